@@ -1,0 +1,90 @@
+"""Cameras: one pose and one set of intrinsics, and ways to make new ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+CameraModel = Literal["pinhole", "ortho", "fisheye"]
+
+
+@dataclass(frozen=True, eq=False)
+class Camera:
+    """One view without lens distortion.
+
+    `viewmat` [4, 4] float64 maps world to camera (OpenCV axes: x right, y down, z forward). `K` [3, 3] float64
+    holds the intrinsics in pixels (for `ortho` pixels a world unit, for `fisheye` pixels a radian); the centre of
+    the top-left pixel is (0.5, 0.5). `width` and `height` are pixels.
+    """
+
+    viewmat: np.ndarray
+    K: np.ndarray
+    width: int
+    height: int
+    model: CameraModel = "pinhole"
+
+    @property
+    def position(self) -> np.ndarray:
+        """Return the camera centre in the world, [3]."""
+        return -self.viewmat[:3, :3].T @ self.viewmat[:3, 3]
+
+    @property
+    def camera_to_world(self) -> np.ndarray:
+        """Return the inverse of `viewmat`, [4, 4]."""
+        pose = np.eye(4)
+        pose[:3, :3] = self.viewmat[:3, :3].T
+        pose[:3, 3] = self.position
+        return pose
+
+    @property
+    def fov_y(self) -> float:
+        """Return the vertical field of view of a pinhole with this focal length, radians."""
+        return 2.0 * float(np.arctan(self.height / (2.0 * self.K[1, 1])))
+
+    def resized(self, width: int, height: int) -> Camera:
+        """Return this view sampled by another number of pixels; the field of view stays."""
+        K = self.K.copy()
+        K[0] *= width / self.width
+        K[1] *= height / self.height
+        return replace(self, K=K, width=width, height=height)
+
+    def transformed(self, similarity: np.ndarray) -> Camera:
+        """Return this view in a world whose points p became `similarity` @ p ([4, 4]: rotation, scale, shift)."""
+        scale = similarity_scale(similarity)
+        pose = similarity @ self.camera_to_world
+        rotation = (pose[:3, :3] / scale).T
+        viewmat = np.eye(4)
+        viewmat[:3, :3] = rotation
+        viewmat[:3, 3] = -rotation @ pose[:3, 3]
+        K = self.K.copy()
+        if self.model == "ortho":
+            K[:2, :2] /= scale
+        return replace(self, viewmat=viewmat, K=K)
+
+
+def similarity_scale(similarity: np.ndarray) -> float:
+    """Return the scale of a [4, 4] similarity."""
+    return float(np.cbrt(np.linalg.det(similarity[:3, :3])))
+
+
+def look_at(position: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """Return the [4, 4] world-to-camera matrix of a camera at `position` that looks at `target`.
+
+    Raises ValueError when `position` and `target` coincide.
+    """
+    forward = np.asarray(target, float) - np.asarray(position, float)
+    distance = np.linalg.norm(forward)
+    if not distance > 0:
+        raise ValueError("a camera cannot look at its own position")
+    forward = forward / distance
+    right = np.cross(forward, up)
+    if np.linalg.norm(right) < 1e-9:
+        # Looking along `up`: any perpendicular direction serves as the image's right.
+        right = np.cross(forward, np.roll(np.asarray(up, float), 1))
+    right = right / np.linalg.norm(right)
+    viewmat = np.eye(4)
+    viewmat[:3, :3] = np.stack([right, np.cross(forward, right), forward])
+    viewmat[:3, 3] = -viewmat[:3, :3] @ np.asarray(position, float)
+    return viewmat

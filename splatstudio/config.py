@@ -1,0 +1,174 @@
+"""Every hyper-parameter of a training, declared once: default, help, range, and whether it may change live.
+
+The command line, the studio's form, `run.json` and the README's table are derived from these declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared of a hyper-parameter beside its type and default."""
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    live: bool = False
+
+
+def setting(
+    default: Any, help: str, low: float | None = None, high: float | None = None, *, live: bool = False
+) -> Any:
+    """Declare a dataclass field with its default, one line of help and its range.
+
+    `live` says that a running training takes a new value at its next step.
+    """
+    return field(default=default, metadata={"setting": Setting(help, low, high, live)})
+
+
+def documented(cls: type) -> type:
+    """Append the fields' help to the docstring, where tyro finds it, so that it is written once."""
+    lines = [f"    {f.name}: {f.metadata['setting'].help}" for f in fields(cls) if "setting" in f.metadata]
+    cls.__doc__ = (cls.__doc__ or "") + "\n\nArgs:\n" + "\n".join(lines)
+    return cls
+
+
+@documented
+@dataclass(frozen=True)
+class OptimConfig:
+    """Learning rates of Adam; the defaults are those of gsplat's `default` preset."""
+
+    means_lr: float = setting(
+        1.6e-4, "Learning rate of positions, times the scene's extent.", 0, 1, live=True
+    )
+    means_lr_decay: float = setting(0.01, "Positions' rate at the last step over that at the first.", 1e-6, 1)
+    scales_lr: float = setting(5e-3, "Learning rate of the log scales.", 0, 1, live=True)
+    quats_lr: float = setting(1e-3, "Learning rate of the rotations.", 0, 1, live=True)
+    opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
+    sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
+    shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
+
+
+@documented
+@dataclass(frozen=True)
+class DensifyConfig:
+    """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
+
+    enabled: bool = setting(True, "Add and remove Gaussians while training.", live=True)
+    start_step: int = setting(500, "First step at which Gaussians may be added.", 0)
+    stop_step: int = setting(15_000, "Step after which none are added or pruned.", 0)
+    every: int = setting(100, "Steps between two densifications.", 1)
+    reset_every: int = setting(3000, "Steps between two opacity resets.", 1)
+    pause_after_reset: int = setting(0, "Steps without densification after an opacity reset.", 0)
+    grow_grad: float = setting(
+        2e-4, "Mean screen-space gradient above which a Gaussian is cloned or split.", 0, live=True
+    )
+    absgrad: bool = setting(False, "Count absolute gradients; use grow_grad of about 0.0008 with it.")
+    grow_scale3d: float = setting(
+        0.01, "Size over scene extent below which to clone, above which to split.", 0
+    )
+    grow_scale2d: float = setting(0.05, "Screen size (share of the longer side) above which to split.", 0)
+    prune_opacity: float = setting(0.005, "Opacity below which a Gaussian is removed.", 0, 1, live=True)
+    prune_scale3d: float = setting(0.1, "Size over scene extent above which one is removed after a reset.", 0)
+    prune_scale2d: float = setting(
+        0.15, "Screen size above which one is removed, while stop_scale2d_step.", 0
+    )
+    stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules hold; 0: never.", 0)
+    max_gaussians: int = setting(2_000_000, "No Gaussians are added above this number.", 1, live=True)
+
+
+@documented
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training: what to optimise, how long, and what to write when."""
+
+    steps: int = setting(30_000, "Training steps.", 1, live=True)
+    downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
+    test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
+    seed: int = setting(42, "Seed of every random choice.")
+    sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
+    sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
+    ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
+    init_opacity: float = setting(0.1, "Opacity of the first Gaussians.", 0.001, 0.999)
+    init_scale: float = setting(
+        1.0, "Size of the first Gaussians over the distance to their neighbours.", 1e-3
+    )
+    init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
+    antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
+    background: tuple[float, float, float] = setting((0.0, 0.0, 0.0), "Colour behind the scene, 0..1.")
+    random_background: bool = setting(
+        False, "A random background each step: discourages transparency.", live=True
+    )
+    near: float = setting(0.01, "Nearest depth that is drawn, scene units.", 1e-6)
+    far: float = setting(1e10, "Farthest depth that is drawn, scene units.", 1e-6)
+    eval_steps: tuple[int, ...] = setting(
+        (7000, 30_000), "Steps after which the test photographs are evaluated."
+    )
+    save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.")
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    densify: DensifyConfig = field(default_factory=DensifyConfig)
+    strategy: Literal["default"] = "default"
+
+
+def check(config: Any, path: str = "") -> None:
+    """Raise ValueError naming the first setting that lies outside its declared range (NaN included)."""
+    for f in fields(config):
+        value, name = getattr(config, f.name), path + f.name
+        if is_dataclass(value):
+            check(value, name + ".")
+            continue
+        declared: Setting | None = f.metadata.get("setting")
+        if declared is None or isinstance(value, (bool, str, tuple)):
+            continue
+        if declared.low is not None and not value >= declared.low:
+            raise ValueError(f"setting {name} is {value}, but must be at least {declared.low:g}")
+        if declared.high is not None and not value <= declared.high:
+            raise ValueError(f"setting {name} is {value}, but must be at most {declared.high:g}")
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(cls: type, values: dict[str, Any]) -> Any:
+    """Return the configuration that `to_json` wrote; missing settings take their defaults.
+
+    Raises ValueError for an unknown setting or a value of the wrong type.
+    """
+    hints, known = typing.get_type_hints(cls), {f.name for f in fields(cls)}
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"unknown setting {name!r} for {cls.__name__}")
+        hint = hints[name]
+        if is_dataclass(hint):
+            arguments[name] = from_json(typing.cast(type, hint), value)
+        elif typing.get_origin(hint) is tuple:
+            arguments[name] = tuple(value)
+        elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            arguments[name] = float(value)
+        elif hint in (int, bool, str) and type(value) is not hint:
+            raise ValueError(f"setting {name} of {cls.__name__} must be {hint.__name__}, not {value!r}")
+        else:
+            arguments[name] = value
+    config = cls(**arguments)
+    check(config)
+    return config
+
+
+def changed(config: Any, path: str, value: Any) -> Any:
+    """Return the configuration with one setting replaced; `path` is dotted, as "optim.means_lr"."""
+    head, _, rest = path.partition(".")
+    if head not in {f.name for f in fields(config)}:
+        raise ValueError(f"unknown setting {path!r}")
+    new = changed(getattr(config, head), rest, value) if rest else value
+    result = dataclasses.replace(config, **{head: new})
+    check(result)
+    return result

@@ -1,0 +1,70 @@
+"""The model: N anisotropic 3D Gaussians as six tensors of raw (unconstrained) parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+SH_C0 = 0.28209479177387814
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """N Gaussians; every tensor has N rows.
+
+    The tensors are what is optimised and stored: log scales, logit opacities, quaternions of any length.
+    """
+
+    means: Tensor  # [N, 3] world
+    quats: Tensor  # [N, 4] w, x, y, z
+    scales: Tensor  # [N, 3] natural logarithm of the standard deviations
+    opacities: Tensor  # [N] logit
+    sh0: Tensor  # [N, 1, 3]
+    shN: Tensor  # [N, K-1, 3], K = (degree + 1)^2
+
+    def __len__(self) -> int:
+        return self.means.shape[0]
+
+    @property
+    def sh_degree(self) -> int:
+        """Return the degree of the stored spherical harmonics, 0..3."""
+        return {0: 0, 3: 1, 8: 2, 15: 3}[self.shN.shape[1]]
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the tensors."""
+        return self.means.device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the six tensors by name, in declaration order."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
+        """Return Gaussians made of `function` of each tensor."""
+        return Gaussians(**{name: function(tensor) for name, tensor in self.tensors().items()})
+
+    def __getitem__(self, index: Tensor | slice) -> Gaussians:
+        return self.map(lambda tensor: tensor[index])
+
+    def detach(self) -> Gaussians:
+        """Return the same values outside the autograd graph."""
+        return self.map(Tensor.detach)
+
+    def to(self, device: torch.device | str) -> Gaussians:
+        """Return the Gaussians on `device`."""
+        return self.map(lambda tensor: tensor.to(device))
+
+
+def concatenated(parts: list[Gaussians]) -> Gaussians:
+    """Return the rows of all `parts`, in order; at least one part, all of one SH degree."""
+    assert parts, "nothing to concatenate"
+    names = parts[0].tensors()
+    return Gaussians(**{name: torch.cat([part.tensors()[name] for part in parts]) for name in names})
+
+
+def rgb_to_sh0(rgb: Tensor) -> Tensor:
+    """Return the degree-0 coefficient that shows as `rgb` (0..1), same shape."""
+    return (rgb - 0.5) / SH_C0

@@ -14,9 +14,9 @@ CameraModel = Literal["pinhole", "ortho", "fisheye"]
 class Camera:
     """One view without lens distortion.
 
-    `viewmat` [4, 4] float64 maps world to camera (OpenCV axes: x right, y down, z forward). `K` [3, 3] float64
-    holds the intrinsics in pixels (for `ortho` pixels a world unit, for `fisheye` pixels a radian); the centre of
-    the top-left pixel is (0.5, 0.5). `width` and `height` are pixels.
+    `viewmat` [4, 4] float64 maps world to camera (OpenCV axes: x right, y down, z forward). `K` [3, 3]
+    float64 holds the intrinsics in pixels (for `ortho` pixels a world unit, for `fisheye` pixels a radian);
+    the centre of the top-left pixel is (0.5, 0.5). `width` and `height` are pixels.
     """
 
     viewmat: np.ndarray
@@ -51,7 +51,10 @@ class Camera:
         return replace(self, K=K, width=width, height=height)
 
     def transformed(self, similarity: np.ndarray) -> Camera:
-        """Return this view in a world whose points p became `similarity` @ p ([4, 4]: rotation, scale, shift)."""
+        """Return this view after every point p of the world became `similarity` @ p.
+
+        `similarity` is [4, 4]: a rotation times a positive scale, and a shift.
+        """
         scale = similarity_scale(similarity)
         pose = similarity @ self.camera_to_world
         rotation = (pose[:3, :3] / scale).T

@@ -23,13 +23,13 @@ class Setting:
 
 
 def setting(
-    default: Any, help: str, low: float | None = None, high: float | None = None, *, live: bool = False
+    default: Any, text: str, low: float | None = None, high: float | None = None, *, live: bool = False
 ) -> Any:
-    """Declare a dataclass field with its default, one line of help and its range.
+    """Declare a dataclass field with its default, one line of help (`text`) and its range.
 
     `live` says that a running training takes a new value at its next step.
     """
-    return field(default=default, metadata={"setting": Setting(help, low, high, live)})
+    return field(default=default, metadata={"setting": Setting(text, low, high, live)})
 
 
 def documented(cls: type) -> type:

@@ -1,0 +1,70 @@
+# A fresh machine with Python, a C++ compiler and make needs two commands: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(shell find csrc -type f)
+CUDA_SOURCES := $(wildcard csrc/cuda/*.cu)
+CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
+
+.PHONY: demo test setup browser lint format bench cuda-check sanitize lock clean
+
+demo: setup
+	$(BIN)/splatstudio open assets/demo --train
+
+test: setup browser
+	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
+
+# The environment and the native extension; does nothing when neither changed.
+setup: $(VENV)/built
+
+$(VENV)/installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "splatstudio needs Python 3.10 or newer; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "The venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/built: $(VENV)/installed pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The browser tests need a Chromium; Debian's is installed where that is possible.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
+	  else echo "No Chromium found: the browser tests will skip. Install the package 'chromium' to run them."; fi
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE))
+	$(BIN)/pyright --warnings
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(filter %.cpp %.h %.cu %.cuh,$(NATIVE))
+
+bench: setup
+	$(BIN)/python tests/bench/step.py --scene assets/demo --json
+
+# Compiles every CUDA source for every supported architecture; needs nvcc, no GPU.
+cuda-check:
+	@command -v nvcc >/dev/null || { echo "nvcc was not found: install the CUDA toolkit to check the CUDA sources"; exit 1; }
+	@for source in $(CUDA_SOURCES); do for arch in $(CUDA_ARCHITECTURES); do \
+	  nvcc -std=c++17 -arch=compute_$$arch --Werror all-warnings -Icsrc -ptx $$source -o /dev/null || exit 1; \
+	  echo "$$source compute_$$arch: ok"; \
+	done; done
+
+lock: setup
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
+	  pyproject.toml -c requirements.txt -o requirements.new
+	(head -2 requirements.txt; grep -vE '^(nvidia-(cu|nccl|nv)|cuda-|triton)' requirements.new) > requirements.txt.tmp
+	mv requirements.txt.tmp requirements.txt; rm requirements.new
+
+clean:
+	rm -rf $(VENV) build

@@ -1,0 +1,84 @@
+"""From Gaussians and a camera to a picture: activations, projection, compositing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from splatstudio import reference
+from splatstudio.camera import Camera
+from splatstudio.gaussians import Gaussians
+from splatstudio.stages import ProjectSettings, RasterSettings
+
+try:
+    from splatstudio import ops
+except ImportError:
+    ops = None
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """What to draw; depths in scene units, `background` linear RGB, `sh_degree` None: all that is stored."""
+
+    sh_degree: int | None = None
+    antialiased: bool = False
+    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    near: float = 0.01
+    far: float = 1e10
+    absgrad: bool = False  # whether the probe collects absolute gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Rendering:
+    """A picture of H x W pixels of N Gaussians."""
+
+    rgb: Tensor  # [H, W, 3] not clamped above
+    alpha: Tensor  # [H, W] 0..1
+    depth: Tensor  # [H, W] expected depth of what is there, scene units; 0 where nothing is
+    radii: Tensor  # [N, 2] int32 px, 0 = not seen
+
+
+def stages_for(tensor: Tensor) -> ModuleType:
+    """Return the module whose stages work on tensors like this one: `ops` (native) or `reference`."""
+    if ops is not None and tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+        return ops
+    return reference
+
+
+def render(
+    gaussians: Gaussians,
+    camera: Camera,
+    options: RenderOptions = RenderOptions(),
+    probe: Tensor | None = None,
+) -> Rendering:
+    """Draw the Gaussians as `camera` sees them; differentiable in the Gaussians' six tensors.
+
+    `probe` [N, 2]: zeros that require a gradient; after the backward pass `probe.grad` is the gradient of the
+    loss with respect to the projected means in pixels (with `options.absgrad` the sum of the pixels' absolute
+    contributions). A degree above what is stored draws all that is stored.
+    """
+    stages = stages_for(gaussians.means)
+    sh_degree = gaussians.sh_degree
+    if options.sh_degree is not None:
+        sh_degree = min(options.sh_degree, sh_degree)
+    projected = stages.project(
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales.exp(),
+        gaussians.opacities.sigmoid(),
+        gaussians.sh0,
+        gaussians.shN,
+        camera=camera,
+        settings=ProjectSettings(sh_degree, options.antialiased, options.near, options.far),
+    )
+    background = gaussians.means.new_tensor(options.background)
+    settings = RasterSettings(camera.width, camera.height, background)
+    if options.absgrad and probe is not None:
+        raster = stages.rasterize_absgrad(projected, settings, probe)
+    else:
+        raster = stages.rasterize(projected, settings, probe)
+    depth = raster.depth_sum / raster.alpha.clamp_min(1e-10)
+    return Rendering(rgb=raster.rgb, alpha=raster.alpha, depth=depth, radii=projected.radii)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ class DensifyConfig:
     """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
 
     enabled: bool = setting(True, "Add and remove Gaussians while training.", live=True)
-    start_step: int = setting(500, "First step at which Gaussians may be added.", 0)
-    stop_step: int = setting(15_000, "Step after which none are added or pruned.", 0)
+    start_step: int = setting(500, "Step after which Gaussians may be added or removed.", 0)
+    stop_step: int = setting(
+        15_000, "Step from which none are added or removed; at the latest after half of the steps.", 0
+    )
     every: int = setting(100, "Steps between two densifications.", 1)
     reset_every: int = setting(3000, "Steps between two opacity resets.", 1)
     pause_after_reset: int = setting(0, "Steps without densification after an opacity reset.", 0)
@@ -101,19 +103,18 @@ class TrainConfig:
     )
     init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
     antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
-    background: tuple[float, float, float] = setting((0.0, 0.0, 0.0), "Colour behind the scene, 0..1.")
+    background: tuple[float, float, float] = setting((0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1)
     random_background: bool = setting(
         False, "A random background each step: discourages transparency.", live=True
     )
     near: float = setting(0.01, "Nearest depth that is drawn, scene units.", 1e-6)
     far: float = setting(1e10, "Farthest depth that is drawn, scene units.", 1e-6)
     eval_steps: tuple[int, ...] = setting(
-        (7000, 30_000), "Steps after which the test photographs are evaluated."
+        (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
     )
-    save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.")
+    save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
-    strategy: Literal["default"] = "default"
 
 
 def check(config: Any, path: str = "") -> None:
@@ -124,12 +125,27 @@ def check(config: Any, path: str = "") -> None:
             check(value, name + ".")
             continue
         declared: Setting | None = f.metadata.get("setting")
-        if declared is None or isinstance(value, (bool, str, tuple)):
-            continue
-        if declared.low is not None and not value >= declared.low:
-            raise ValueError(f"setting {name} is {value}, but must be at least {declared.low:g}")
-        if declared.high is not None and not value <= declared.high:
-            raise ValueError(f"setting {name} is {value}, but must be at most {declared.high:g}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if declared is None or isinstance(number, (bool, str)):
+                continue
+            if declared.low is not None and not number >= declared.low:
+                raise ValueError(f"setting {name} is {number}, but must be at least {declared.low:g}")
+            if declared.high is not None and not number <= declared.high:
+                raise ValueError(f"setting {name} is {number}, but must be at most {declared.high:g}")
+
+
+def declaration(cls: type, path: str) -> Setting:
+    """Return what is declared of the setting at a dotted `path`, as "optim.means_lr".
+
+    Raises ValueError where there is no such setting.
+    """
+    head, _, rest = path.partition(".")
+    declared = {f.name: f for f in fields(cls)}.get(head)
+    if declared is not None and rest and is_dataclass(hint := typing.get_type_hints(cls)[head]):
+        return declaration(typing.cast(type, hint), rest)
+    if declared is None or rest or "setting" not in declared.metadata:
+        raise ValueError(f"unknown setting {path!r}")
+    return declared.metadata["setting"]
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -140,35 +156,60 @@ def to_json(config: Any) -> dict[str, Any]:
 def from_json(cls: type, values: dict[str, Any]) -> Any:
     """Return the configuration that `to_json` wrote; missing settings take their defaults.
 
-    Raises ValueError for an unknown setting or a value of the wrong type.
+    Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
     """
-    hints, known = typing.get_type_hints(cls), {f.name for f in fields(cls)}
-    arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in known:
-            raise ValueError(f"unknown setting {name!r} for {cls.__name__}")
-        hint = hints[name]
-        if is_dataclass(hint):
-            arguments[name] = from_json(typing.cast(type, hint), value)
-        elif typing.get_origin(hint) is tuple:
-            arguments[name] = tuple(value)
-        elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            arguments[name] = float(value)
-        elif hint in (int, bool, str) and type(value) is not hint:
-            raise ValueError(f"setting {name} of {cls.__name__} must be {hint.__name__}, not {value!r}")
-        else:
-            arguments[name] = value
-    config = cls(**arguments)
+    config = _from_json(cls, values, "")
     check(config)
     return config
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
-    """Return the configuration with one setting replaced; `path` is dotted, as "optim.means_lr"."""
-    head, _, rest = path.partition(".")
-    if head not in {f.name for f in fields(config)}:
-        raise ValueError(f"unknown setting {path!r}")
-    new = changed(getattr(config, head), rest, value) if rest else value
-    result = dataclasses.replace(config, **{head: new})
+    """Return the configuration with one setting replaced; `path` is dotted, as "optim.means_lr".
+
+    Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
+    """
+    declaration(type(config), path)
+    result = _replaced(config, path.split("."), value, path)
     check(result)
     return result
+
+
+def _from_json(cls: type, values: Any, path: str) -> Any:
+    if not isinstance(values, dict):
+        raise ValueError(f"the settings {path.rstrip('.') or cls.__name__} must be an object, not {values!r}")
+    hints, known = typing.get_type_hints(cls), {f.name for f in fields(cls)}
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"unknown setting {path + name!r}")
+        if is_dataclass(hints[name]):
+            arguments[name] = _from_json(hints[name], value, f"{path}{name}.")
+        else:
+            arguments[name] = _typed(hints[name], value, path + name)
+    return cls(**arguments)
+
+
+def _replaced(config: Any, path: list[str], value: Any, full_path: str) -> Any:
+    head, *rest = path
+    if rest:
+        new = _replaced(getattr(config, head), rest, value, full_path)
+    else:
+        new = _typed(typing.get_type_hints(type(config))[head], value, full_path)
+    return dataclasses.replace(config, **{head: new})
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as the declared type: whole numbers serve as float, lists as tuple, nothing else."""
+    if typing.get_origin(hint) is tuple:
+        hints = typing.get_args(hint)
+        if isinstance(value, (list, tuple)):
+            if hints[-1] is Ellipsis:
+                return tuple(_typed(hints[0], item, path) for item in value)
+            if len(value) == len(hints):
+                return tuple(_typed(one, item, path) for one, item in zip(hints, value, strict=True))
+        raise ValueError(f"setting {path} must be a list of {len(hints)} values, not {value!r}")
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
+    return value

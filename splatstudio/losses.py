@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from splatstudio import reference
-from splatstudio.render import stages_for
+from splatstudio.rendering import stages_for
 
 
 def photometric(rgb: Tensor, target: Tensor, *, ssim_weight: float, mask: Tensor | None = None) -> Tensor:

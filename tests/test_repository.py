@@ -21,7 +21,8 @@ LAYERS = [
     "scene",
     "reference",
     "ops",
-    "render",
+    "durable",
+    "rendering",
     "losses",
     "optim",
     "initialize",
@@ -32,10 +33,12 @@ LAYERS = [
     "run",
     "evaluate",
     "trainer",
+    "session",
     "worker",
     "studio",
     "api",
     "doctor",
+    "terminal",
     "cli",
 ]
 
@@ -47,7 +50,7 @@ HOMES = {
     "cv2": {"scene"},
     "simplejpeg": {"studio"},
     "tyro": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "terminal"},
     "safetensors": {"checkpoint"},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,32 @@ def render(
     loss with respect to the projected means in pixels (with `options.absgrad` the sum of the pixels' absolute
     contributions). A degree above what is stored draws all that is stored.
     """
-    stages = stages_for(gaussians.means)
+    return _render(stages_for(gaussians.means), gaussians, camera, options, probe)
+
+
+def render_reference(
+    gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()
+) -> Rendering:
+    """Draw the Gaussians by the plain-torch reference: slow, on any device, to compare with."""
+    return _render(reference, gaussians, camera, options, None)
+
+
+@torch.no_grad()
+def render_image(
+    gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()
+) -> np.ndarray:
+    """Draw the Gaussians as an image, [H, W, 3] uint8, clamped to 0..1 and rounded."""
+    rgb = render(gaussians, camera, options).rgb
+    return (rgb.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8).cpu().numpy()
+
+
+def _render(
+    stages: ModuleType,
+    gaussians: Gaussians,
+    camera: Camera,
+    options: RenderOptions,
+    probe: Tensor | None,
+) -> Rendering:
     sh_degree = gaussians.sh_degree
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)

@@ -1,0 +1,26 @@
+"""splatstudio: the desktop studio for 3D Gaussian Splatting.
+
+import splatstudio as ss
+scene = ss.load_scene("assets/demo")
+model = ss.train(scene, steps=1000)
+image = ss.render(model, scene.cameras[0])
+model.save_ply("demo.ply")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splatstudio.api import Model, load_model, load_scene, render, train
+
+__all__ = ["Model", "load_model", "load_scene", "render", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import: only when the first function is used, not for `splatstudio --help`.
+    if name in __all__:
+        from splatstudio import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'splatstudio' has no attribute {name!r}")

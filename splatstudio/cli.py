@@ -1,0 +1,203 @@
+"""The command line: `splatstudio open | train | eval | export | info | doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from splatstudio.config import TrainConfig, check
+
+# Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
+
+app = tyro.extras.SubcommandApp()
+
+
+@app.command(name="open")
+def open_(
+    path: Positional[Path],
+    /,
+    config: OmitArgPrefixes[TrainConfig] = TrainConfig(),
+    run: Path | None = None,
+    train: bool = False,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    browser: bool = True,
+) -> int:
+    """Open a scene folder, a .ply file or a run folder in the studio.
+
+    Args:
+        path: What to open.
+        config: Settings of a training that is started from the studio.
+        run: Folder of the run; a new one below runs/ by default.
+        train: Start training at once.
+        host: Address to listen on.
+        port: Port to listen on; the first free one from 8080 on by default.
+        browser: Open the default browser, where there is a display.
+    """
+    from splatstudio.studio.app import open_studio
+
+    check(config)
+    studio = open_studio(path, host=host, port=port, train=train, browser=browser, config=config, run_dir=run)
+    studio.run_forever()
+    return 0
+
+
+@app.command(name="train")
+def train_(
+    scene: Positional[Path],
+    /,
+    config: OmitArgPrefixes[TrainConfig] = TrainConfig(),
+    run: Path | None = None,
+    resume: bool = False,
+) -> int:
+    """Train a model of a scene, without the studio. Ctrl-C saves and says where.
+
+    Args:
+        scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
+        config: The training's settings.
+        run: Folder of the run; a new one below runs/ by default.
+        resume: Go on from the newest good checkpoint of --run, up to --steps.
+    """
+    from splatstudio.checkpoint import newest_checkpoint
+    from splatstudio.run import Run, new_run_path
+    from splatstudio.scene import load_scene
+    from splatstudio.session import Session
+    from splatstudio.terminal import console, print_scene, run_to_end
+    from splatstudio.trainer import Trainer
+
+    check(config)
+    if resume and run is None:
+        raise ValueError("--resume needs --run: the folder of the run to go on with")
+    loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
+    print_scene(loaded)
+    if resume and run is not None:
+        checkpoint = newest_checkpoint(run)
+        if checkpoint is None:
+            raise ValueError(f"{run} has no checkpoint to resume from; leave --resume away to start anew")
+        trainer, folder = Trainer.resume(loaded, checkpoint, steps=config.steps), Run.open(run)
+        console.print(f"Resuming at step {trainer.step} from {checkpoint}")
+    else:
+        folder = Run.create(run or new_run_path(loaded.path), loaded.path, config)
+        trainer = Trainer(loaded, config)
+    try:
+        return run_to_end(Session(trainer, folder))
+    finally:
+        trainer.close()
+
+
+@app.command(name="eval")
+def eval_(
+    path: Positional[Path],
+    /,
+    scene: Path | None = None,
+    downscale: int | None = None,
+    test_every: int = 8,
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Compare a run, a checkpoint or a .ply with the scene's test photographs: PSNR and SSIM.
+
+    Args:
+        path: A run folder, a checkpoint folder or a .ply in the coordinates of the scene's files.
+        scene: The scene; a run and a checkpoint remember theirs.
+        downscale: Divide the photographs' size by this; as in training by default, 1 for a .ply.
+        test_every: Every n-th photograph by name is a test photograph (of a .ply; a run remembers its own).
+        json_file: Write the result here as JSON (psnr, ssim, num_gaussians, images).
+    """
+    from splatstudio.api import load_model
+    from splatstudio.run import Run
+    from splatstudio.scene import load_scene
+    from splatstudio.terminal import console, print_evaluation, print_scores
+
+    model = load_model(path)
+    folder = next((parent for parent in [path, *path.parents] if (parent / "run.json").exists()), None)
+    if folder is not None:
+        run = Run.open(folder)
+        scene = scene or run.scene_path
+        downscale = downscale or run.config.downscale
+        test_every = run.config.test_every
+    if scene is None:
+        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
+    loaded = load_scene(scene, downscale=downscale or 1, test_every=test_every)
+    if not loaded.test_indices:
+        raise ValueError(f"{scene} has no test photographs: --test-every {test_every} holds none out")
+    evaluation = model.evaluate(loaded)
+    print_scores(evaluation)
+    print_evaluation(evaluation)
+    if json_file is not None:
+        json_file.write_text(json.dumps(evaluation.to_json(), indent=2) + "\n")
+        console.print(f"Written to {json_file}")
+    return 0
+
+
+@app.command
+def export(path: Positional[Path], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]) -> int:
+    """Write a run's or checkpoint's model as a .ply, in the coordinates of the scene's files.
+
+    Args:
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a .ply.
+        output: The file to write; its ending says the format.
+    """
+    from splatstudio.api import load_model
+    from splatstudio.terminal import console
+
+    if output.suffix.lower() != ".ply":
+        raise ValueError(f"cannot write {output.name}: the known format is .ply")
+    model = load_model(path)
+    model.save_ply(output)
+    console.print(f"{len(model):,} Gaussians written to {output} ({output.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+@app.command
+def info(path: Positional[Path], /) -> int:
+    """Say what a scene folder, a .ply, a checkpoint or a run holds.
+
+    Args:
+        path: What to look at; nothing is changed.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    from splatstudio.terminal import print_model, print_scene
+
+    if path.suffix.lower() == ".ply" or any((path / name).exists() for name in ("run.json", "manifest.json")):
+        from splatstudio.api import load_model
+
+        print_model(path, load_model(path))
+    else:
+        from splatstudio.scene import load_scene
+
+        print_scene(load_scene(path))
+    return 0
+
+
+@app.command
+def doctor() -> int:
+    """Say what this machine offers a training and whether the installation works."""
+    from splatstudio.doctor import findings
+    from splatstudio.terminal import console
+
+    bad = 0
+    for finding in findings():
+        mark = "[green]ok[/]" if finding.good else "[red]!![/]"
+        console.print(f"{mark}  {finding.subject:<14} {finding.text}")
+        bad += not finding.good
+    return 1 if bad else 0
+
+
+def main() -> None:
+    """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    try:
+        sys.exit(app.cli(prog="splatstudio"))
+    except (ValueError, OSError) as error:
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

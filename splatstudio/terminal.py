@@ -1,0 +1,149 @@
+"""What the command line prints: the progress of a training and tables of results."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from splatstudio.api import Model
+from splatstudio.evaluate import Evaluation
+from splatstudio.scene.scene import Scene
+from splatstudio.session import Advance, Session
+
+console = Console(highlight=False)
+
+INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+LINE_SECONDS = 10.0  # between two lines where the output is no terminal and a bar cannot be drawn
+
+
+@dataclass
+class Interrupt:
+    """Whether Ctrl-C was pressed; the second time it ends the command at once."""
+
+    pressed: bool = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        console.print("Saving after this step ... (Ctrl-C again ends at once)")
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag, so that a step is never torn apart."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class ProgressReport:
+    """The state of a training: a bar in a terminal, lines elsewhere."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._rate = 0.0
+        self._line_due = time.monotonic() + LINE_SECONDS
+        self._psnr = ""
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        steps = session.trainer.config.steps
+        self._task = self._bar.add_task("", total=steps, completed=session.trainer.step, state="")
+
+    def __enter__(self) -> ProgressReport:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def show(self, advance: Advance) -> None:
+        """Report one step and what was evaluated or saved after it."""
+        stats = advance.stats
+        if stats.seconds > 0:
+            # An exponential mean over about 50 steps: steady, yet quick after densification.
+            self._rate += (1.0 / stats.seconds - self._rate) * (0.02 if self._rate else 1.0)
+        if advance.evaluation is not None:
+            self._psnr = f"  PSNR {advance.evaluation.psnr:.2f}"
+        state = f"{self._rate:.1f} it/s  loss {stats.loss:.4f}{self._psnr}  {stats.num_gaussians:,} Gaussians"
+        self._bar.update(self._task, completed=stats.step, state=state)
+        if advance.evaluation is not None:
+            print_evaluation(advance.evaluation, f"step {stats.step}: ")
+        if advance.saved is not None:
+            console.print(f"Saved {advance.saved}")
+        if not console.is_terminal and time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + LINE_SECONDS
+            left = (self._session.trainer.config.steps - stats.step) / max(self._rate, 1e-9)
+            console.print(f"{stats.step} / {self._session.trainer.config.steps}  {state}  {left:.0f} s left")
+
+
+def run_to_end(session: Session) -> int:
+    """Train to the last step or to Ctrl-C, save either way, and return the exit code."""
+    started, first = time.monotonic(), session.trainer.step
+    if session.finished:
+        console.print(f"Nothing to do: the run is at step {first} of {session.trainer.config.steps} already.")
+        return 0
+    with interruptible() as interrupt, ProgressReport(session) as report:
+        while not session.finished and not interrupt.pressed:
+            report.show(session.advance())
+        saved = session.save_if_needed()
+    elapsed, steps = time.monotonic() - started, session.trainer.step - first
+    num = len(session.trainer.gaussians)
+    console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
+    if interrupt.pressed and not session.finished:
+        where = f"Saved {saved}" if saved else f"Step {session.trainer.step} is saved already"
+        console.print(f"{where}. Go on with: splatstudio train SCENE --run {session.run.path} --resume")
+        return INTERRUPTED
+    return 0
+
+
+def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
+    """Print the mean scores of an evaluation on one line."""
+    console.print(
+        f"{prefix}PSNR {evaluation.psnr:.2f} dB, SSIM {evaluation.ssim:.4f}, "
+        f"{evaluation.num_gaussians:,} Gaussians, {len(evaluation.images)} test photographs"
+    )
+
+
+def print_scores(evaluation: Evaluation) -> None:
+    """Print the scores of each test photograph, worst first."""
+    table = Table("photograph", "PSNR dB", "SSIM", box=None)
+    for image in sorted(evaluation.images, key=lambda image: image.psnr):
+        table.add_row(image.name, f"{image.psnr:.2f}", f"{image.ssim:.4f}")
+    console.print(table)
+
+
+def print_model(path: Path, model: Model) -> None:
+    """Print what a model holds: numbers, degrees, and how it lies in space."""
+    gaussians = model.gaussians
+    console.print(f"{path}: {len(model):,} Gaussians, spherical harmonics of degree {gaussians.sh_degree}")
+    if len(model):
+        low, high = np.percentile(gaussians.means.numpy(), [1, 99], axis=0)
+        corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]
+        opacity = float(gaussians.opacities.sigmoid().median())
+        console.print(f"98 % of the centres lie between ({corners[0]}) and ({corners[1]})")
+        console.print(f"median opacity {opacity:.2f}")
+
+
+def print_scene(scene: Scene) -> None:
+    """Print what a scene holds, and what was noticed while it was read."""
+    for line in describe(scene):
+        console.print(line, markup=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splatstudio import reference
 from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.stages import ProjectSettings, RasterSettings
 
@@ -30,6 +31,13 @@ class RenderOptions:
     near: float = 0.01
     far: float = 1e10
     absgrad: bool = False  # whether the probe collects absolute gradients
+
+
+def options_for_display(config: TrainConfig) -> RenderOptions:
+    """Return the options with which a model trained under `config` is drawn and evaluated."""
+    return RenderOptions(
+        antialiased=config.antialiased, background=config.background, near=config.near, far=config.far
+    )
 
 
 @dataclass(frozen=True, eq=False)

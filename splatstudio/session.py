@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Evaluation, evaluate, write_evaluation
-from splatstudio.rendering import RenderOptions
+from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.trainer import StepStats, Trainer
 
@@ -22,13 +21,6 @@ class Advance:
     stats: StepStats
     evaluation: Evaluation | None = None
     saved: Path | None = None
-
-
-def options_for_display(config: TrainConfig) -> RenderOptions:
-    """Return the options with which a model trained under `config` is drawn and evaluated."""
-    return RenderOptions(
-        antialiased=config.antialiased, background=config.background, near=config.near, far=config.far
-    )
 
 
 class Session:

@@ -32,6 +32,7 @@ LAYERS = [
     "checkpoint",
     "run",
     "evaluate",
+    "model",
     "trainer",
     "session",
     "worker",

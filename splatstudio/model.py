@@ -1,0 +1,63 @@
+"""A trained model and where it lies: read from disk, evaluated, written as PLY."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.evaluate import Evaluation, evaluate
+from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.gaussian_transform import transformed
+from splatstudio.gaussians import Gaussians
+from splatstudio.rendering import RenderOptions, options_for_display
+from splatstudio.scene.scene import Scene
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model: Gaussians in a scene's normalised frame and the way back to its files' coordinates."""
+
+    gaussians: Gaussians
+    transform: np.ndarray = field(default_factory=lambda: np.eye(4))  # [4, 4] from the files' world to this
+    options: RenderOptions = field(default_factory=RenderOptions)
+    step: int | None = None  # of the training, where it is known
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+    def save_ply(self, path: str | Path) -> Path:
+        """Write the model as a PLY in the coordinates of the scene's files; return the path."""
+        write_ply(Path(path), transformed(self.gaussians, np.linalg.inv(self.transform)))
+        return Path(path)
+
+    def evaluate(self, scene: Scene) -> Evaluation:
+        """Compare renders with the scene's test photographs: PSNR and SSIM, per image and mean."""
+        return evaluate(self.in_frame_of(scene).gaussians, scene, options=self.options)
+
+    def in_frame_of(self, scene: Scene) -> Model:
+        """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
+        if np.allclose(self.transform, scene.transform, rtol=0.0, atol=1e-9):
+            return self
+        step = scene.transform @ np.linalg.inv(self.transform)
+        return replace(self, gaussians=transformed(self.gaussians, step), transform=scene.transform)
+
+
+def load_model(path: str | Path) -> Model:
+    """Load a model from a PLY, a checkpoint folder or a run folder (its newest good checkpoint).
+
+    Raises ValueError, naming the file and the reason, when there is none or it is damaged.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".ply":
+        return Model(read_ply(path))
+    folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
+    if folder is None:
+        raise ValueError(
+            f"{path} holds no model: expected a .ply file, a checkpoint or a run with checkpoints"
+        )
+    checkpoint = load_checkpoint(folder)
+    options = options_for_display(checkpoint.config)
+    return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step)

@@ -1,0 +1,106 @@
+"""Renders what the browsers look at, in a thread beside the training steps.
+
+The thread reads the Gaussians that were published last, as they are: a step in progress may move them, no
+step replaces them. Nobody looks: the thread sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from splatstudio.gaussians import Gaussians
+from splatstudio.rendering import RenderOptions, render_image
+from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.messages import Frame, SetView
+
+
+@dataclass(frozen=True, eq=False)
+class ShownModel:
+    """The Gaussians on view, how to draw them, and the step they belong to (or nearly)."""
+
+    gaussians: Gaussians
+    options: RenderOptions
+    step: int
+
+
+class FrameRenderer:
+    """One latest-wins request for each view, served in turn; each frame costs a slot until it is returned."""
+
+    def __init__(self, slots: FrameSlots, send: Callable[[Frame], None]):
+        self._slots = slots
+        self._send = send
+        self._model: ShownModel | None = None
+        self._wanted: OrderedDict[int, SetView] = OrderedDict()
+        self._free = set(range(slots.file.num_slots))
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._render_all, name="frames", daemon=True)
+        self._thread.start()
+
+    def publish(self, model: ShownModel) -> None:
+        """Show `model` from now on."""
+        with self._changed:
+            self._model = model
+            self._changed.notify_all()
+
+    def request(self, wanted: SetView) -> None:
+        """Render `wanted` as soon as it is its turn, instead of an older request of the same view."""
+        with self._changed:
+            # An update keeps the view's place in the queue: a view that moves does not starve.
+            self._wanted[wanted.view] = wanted
+            self._changed.notify_all()
+
+    def drop(self, view: int) -> None:
+        """Forget a view."""
+        with self._changed:
+            self._wanted.pop(view, None)
+
+    def return_slot(self, slot: int) -> None:
+        """Take the credit for `slot` back."""
+        with self._changed:
+            self._free.add(slot)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread after the frame in progress."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _render_all(self) -> None:
+        torch.set_grad_enabled(False)  # holds for this thread alone
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._wanted and self._free and self._model))
+                if self._closed:
+                    return
+                _, wanted = self._wanted.popitem(last=False)
+                slot = self._free.pop()
+                model = self._model
+            assert model is not None
+            self._send(self._render(wanted, slot, model))
+
+    def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
+        start = time.monotonic()
+        camera = wanted.camera
+        options = replace(model.options, background=wanted.options.background)
+        if wanted.options.sh_degree is not None:
+            options = replace(options, sh_degree=wanted.options.sh_degree)
+        image = render_image(model.gaussians, camera, options)
+        self._slots.view(slot, camera.height, camera.width)[:] = image
+        return Frame(
+            view=wanted.view,
+            seq=wanted.seq,
+            slot=slot,
+            width=camera.width,
+            height=camera.height,
+            step=model.step,
+            render_seconds=time.monotonic() - start,
+        )

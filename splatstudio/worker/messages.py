@@ -1,0 +1,235 @@
+"""What passes between the studio (or the command line) and the background process: plain values, no tensors.
+
+Jobs are given once, at the start. Commands go down, Events come up. Of each training exactly one of Finished
+and Failed is the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig
+
+State = Literal[
+    "starting", "ready", "loading", "training", "paused", "finished", "viewing", "failed", "ended"
+]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train a scene into a run folder; from `checkpoint` on when there is one."""
+
+    scene_path: Path
+    run_dir: Path
+    config: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True)
+class ViewJob:
+    """Show and export a finished model: a PLY file, a checkpoint folder or a run folder."""
+
+    model_path: Path
+
+
+Job = TrainJob | ViewJob
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """How a view is drawn; `background` is linear RGB in 0..1."""
+
+    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    sh_degree: int | None = None
+
+
+class Command:
+    """An order to the worker."""
+
+
+@dataclass(frozen=True)
+class Start(Command):
+    """Begin the training of a TrainJob."""
+
+
+@dataclass(frozen=True)
+class Pause(Command):
+    """Hold the training after the step in progress."""
+
+
+@dataclass(frozen=True)
+class Resume(Command):
+    """Go on after Pause, or after a Stop with steps left."""
+
+
+@dataclass(frozen=True)
+class Stop(Command):
+    """Save and end the training; the model stays on view."""
+
+
+@dataclass(frozen=True)
+class Close(Command):
+    """Leave: an unfinished training saves first."""
+
+
+@dataclass(frozen=True, eq=False)
+class SetView(Command):
+    """Ask for one frame of `camera`; a newer one of the same `view` replaces it while it waits."""
+
+    view: int
+    seq: int
+    camera: Camera
+    options: ViewOptions = field(default_factory=ViewOptions)
+
+
+@dataclass(frozen=True)
+class DropView(Command):
+    """Forget a view that nobody looks at any more."""
+
+    view: int
+
+
+@dataclass(frozen=True)
+class ReturnSlot(Command):
+    """Give a frame slot back: the credit to write the next frame."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class UpdateSettings(Command):
+    """Change settings while training runs: dotted path and value of each, from the next step on."""
+
+    values: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Save(Command):
+    """Write a checkpoint into the run folder."""
+
+
+@dataclass(frozen=True)
+class Evaluate(Command):
+    """Compare the model with the test photographs."""
+
+
+@dataclass(frozen=True)
+class Export(Command):
+    """Write the model as a PLY file, in the frame of the scene's own files."""
+
+    path: Path
+
+
+class Event:
+    """News from the worker."""
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """A training begins, or goes on, at `step`."""
+
+    step: int
+    total_steps: int
+    num_gaussians: int
+    num_train: int
+    num_test: int
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """Where a training stands; sent at most ten times a second, the newest replaces one not yet sent."""
+
+    step: int
+    total_steps: int
+    loss: float
+    psnr: float | None  # dB, running mean over the photographs that were trained on; None: not known yet
+    num_gaussians: int
+    steps_per_second: float
+    eta_seconds: float | None
+    elapsed_seconds: float
+
+
+@dataclass(frozen=True)
+class Frame(Event):
+    """Slot `slot` holds the answer to SetView `seq`: [height, width, 3] uint8 of the model at `step`."""
+
+    view: int
+    seq: int
+    slot: int
+    width: int
+    height: int
+    step: int
+    render_seconds: float
+
+
+@dataclass(frozen=True)
+class ModelLoaded(Event):
+    """A model is ready to be looked at; bounds are of its central 90 %, in the viewer's frame."""
+
+    step: int | None
+    num_gaussians: int
+    center: tuple[float, float, float]
+    radius: float
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """Means over the test photographs at `step`; the images' own figures are in `path`."""
+
+    step: int
+    psnr: float
+    ssim: float
+    num_images: int
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint is complete on disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Exported(Event):
+    """A PLY file is complete on disk."""
+
+    path: Path
+    num_gaussians: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something the user should know; the training goes on."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class StateChanged(Event):
+    """The worker is in another state."""
+
+    state: State
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The training ended as it should: all steps done, or stopped by the user with `completed` False."""
+
+    step: int
+    completed: bool
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The worker ended; `sentence` says why, what is safe and what to do next. Details are in `log_path`."""
+
+    sentence: str
+    step: int
+    log_path: Path | None

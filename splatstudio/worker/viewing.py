@@ -1,0 +1,63 @@
+"""A finished model on view: it can be looked at and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.messages import (
+    Command,
+    Event,
+    Export,
+    Exported,
+    ModelLoaded,
+    StateChanged,
+    ViewJob,
+    Warned,
+)
+from splatstudio.worker.models import LoadedModel, central_bounds, export_ply, load_shown_model
+
+
+class Viewing:
+    """The model of a ViewJob, with the interface of a Training that never runs."""
+
+    running = False
+
+    def __init__(self, job: ViewJob, emit: Callable[[Event], None], publish: Callable[[ShownModel], None]):
+        self._job = job
+        self._emit = emit
+        self._publish = publish
+        self._model: LoadedModel | None = None
+
+    @property
+    def step(self) -> int:
+        """Return the training step of the model, 0 where it is not known."""
+        return (self._model.step or 0) if self._model else 0
+
+    def begin(self) -> None:
+        """Load the model and put it on view; raises ValueError when there is none or it is damaged."""
+        self._emit(StateChanged("loading"))
+        model = self._model = load_shown_model(self._job.model_path)
+        self._publish(ShownModel(model.gaussians, model.options, self.step))
+        self._emit(ModelLoaded(model.step, len(model.gaussians), *central_bounds(model.gaussians)))
+        self._emit(StateChanged("viewing"))
+
+    def execute(self, command: Command) -> None:
+        """Export the model; anything else is answered with a Warned."""
+        assert self._model is not None
+        if not isinstance(command, Export):
+            self._emit(Warned("A finished model can be looked at and exported, not trained."))
+            return
+        try:
+            num_bytes = export_ply(command.path, self._model.gaussians, self._model.transform)
+        except (OSError, ValueError) as error:
+            self._emit(Warned(f"Not exported: {error}"))
+            return
+        self._emit(Exported(command.path, len(self._model.gaussians), num_bytes))
+
+    def advance(self) -> None:
+        """Do nothing: there is no next step."""
+        raise AssertionError("a finished model has no next step")
+
+    def close(self) -> None:
+        """Do nothing: nothing is unsaved."""

@@ -1,0 +1,7 @@
+"""Scenes: what was photographed, from where, with which lens; files in, one frozen `Scene` out."""
+
+from splatstudio.scene.images import Photo, PhotoLoader
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene, View
+
+__all__ = ["Photo", "PhotoLoader", "Scene", "View", "load_scene"]

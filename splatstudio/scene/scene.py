@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.camera import Camera
+from splatstudio.scene.lens import Lens
+from splatstudio.scene.photo import Photo, read_photo
 
 
 @dataclass(frozen=True, eq=False)
 class View:
     """One photograph and the camera that took it.
 
-    `camera` is undistorted, in the scene's frame, of the size that `scene.images` delivers.
+    `camera` is undistorted, in the scene's frame, of the size that `scene.photo` delivers. `lens` and
+    `orientation` (EXIF 1..8, to be applied; 1: as stored) tell how the file differs from that.
     """
 
     name: str  # the image's path below its folder, "0001.jpg": the key for sorting and for the split
     camera: Camera
     image_path: Path
+    lens: Lens
     mask_path: Path | None = None
+    orientation: int = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
     """A capture that can be trained on.
 
-    `views` are sorted by name. `points` [P, 3] float32 and `colors` [P, 3] uint8 are the sparse points (P may be 0).
-    `transform` [4, 4] float64 is the similarity that brought the files' world to this frame: z up, the cameras'
-    common point of attention at the origin, the farthest camera at distance 1 from the cameras' mean.
-    `extent` is the radius of the cameras around their mean, the unit of learning rates and of size rules.
+    `views` are sorted by name. `points` [P, 3] float32 and `colors` [P, 3] uint8 are the sparse points (P
+    may be 0). `transform` [4, 4] float64 is the similarity that brought the files' world to this frame: z
+    up, the cameras' common point of attention at the origin, the farthest camera at distance 1 from the
+    cameras' mean. `extent` is the radius of the cameras around their mean, the unit of learning rates and
+    of size rules: 1, or where the cameras stand at one point, the median distance of the points (also
+    scaled to 1).
     """
 
     path: Path
@@ -42,8 +50,34 @@ class Scene:
     extent: float
     test_every: int = 8
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
+    test_names: frozenset[str] | None = None  # the test views where the files name them (Blender), else None
 
     @property
     def cameras(self) -> tuple[Camera, ...]:
         """Return the cameras of all views, sorted by image name."""
         return tuple(view.camera for view in self.views)
+
+    @cached_property
+    def test_indices(self) -> tuple[int, ...]:
+        """Return the views held out: those the files name, else every `test_every`-th from the first on.
+
+        Empty when nothing would be left to train on.
+        """
+        if self.test_names is not None:
+            chosen = [i for i, view in enumerate(self.views) if view.name in self.test_names]
+        else:
+            chosen = list(range(0, len(self.views), self.test_every)) if self.test_every > 0 else []
+        return tuple(chosen) if len(chosen) < len(self.views) else ()
+
+    @cached_property
+    def train_indices(self) -> tuple[int, ...]:
+        """Return the views that are not held out."""
+        held_out = set(self.test_indices)
+        return tuple(i for i in range(len(self.views)) if i not in held_out)
+
+    def photo(self, index: int) -> Photo:
+        """Return view `index`'s photograph, upright, undistorted, of its camera's size.
+
+        Nothing is kept in memory; `PhotoLoader` does that. Raises ValueError when the file cannot be decoded.
+        """
+        return read_photo(self.views[index])

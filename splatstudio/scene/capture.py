@@ -1,0 +1,113 @@
+"""What every reader returns: photographs with poses and lenses as the files tell them, in their own frame."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.scene.lens import Lens
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
+
+
+@dataclass(frozen=True, eq=False)
+class Shot:
+    """One photograph as its files tell it: `viewmat` [4, 4] is world to camera with OpenCV axes.
+
+    `lens` is None where only the angle of view `angle_x` (radians) is told and the picture gives the size.
+    """
+
+    name: str
+    viewmat: np.ndarray
+    image_path: Path
+    lens: Lens | None
+    angle_x: float = 0.0
+    mask_path: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A scene folder as read, before images are measured and the frame is normalised."""
+
+    format: str
+    shots: tuple[Shot, ...]
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # [P, 3] float64
+    colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
+    notes: tuple[str, ...] = ()
+    test_names: frozenset[str] | None = None  # None: every n-th is a test image
+
+
+class ImageFolder:
+    """The picture files below one folder, found by name whatever their ending or its case."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._by_name: dict[str, Path] = {}
+        self._by_stem: dict[str, list[Path]] = {}
+        try:
+            for root, _, names in os.walk(folder, onerror=_raise):
+                for name in sorted(names):
+                    path = Path(root, name)
+                    relative = path.relative_to(folder).as_posix()
+                    self._by_name[relative] = path
+                    if path.suffix.lower() in IMAGE_SUFFIXES:
+                        self._by_stem.setdefault(_stem(relative), []).append(path)
+        except OSError as error:
+            raise ValueError(f"the folder {folder} cannot be read: {error.strerror}") from error
+
+    def __len__(self) -> int:
+        return sum(len(paths) for paths in self._by_stem.values())
+
+    def find(self, name: str) -> Path | None:
+        """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
+        exact = self._by_name.get(name)
+        if exact is not None:
+            return exact
+        for key in (_stem(name), name.lower()):  # the second: `name` has no ending but a dot in it
+            paths = self._by_stem.get(key, [])
+            if len(paths) == 1:
+                return paths[0]
+        return None
+
+
+def find_mask(folder: ImageFolder | None, name: str) -> Path | None:
+    """Return the mask of the image `name`: `name`, `name`.png, or the same stem; None when there is none."""
+    if folder is None:
+        return None
+    return folder.find(name + ".png") or folder.find(name)
+
+
+def read_file(path: Path, what: str) -> bytes:
+    """Return the bytes of `path`; raises ValueError with `what` it is when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{what} {path} cannot be read: {error.strerror or error}") from error
+
+
+def missing_note(missing: list[str], where: str) -> str:
+    """Return one sentence that counts the `missing` image files and names the first three."""
+    names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    listed = f"{len(missing)} listed image" + ("s do" if len(missing) > 1 else " does")
+    return f"{listed} not exist in {where} and cannot be used: {names}"
+
+
+def rigid(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:
+    """Return the [4, 4] matrix of a rotation [3, 3] and a translation [3]."""
+    matrix = np.eye(4)
+    matrix[:3, :3] = rotation
+    matrix[:3, 3] = translation
+    return matrix
+
+
+def _stem(name: str) -> str:
+    path = Path(name)
+    has_ending = path.suffix.lower() in IMAGE_SUFFIXES
+    return (path.with_suffix("") if has_ending else path).as_posix().lower()
+
+
+def _raise(error: OSError) -> None:
+    raise error

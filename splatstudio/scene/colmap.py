@@ -1,0 +1,116 @@
+"""Read a COLMAP scene folder: sparse/0 or sparse (.bin or .txt), images/ and masks/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.scene import colmap_binary, colmap_text
+from splatstudio.scene.capture import Capture, ImageFolder, Shot, find_mask, missing_note
+from splatstudio.scene.colmap_model import ColmapModel
+
+MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")
+
+
+def model_folder(folder: Path) -> Path | None:
+    """Return the folder below `folder` that holds a COLMAP model (even an incomplete one), or None."""
+    for name in MODEL_FOLDERS:
+        if any((folder / name / f"{part}.{kind}").exists() for kind in ("bin", "txt") for part in PARTS):
+            return folder / name
+    return None
+
+
+PARTS = ("cameras", "images", "points3D")
+
+
+def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> Capture:
+    """Return the capture in a COLMAP scene folder; photographs that do not exist are counted in a note.
+
+    With `downscale` k, `images_k` is read when it exists and `images_folder` is not given. Raises ValueError
+    for a damaged model, a missing images folder, or when no listed photograph exists.
+    """
+    sparse = model_folder(folder)
+    assert sparse is not None, "read_colmap is called for folders with a model"
+    model = read_model(sparse)
+    images_dir = _images_dir(folder, downscale, images_folder)
+    images = ImageFolder(images_dir)
+    if not len(images):
+        raise ValueError(
+            f"{images_dir} holds no photographs; the model in {sparse} needs {len(model.images)}"
+        )
+    masks_dir = folder / images_dir.name.replace("images", "masks", 1)
+    masks_dir = masks_dir if masks_dir.is_dir() and masks_dir != images_dir else folder / "masks"
+    masks = ImageFolder(masks_dir) if masks_dir.is_dir() else None
+    shots, missing = [], []
+    for image in model.images:
+        lens = model.lenses.get(image.camera_id)
+        if lens is None:
+            raise ValueError(
+                f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras "
+                f"file does not "
+                "hold; export the model again"
+            )
+        path = images.find(image.name)
+        if path is None:
+            missing.append(image.name)
+            continue
+        mask = find_mask(masks, image.name)
+        shots.append(Shot(image.name, image.viewmat, path, lens, mask_path=mask))
+    notes = [*model.notes]
+    if missing:
+        note = missing_note(sorted(missing), str(images_dir))
+        if not shots:
+            raise ValueError(
+                f"{note}; none is left, so put the photographs there under the names of the model"
+            )
+        notes.append(note)
+    return Capture("COLMAP", tuple(shots), model.points, model.colors, tuple(notes))
+
+
+def read_model(sparse: Path) -> ColmapModel:
+    """Return the model in the folder `sparse`; binary files are preferred to text files."""
+    reader, kind = colmap_binary, "bin"
+    if not (sparse / "images.bin").exists() and (sparse / "images.txt").exists():
+        reader, kind = colmap_text, "txt"
+    lenses = reader.read_cameras(_present(sparse / f"cameras.{kind}"))
+    images = reader.read_images(_present(sparse / f"images.{kind}"))
+    if not images:
+        raise ValueError(f"{sparse / f'images.{kind}'} holds no registered image: run COLMAP's mapper again")
+    notes = []
+    if sparse.name == "0":
+        others = sorted(
+            p.name for p in sparse.parent.iterdir() if p.is_dir() and p.name.isdigit() and p != sparse
+        )
+        if others:
+            notes.append(f"{sparse.parent} holds more than one model; 0 is used, {', '.join(others)} not")
+    path = sparse / f"points3D.{kind}"
+    if not path.exists():
+        notes.append(f"{path} does not exist: training starts from random points")
+        return ColmapModel(lenses, images, np.zeros((0, 3)), np.zeros((0, 3), np.uint8), tuple(notes))
+    ids, points, colors = reader.read_points(path)
+    order = np.argsort(ids, kind="stable")
+    return ColmapModel(lenses, images, points[order], colors[order], tuple(notes))
+
+
+def _present(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist, though other files of the COLMAP model do; export the model again"
+        )
+    return path
+
+
+def _images_dir(folder: Path, downscale: int, images_folder: str | None) -> Path:
+    if images_folder is not None:
+        chosen = folder / images_folder
+    else:
+        chosen = folder / f"images_{downscale}"
+        if downscale == 1 or not chosen.is_dir():
+            chosen = folder / "images"
+    if not chosen.is_dir():
+        raise ValueError(
+            f"the images folder {chosen} does not exist; put the photographs of the model there or name "
+            f"their folder"
+        )
+    return chosen

@@ -1,0 +1,124 @@
+"""Read COLMAP's cameras.txt, images.txt and points3D.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.scene.capture import read_file
+from splatstudio.scene.colmap_model import (
+    CAMERA_MODELS,
+    ColmapImage,
+    colmap_lens,
+    colmap_pose,
+    unsupported_model,
+)
+from splatstudio.scene.lens import Lens
+
+NUM_PARAMS = dict(CAMERA_MODELS.values())
+
+
+def read_cameras(path: Path) -> dict[int, Lens]:
+    """Return the cameras of `path` by id; raises ValueError naming the line that cannot be read."""
+    lenses = {}
+    for number, line in _lines(path):
+        words, where = line.split(), f"{path}, line {number},"
+        if not line.strip():
+            continue
+        if len(words) < 4:
+            raise ValueError(
+                f"{where} has {len(words)} columns; a camera has an id, a model, a size and parameters"
+            )
+        model = words[1]
+        if model not in NUM_PARAMS:
+            raise unsupported_model(model, where)
+        if len(words) != 4 + NUM_PARAMS[model]:
+            raise ValueError(
+                f"{where} has {len(words)} columns; a {model} camera has {4 + NUM_PARAMS[model]}"
+            )
+        camera_id, width, height = _integers([words[0], *words[2:4]], where)
+        lenses[camera_id] = colmap_lens(model, (width, height), _numbers(words[4:], where), where)
+    return lenses
+
+
+def read_images(path: Path) -> list[ColmapImage]:
+    """Return the registered images of `path`; raises ValueError naming the line that cannot be read."""
+    images = []
+    lines = _lines(path)
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{path}, line {number},"
+        words = line.split(maxsplit=9)  # the last column is a file name, which may hold blanks
+        if len(words) != 10:
+            raise ValueError(
+                f"{where} has {len(words)} columns; an image has 10: id, 4 of rotation, 3 of position, ..."
+            )
+        _, camera_id = _integers([words[0], words[8]], where)
+        pose = np.array(_numbers(words[1:8], where))
+        name = words[9].strip()
+        images.append(
+            ColmapImage(name, camera_id, colmap_pose(pose[:4], pose[4:], f"{where} image {name!r}"))
+        )
+        # The line after an image holds its observations and may be empty; they are not used.
+        observations_at, observations = next(lines, (number + 1, ""))
+        if len(observations.split()) % 3:
+            raise ValueError(
+                f"{path}, line {observations_at}, holds observations of image {name!r} but not three "
+                f"columns each"
+            )
+    return images
+
+
+def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return ids [P] uint64, positions [P, 3] float64 and colours [P, 3] uint8.
+
+    Raises ValueError naming the line that cannot be read.
+    """
+    ids, positions, colors = [], [], []
+    for number, line in _lines(path):
+        words = line.split()
+        if not words:
+            continue
+        where = f"{path}, line {number},"
+        if len(words) < 8 or len(words) % 2:
+            raise ValueError(
+                f"{where} has {len(words)} columns; a point has 8 and two for each image that saw it"
+            )
+        point_id, *rgb = _integers([words[0], *words[4:7]], where)
+        if not (all(0 <= c <= 255 for c in rgb) and 0 <= point_id < 2**64):
+            raise ValueError(f"{where} has the id {point_id} and the colour {rgb}; colours are 0 to 255")
+        ids.append(point_id)
+        positions.append(_numbers(words[1:4], where))
+        colors.append(rgb)
+    return (
+        np.array(ids, np.uint64),
+        np.array(positions, np.float64).reshape(-1, 3),
+        np.array(colors, np.uint8).reshape(-1, 3),
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    text = read_file(path, "the COLMAP file").decode("utf-8", "surrogateescape")
+    # Not splitlines(): that also splits at characters that may stand in a file name.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.startswith("#"):
+            yield number, line.rstrip("\r")
+
+
+def _numbers(words: list[str], where: str) -> list[float]:
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        raise ValueError(f"{where} has a word where a number should be: {' '.join(words)[:80]!r}") from None
+
+
+def _integers(words: list[str], where: str) -> list[int]:
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise ValueError(
+            f"{where} has no whole number where one should be: {' '.join(words)[:80]!r}"
+        ) from None

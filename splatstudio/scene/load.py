@@ -1,0 +1,167 @@
+"""load_scene: tell the format of a folder, read it, measure its photographs, normalise its frame."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.camera import Camera
+from splatstudio.scene.capture import IMAGE_SUFFIXES, Capture, Shot
+from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
+from splatstudio.scene.lens import Lens, pinhole
+from splatstudio.scene.normalize import normalizing_transform
+from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
+from splatstudio.scene.scene import Scene, View
+
+KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
+
+
+def load_scene(
+    path: str | Path, *, downscale: int = 1, test_every: int = 8, images_folder: str | None = None
+) -> Scene:
+    """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
+
+    `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
+    `images_folder` names another folder of photographs of a COLMAP scene. Every `test_every`-th view by
+    name is held out, 0: none. Raises ValueError with one sentence for everything that is wrong with the
+    files; nothing is written and no photograph is decoded.
+    """
+    if not downscale >= 1:
+        raise ValueError(f"downscale is {downscale}, but must be 1 or more")
+    if not test_every >= 0:
+        raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
+    folder = Path(path).expanduser()
+    capture = _read(folder, downscale, images_folder)
+    if not capture.shots:
+        raise ValueError(f"{folder} holds no photograph with a pose")
+    return _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
+
+
+def _read(path: Path, downscale: int, images_folder: str | None) -> Capture:
+    try:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; give the folder of a scene: {KNOWN}")
+        if path.is_file():
+            raise ValueError(f"{path} is a file of unknown type; give the folder of a scene: {KNOWN}")
+        if model_folder(path) is not None:
+            return read_colmap(path, downscale=downscale, images_folder=images_folder)
+        raise _nothing_found(path)
+    except PermissionError as error:
+        raise ValueError(
+            f"{error.filename} cannot be read: {error.strerror}; change its permissions"
+        ) from error
+
+
+def _nothing_found(folder: Path) -> ValueError:
+    """Return the error that says what a folder without poses is and what to do."""
+    entries = sorted(folder.iterdir())
+    if not entries:
+        return ValueError(f"the folder {folder} is empty; give the folder of a scene: {KNOWN}")
+    for name in MODEL_FOLDERS:
+        if (folder / name).is_dir():
+            return ValueError(
+                f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished "
+                f"or found "
+                "nothing; run it again"
+            )
+    pictures = [p for f in (folder, folder / "images") if f.is_dir() for p in f.iterdir()]
+    pictures = [p for p in pictures if p.suffix.lower() in IMAGE_SUFFIXES]
+    if pictures:
+        return ValueError(
+            f"{folder} holds {len(pictures)} photographs but no camera poses, which training needs "
+            f"(nothing was "
+            f"changed): run `colmap automatic_reconstructor --workspace_path OUT --image_path "
+            f"{pictures[0].parent}` "
+            "and open OUT, or give a folder with a transforms.json"
+        )
+    return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
+
+
+def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> Scene:
+    shots = sorted(capture.shots, key=lambda shot: shot.name)
+    finite = np.isfinite(capture.points).all(axis=-1, keepdims=True)[:, 0]
+    points, colors = capture.points[finite], capture.colors[finite]
+    notes = [*capture.notes]
+    if not finite.all():
+        notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
+    transform = normalizing_transform(np.stack([shot.viewmat for shot in shots]), points)
+    views, resampled = [], 0
+    for shot in shots:
+        lens, orientation = measured_lens(shot, picture_header(shot.image_path))
+        stated = shot.lens
+        if stated is not None and (stated.width, stated.height) != (lens.width, lens.height):
+            resampled += 1
+        views.append(_view(shot, lens, orientation, _target_size(shot, lens, downscale), transform))
+    if resampled and downscale == 1:
+        notes.append(
+            f"{resampled} photographs are not of the size that their cameras state; the intrinsics were "
+            f"scaled to them"
+        )
+    scene = Scene(
+        path=folder,
+        format=capture.format,
+        views=tuple(views),
+        points=(points @ transform[:3, :3].T + transform[:3, 3]).astype(np.float32),
+        colors=colors,
+        transform=transform,
+        extent=1.0,
+        test_every=test_every,
+        notes=tuple(notes),
+        test_names=capture.test_names,
+    )
+    held_out = capture.test_names if capture.test_names is not None else test_every
+    if held_out and not scene.test_indices:
+        return replace(scene, notes=(*scene.notes, "no view is held out for the test: too few photographs"))
+    return scene
+
+
+def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
+    """Return the lens of a shot in the pixels of its file, and the EXIF orientation to apply (1: as stored).
+
+    The camera's size decides whether a picture was turned before its camera was computed: programs differ in
+    that. Where the size does not tell, a picture with a stated camera stays as stored. Raises ValueError when
+    neither way has the camera's proportions.
+    """
+    stored = (header.width, header.height)
+    upright = (stored[1], stored[0]) if header.orientation in EXIF_SIDEWAYS else stored
+    lens = shot.lens
+    if lens is None:
+        focal = 0.5 * upright[0] / math.tan(0.5 * shot.angle_x)
+        width, height = upright
+        lens = Lens(width, height, focal, focal, 0.5 * width, 0.5 * height)
+        return lens, header.orientation
+    for size, orientation in ((stored, 1), (upright, header.orientation)):
+        if size == (lens.width, lens.height):
+            return lens, orientation
+    for size, orientation in ((stored, 1), (upright, header.orientation)):
+        if same_proportions(size, (lens.width, lens.height)):
+            return lens.resized(*size), orientation
+    raise ValueError(
+        f"the photograph {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "
+        f"{lens.width} x {lens.height}: these are not the pictures that the poses were computed from"
+    )
+
+
+def _target_size(shot: Shot, lens: Lens, downscale: int) -> tuple[int, int]:
+    """Return the size to deliver: that of the camera over `downscale`, and never more than the file has."""
+    plain, stated = pinhole(lens), shot.lens or lens
+    # The part of `downscale` that a smaller file (images_4) has already done.
+    done = stated.width / lens.width
+    factor = max(1.0, downscale / done) if done > 1 else float(downscale)
+    return max(1, round(plain.width / factor)), max(1, round(plain.height / factor))
+
+
+def _view(shot: Shot, lens: Lens, orientation: int, size: tuple[int, int], transform: np.ndarray) -> View:
+    plain = pinhole(lens)
+    camera = Camera(shot.viewmat, plain.K, plain.width, plain.height)
+    return View(
+        name=shot.name,
+        camera=camera.resized(*size).transformed(transform),
+        image_path=shot.image_path,
+        lens=lens,
+        mask_path=shot.mask_path,
+        orientation=orientation,
+    )

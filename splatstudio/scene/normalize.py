@@ -1,0 +1,103 @@
+"""The normalised frame: z up, the point of attention at the origin, the cameras within radius 1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MIN_RADIUS = 0.01  # of the points' distance: cameras closer together than that stand at one point
+
+
+def normalizing_transform(viewmats: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the [4, 4] similarity that brings cameras and points to the normalised frame.
+
+    `viewmats` [C, 4, 4] are world to camera, C at least 1; `points` [P, 3] may be empty. Up is the cameras'
+    own (`upward`), the origin what they look at (`attention`); the farthest camera comes to distance 1 from
+    the cameras' mean. Cameras at one point are scaled by the points' median distance instead. Always
+    finite.
+    """
+    rotations = viewmats[:, :3, :3]
+    positions = -np.einsum("nji,nj->ni", rotations, viewmats[:, :3, 3])
+    depth = _median_distance(points, positions.mean(axis=0))
+    radius = float(np.linalg.norm(positions - positions.mean(axis=0), axis=1).max())
+    if depth > 0 and not radius > MIN_RADIUS * depth:
+        radius = depth
+    # A lone camera without points has no scale of its own.
+    size = radius if radius > 1e-12 * max(1.0, float(np.abs(positions).max())) else 1.0
+    transform = np.eye(4)
+    turn = _rotation_to_z(upward(rotations, positions))
+    transform[:3, :3] = turn / size
+    transform[:3, 3] = -transform[:3, :3] @ attention(rotations, positions, points, size)
+    assert np.isfinite(transform).all(), "readers check that poses and points are finite"
+    return transform
+
+
+def upward(rotations: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the unit up vector [3] of cameras, from world-to-camera `rotations` [C, 3, 3].
+
+    A camera held level has its x axis horizontal, so up is the direction all x axes are perpendicular to;
+    where they do not tell (all alike, or held every way), up is the median of the cameras' own up vectors;
+    where those cancel, it is the normal of the plane the cameras stand in.
+    """
+    mean_up = _median_direction(-rotations[:, 1])
+    strength = float(np.linalg.norm((-rotations[:, 1]).mean(axis=0)))
+    if strength > 0.1:
+        values, vectors = np.linalg.eigh(
+            np.einsum("ni,nj->ij", rotations[:, 0], rotations[:, 0]) / len(rotations)
+        )
+        level = vectors[:, 0] * np.sign(vectors[:, 0] @ mean_up or 1.0)
+        tells = values[0] < 0.02 and values[1] > 0.05 and level @ mean_up > 0.5
+        return level if tells else mean_up
+    spread = positions - positions.mean(axis=0)
+    values, vectors = np.linalg.eigh(spread.T @ spread)
+    if values[1] > 1e-9 * max(values[2], 1e-300) and values[2] > 0:
+        return vectors[:, 0]
+    return np.array([0.0, 0.0, 1.0])
+
+
+def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, size: float) -> np.ndarray:
+    """Return the point [3] that the cameras look at.
+
+    It is the point nearest to all optical axes, when they meet in front of the cameras. For parallel
+    cameras it lies in front of their mean at the points' median depth (`size` without points); for cameras
+    that look outward it is the cameras' mean.
+    """
+    forward, centre = rotations[:, 2], positions.mean(axis=0)
+    away = np.eye(3) - forward[:, :, None] * forward[:, None, :]
+    system = away.mean(axis=0)
+    values = np.linalg.eigvalsh(system)
+    if values[0] > 1e-3:  # 0 for parallel axes
+        nearest = np.linalg.solve(system, np.einsum("nij,nj->i", away, positions) / len(positions))
+        depth = np.einsum("ni,ni->n", nearest - positions, forward)
+        if np.mean(depth > 0) > 0.5 and np.median(depth) < 100 * size:
+            return nearest
+    heading = forward.mean(axis=0)
+    if np.linalg.norm(heading) < 0.5:
+        return centre
+    heading = heading / np.linalg.norm(heading)
+    ahead = (points - centre) @ heading
+    ahead = ahead[ahead > 0]
+    return centre + heading * (float(np.median(ahead)) if len(ahead) else size)
+
+
+def _median_distance(points: np.ndarray, centre: np.ndarray) -> float:
+    return float(np.median(np.linalg.norm(points - centre, axis=1))) if len(points) else 0.0
+
+
+def _median_direction(directions: np.ndarray) -> np.ndarray:
+    """Return the geometric median of unit vectors [C, 3] (Weiszfeld 1937), as a unit vector."""
+    median = directions.mean(axis=0)
+    for _ in range(20):
+        weights = 1.0 / np.maximum(np.linalg.norm(directions - median, axis=1), 1e-6)
+        median = (directions * weights[:, None]).sum(axis=0) / weights.sum()
+    length = np.linalg.norm(median)
+    return median / length if length > 1e-9 else np.array([0.0, 0.0, 1.0])
+
+
+def _rotation_to_z(up: np.ndarray) -> np.ndarray:
+    """Return the smallest rotation [3, 3] that brings the unit vector `up` to +z."""
+    x, y, z = up
+    if z < -0.999999:
+        return np.diag([1.0, -1.0, -1.0])
+    # Rodrigues' formula for the axis up x z.
+    k = 1.0 / (1.0 + z)
+    return np.array([[1 - k * x * x, -k * x * y, -x], [-k * x * y, 1 - k * y * y, -y], [x, y, z]])

@@ -1,0 +1,201 @@
+"""Photographs: decode, turn upright, undistort, mask, downscale."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from splatstudio.scene import photo_cache
+from splatstudio.scene.capture import read_file
+from splatstudio.scene.lens import undistortion_maps
+
+if TYPE_CHECKING:
+    from splatstudio.scene.scene import View
+
+EXIF_ORIENTATION = 0x0112
+EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """One decoded photograph of its camera's size."""
+
+    rgb: np.ndarray  # [H, W, 3] uint8, as in the file; not multiplied by alpha
+    mask: np.ndarray | None = None  # [H, W] bool, False: the pixel says nothing; None: all count
+    alpha: np.ndarray | None = None  # [H, W] uint8, 0 is background; None: all opaque
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory its arrays take."""
+        return sum(a.nbytes for a in (self.rgb, self.mask, self.alpha) if a is not None)
+
+
+@dataclass(frozen=True)
+class PictureHeader:
+    """What a picture file tells before it is decoded: its stored size and its EXIF orientation (1: none)."""
+
+    width: int
+    height: int
+    orientation: int = 1
+
+
+def picture_header(path: Path) -> PictureHeader:
+    """Return the size and orientation of a picture file without decoding it; ValueError when it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # 100 megapixel cameras exist
+            with Image.open(path) as image:
+                orientation = image.getexif().get(EXIF_ORIENTATION, 1)
+                width, height = image.size
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
+        raise ValueError(f"the photograph {path} cannot be read: {reason}; replace the file") from error
+    orientation = orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
+    return PictureHeader(width, height, orientation)
+
+
+def read_photo(view: View) -> Photo:
+    """Return the photograph of `view`; raises ValueError, naming the file, when it cannot be decoded."""
+    key = photo_cache.key(view) if view.lens.distorted else None
+    if key is not None and (stored := photo_cache.load(key, view.camera)) is not None:
+        return Photo(*stored)
+    pixels = oriented(decode(view.image_path), view.orientation)
+    height, width = pixels.shape[:2]
+    if (width, height) != (view.lens.width, view.lens.height):
+        raise ValueError(
+            f"the photograph {view.image_path} has changed: it is {width} x {height} pixels now and was "
+            f"{view.lens.width} x {view.lens.height} when the scene was opened; open the scene again"
+        )
+    mask = read_mask(view.mask_path, view.orientation, width, height) if view.mask_path else None
+    rgb, alpha = _channels(pixels)
+    # Filters mix neighbouring pixels: colours must be weighted by their alpha, or the unseen colour of
+    # transparent pixels bleeds into the edge.
+    image = rgb if alpha is None else _premultiplied(rgb, alpha)
+    if view.lens.distorted:
+        map_x, map_y, inside = undistortion_maps(view.lens)
+        image = cv2.remap(image, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        if mask is not None:
+            shown = cv2.remap(
+                mask.astype(np.uint8) * 255, map_x, map_y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+            )
+            mask = shown == 255
+        if inside is not None:
+            mask = inside if mask is None else mask & inside
+    size = (view.camera.width, view.camera.height)
+    image = _shrunk(image, size)
+    if mask is not None:
+        # A pixel that is mixed of counted and ignored ones is ignored.
+        mask = _shrunk(mask.astype(np.float32), size) > 0.999
+    photo = Photo(image, mask) if alpha is None else Photo(*_straight(image, mask))
+    if key is not None:
+        photo_cache.store(key, photo.rgb, photo.mask, photo.alpha)
+    return photo
+
+
+def decode(path: Path) -> np.ndarray:
+    """Return the stored pixels [H, W, C] uint8: C is 3 (RGB) or 4 (RGBA); 16 bits become 8, grey becomes RGB.
+
+    Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
+    """
+    data = read_file(path, "the photograph")
+    flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+    except cv2.error:
+        pixels = None
+    if pixels is None:
+        raise ValueError(f"the photograph {path} cannot be decoded: the file is damaged; replace it")
+    if _cut_off(data):
+        raise ValueError(f"the photograph {path} is cut off: the end of the file is missing; copy it again")
+    if pixels.dtype == np.uint16:
+        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise ValueError(
+            f"the photograph {path} has pixels of type {pixels.dtype}; save it with 8 or 16 bits"
+        )
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        return np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    if pixels.shape[2] == 2:
+        return pixels[..., [0, 0, 0, 1]]
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB if pixels.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
+
+
+def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarray:
+    """Return a mask file as bool [height, width] (upright); 0 is False, everything else True.
+
+    It may be stored upright or as the photograph is, in any size of the photograph's proportions. Raises
+    ValueError when it cannot be decoded or has other proportions.
+    """
+    pixels = decode(path)
+    mask = (pixels[..., :3].max(axis=2) > 0).astype(np.uint8)
+    if orientation in EXIF_SIDEWAYS and same_proportions(mask.shape[1::-1], (height, width)):
+        mask = oriented(mask, orientation)
+    if not same_proportions(mask.shape[1::-1], (width, height)):
+        raise ValueError(
+            f"the mask {path} is {mask.shape[1]} x {mask.shape[0]} pixels and its photograph {width} x "
+            f"{height}; "
+            "make the mask of the photograph's size or remove it"
+        )
+    return cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) > 0
+
+
+def oriented(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return `pixels` [H, W, ...] turned upright by an EXIF orientation (1..8)."""
+    turned = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+        7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+        8: lambda a: a.swapaxes(0, 1)[::-1],
+    }[orientation](pixels)
+    return np.ascontiguousarray(turned)
+
+
+def same_proportions(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether two sizes (width, height) may be of one picture, resampled and rounded."""
+    # One pixel of tolerance in each direction.
+    low = max((size[0] - 1) / other[0], (size[1] - 1) / other[1])
+    high = min((size[0] + 1) / other[0], (size[1] + 1) / other[1])
+    return low <= high
+
+
+def _cut_off(data: bytes) -> bool:
+    """Return whether a JPEG or PNG file lacks its end; decoders fill the missing part with grey silently."""
+    if data.startswith(b"\xff\xd8"):
+        # Marker bytes cannot occur inside the scan, and a thumbnail's end comes before the last scan starts.
+        return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")
+    return data.startswith(b"\x89PNG") and b"IEND" not in data[-4096:]
+
+
+def _channels(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    if pixels.shape[2] == 3:
+        return pixels, None
+    alpha = pixels[..., 3]
+    return np.ascontiguousarray(pixels[..., :3]), None if (alpha == 255).all() else alpha
+
+
+def _premultiplied(rgb: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    weight = alpha[..., None].astype(np.float32) / 255.0
+    return np.concatenate([rgb * weight, weight], axis=2).astype(np.float32)
+
+
+def _straight(image: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    weight = image[..., 3:]
+    rgb = np.where(weight > 1e-6, image[..., :3] / np.maximum(weight, 1e-6), 0.0)
+    alpha = np.rint(weight[..., 0] * 255.0).clip(0, 255).astype(np.uint8)
+    return np.rint(rgb).clip(0, 255).astype(np.uint8), mask, alpha
+
+
+def _shrunk(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if (image.shape[1], image.shape[0]) == size:
+        return image
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)

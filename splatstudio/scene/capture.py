@@ -10,6 +10,7 @@ import numpy as np
 
 from splatstudio.scene.lens import Lens
 
+MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 
 
@@ -41,14 +42,16 @@ class Capture:
 
 
 class ImageFolder:
-    """The picture files below one folder, found by name whatever their ending or its case."""
+    """The picture files of one folder (`deep`: and below), found by name whatever their ending and case."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, *, deep: bool = True):
         self.folder = folder
         self._by_name: dict[str, Path] = {}
         self._by_stem: dict[str, list[Path]] = {}
         try:
-            for root, _, names in os.walk(folder, onerror=_raise):
+            for root, below, names in os.walk(folder, onerror=_raise):
+                if not deep:
+                    below.clear()
                 for name in sorted(names):
                     path = Path(root, name)
                     relative = path.relative_to(folder).as_posix()

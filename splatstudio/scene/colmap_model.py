@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.lens import Lens
 
 # Number, name and parameter count of the models in COLMAP's src/colmap/sensor/models.h.
@@ -87,7 +88,7 @@ def colmap_pose(quaternion: np.ndarray, translation: np.ndarray, where: str) -> 
     Raises ValueError, naming `where`, when one is not finite or the quaternion is zero.
     """
     length = float(np.linalg.norm(quaternion))
-    if not (np.isfinite(translation).all() and math.isfinite(length)):
+    if not (np.abs(translation).max() < MAX_COORDINATE and math.isfinite(length)):
         raise ValueError(f"{where} has a pose that is not finite; remove the image from the model")
     if not length > 1e-9:
         raise ValueError(f"{where} has a zero quaternion as its rotation; remove the image from the model")

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.camera import Camera
-from splatstudio.scene.capture import IMAGE_SUFFIXES, Capture, Shot
+from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, Shot
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
 from splatstudio.scene.scene import Scene, View
+from splatstudio.scene.transforms_json import read_blender, read_transforms
 
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 
@@ -44,10 +45,16 @@ def _read(path: Path, downscale: int, images_folder: str | None) -> Capture:
     try:
         if not path.exists():
             raise ValueError(f"{path} does not exist; give the folder of a scene: {KNOWN}")
+        if path.is_file() and path.suffix == ".json" and not path.stem.startswith("transforms_"):
+            return read_transforms(path)
         if path.is_file():
             raise ValueError(f"{path} is a file of unknown type; give the folder of a scene: {KNOWN}")
         if model_folder(path) is not None:
             return read_colmap(path, downscale=downscale, images_folder=images_folder)
+        if (path / "transforms.json").exists():
+            return read_transforms(path / "transforms.json")
+        if (path / "transforms_train.json").exists():
+            return read_blender(path)
         raise _nothing_found(path)
     except PermissionError as error:
         raise ValueError(
@@ -82,7 +89,7 @@ def _nothing_found(folder: Path) -> ValueError:
 
 def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> Scene:
     shots = sorted(capture.shots, key=lambda shot: shot.name)
-    finite = np.isfinite(capture.points).all(axis=-1, keepdims=True)[:, 0]
+    finite = np.all(np.abs(capture.points) < MAX_COORDINATE, axis=1)
     points, colors = capture.points[finite], capture.colors[finite]
     notes = [*capture.notes]
     if not finite.all():

@@ -1,0 +1,142 @@
+"""The command line on the bundled scene: train, interrupt, resume, eval, export, info, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from splatstudio.cli import main
+from splatstudio.formats.ply import read_ply
+from splatstudio.run import Run
+
+DEMO = Path(__file__).parent.parent / "assets" / "demo"
+SMALL = ("--downscale", "8", "--test-every", "16")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Run `splatstudio ARGUMENTS` in this process; return its exit code and everything that it printed."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
+        patch.setenv("COLUMNS", "500")
+        main()
+    output = capsys.readouterr()
+    return int(stop.value.code or 0), output.out + output.err
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of 60 steps on the demo scene at 80 x 50 pixels."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    arguments = [
+        "train",
+        DEMO,
+        "--run",
+        folder,
+        "--steps",
+        "60",
+        *SMALL,
+        "--eval-steps",
+        "30",
+        "--save-steps",
+        "30",
+    ]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
+        main()
+    assert not stop.value.code
+    return folder
+
+
+def test_train_writes_what_was_asked_for(run_dir: Path) -> None:
+    assert sorted(path.name for path in (run_dir / "ckpts").iterdir()) == ["step_00000030", "step_00000060"]
+    rows = Run.open(run_dir).metrics().rows
+    losses = [row["loss"] for row in rows if "loss" in row]
+    scores = {row["step"]: row["test_psnr"] for row in rows if "test_psnr" in row}
+    assert losses[-1] < 0.8 * losses[0]
+    assert set(scores) == {30, 60} and scores[60] > scores[30]
+
+
+def test_eval_of_a_run_equals_eval_of_its_export(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = tmp_path / "model.ply"
+    assert command(capsys, "export", run_dir, "-o", exported)[0] == 0
+    assert command(capsys, "eval", run_dir, "--json", tmp_path / "run.json")[0] == 0
+    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "ply.json")
+    assert command(capsys, *of_ply)[0] == 0
+    run_scores, ply_scores = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "ply.json"))
+    assert run_scores["num_gaussians"] == ply_scores["num_gaussians"] == len(read_ply(exported))
+    assert run_scores["psnr"] == pytest.approx(ply_scores["psnr"], abs=0.01)
+    assert run_scores["psnr"] > 12.0
+    assert [image["name"] for image in run_scores["images"]] == [
+        image["name"] for image in ply_scores["images"]
+    ]
+
+
+def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--steps", "70", *SMALL)
+    assert code == 0 and "Resuming at step 60" in output
+    assert (run_dir / "ckpts" / "step_00000070").is_dir()
+
+
+def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = [sys.executable, "-c", "from splatstudio.cli import main; main()"]
+    arguments = ["train", str(DEMO), "--run", str(folder), "--steps", "100000", *SMALL]
+    environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    metrics = folder / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        assert process.poll() is None
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    saved = re.search(r"Saved (\S+step_\d+)", output)
+    assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output
+    assert f"--run {folder} --resume" in output
+
+
+def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "info", DEMO)
+    assert code == 0 and "COLMAP" in output and "48" in output
+    code, output = command(capsys, "info", run_dir)
+    assert code == 0 and "Gaussians" in output
+
+
+def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = command(capsys, "doctor")
+    assert re.search(r"ok\s+CPU kernels", output) and re.search(r"ok\s+self test", output), output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("train", "no-such-folder"), "no-such-folder"),
+        (("train", DEMO, "--steps", "0"), "setting steps is 0"),
+        (("train", DEMO, "--optim.means-lr", "nan"), "setting optim.means_lr is nan"),
+        (("train", DEMO, "--resume"), "--run"),
+        (("eval", DEMO), "holds no model"),
+        (("export", DEMO, "-o", "model.obj"), ".ply"),
+        (("info", "no-such-file.ply"), "does not exist"),
+    ],
+)
+def test_mistakes_give_one_sentence(
+    arguments: tuple[object, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = command(capsys, *arguments)
+    assert code == 2 and sentence in output
+    assert "Traceback" not in output and output.startswith("error: ") and output.count("\n") == 1

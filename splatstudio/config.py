@@ -76,7 +76,13 @@ class DensifyConfig:
         0.01, "Size over scene extent below which to clone, above which to split.", 0
     )
     grow_scale2d: float = setting(0.05, "Screen size (share of the longer side) above which to split.", 0)
-    prune_opacity: float = setting(0.005, "Opacity below which a Gaussian is removed.", 0, 1, live=True)
+    prune_opacity: float = setting(
+        0.005,
+        "Opacity below which a Gaussian is removed; a reset lowers to twice this.",
+        1e-4,
+        0.4,
+        live=True,
+    )
     prune_scale3d: float = setting(0.1, "Size over scene extent above which one is removed after a reset.", 0)
     prune_scale2d: float = setting(
         0.15, "Screen size above which one is removed, while stop_scale2d_step.", 0

@@ -1,0 +1,66 @@
+"""Strategies: who is born and who dies while a model trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from splatstudio.gaussians import Gaussians
+from splatstudio.strategy.population import Population, edit, trainable
+
+__all__ = ["Change", "Observation", "Population", "Strategy", "edit", "trainable"]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one step showed of each Gaussian."""
+
+    gradients2d: Tensor  # [N, 2] d loss / d means2d, px; absolute sums where the strategy asks for them
+    radii: Tensor  # [N, 2] int32 px, 0 = not visible
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a strategy did after a step."""
+
+    cloned: int = 0
+    split: int = 0
+    pruned: int = 0
+    opacities_reset: bool = False
+    capped: int = 0  # Gaussians that should have grown, but for the limit on their number
+
+    def __str__(self) -> str:
+        parts = []
+        if self.cloned or self.split or self.pruned:
+            parts.append(f"{self.cloned} cloned, {self.split} split, {self.pruned} removed")
+        if self.capped:
+            parts.append(f"{self.capped} not grown: the limit is reached")
+        if self.opacities_reset:
+            parts.append("opacities reset")
+        return "; ".join(parts) or "nothing to change"
+
+
+class Strategy(Protocol):
+    """Rules for the number of Gaussians.
+
+    Its state is explicit: the tensors in `Population.counts`, which go through `edit` and into checkpoints.
+    """
+
+    def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
+        """Return the state before the first step: zeros, [N] by name."""
+        ...
+
+    def observes(self, step: int) -> bool:
+        """Return whether `after_step` has anything to do in the step after `step` others."""
+        ...
+
+    def after_step(self, population: Population, seen: Observation, step: int) -> Change | None:
+        """Count what was seen and change the population where the rules say so.
+
+        `step` is the number of steps done before this one. Returns None where no rule was due.
+        """
+        ...

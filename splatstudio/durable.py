@@ -1,0 +1,43 @@
+"""Files that are either complete or not there: a temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, which shows the old or the new content at any time, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json_durably(path: Path, values: dict[str, Any]) -> None:
+    """Write `values` as indented JSON to `path`, old or new content at any time."""
+    write_durably(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of `path` is on the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in the folder `path` are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,124 @@
+"""The folder of a run: run.json, metrics.jsonl, ckpts/, eval/, exports/, logs/."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splatstudio.config import TrainConfig, from_json, to_json
+from splatstudio.durable import write_json_durably
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The lines of metrics.jsonl that are whole, by rising step, and a sentence for each that is not."""
+
+    rows: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists: where it lies, which scene it trains, and how."""
+
+    path: Path
+    scene_path: Path
+    config: TrainConfig
+
+    @classmethod
+    def create(cls, path: Path, scene_path: Path, config: TrainConfig) -> Run:
+        """Make the folder and its run.json.
+
+        Raises ValueError when `path` already holds something or cannot be made.
+        """
+        path, scene_path = Path(path), Path(scene_path).resolve()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = any(path.iterdir())
+        except OSError as error:
+            raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
+        if taken:
+            raise ValueError(f"the run folder {path} is not empty: resume it, or name another one")
+        values = {"format_version": FORMAT_VERSION, "scene": str(scene_path), "config": to_json(config)}
+        write_json_durably(path / "run.json", values)
+        return cls(path, scene_path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Read the run.json of an existing run.
+
+        Raises ValueError, naming the file, when there is none or it cannot be understood.
+        """
+        file = Path(path) / "run.json"
+        try:
+            values = json.loads(file.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} is no run folder: {file} cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged: it is not JSON ({error})") from error
+        if not isinstance(values, dict) or not isinstance(values.get("scene"), str):
+            raise ValueError(f"{file} is damaged: it names no scene")
+        version = values.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
+        try:
+            config = from_json(TrainConfig, values.get("config", {}))
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+        return cls(Path(path), Path(values["scene"]), config)
+
+    def append_metrics(self, values: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl; numbers that are not finite are written as null."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        with open(self.path / "metrics.jsonl", "ab+") as file:
+            # A line that was cut off by a crash must not swallow the next one.
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(finite) + "\n").encode())
+
+    def metrics(self) -> Metrics:
+        """Return the lines of metrics.jsonl; steps made again after a resume replace the old ones."""
+        file = self.path / "metrics.jsonl"
+        if not file.exists():
+            return Metrics(())
+        rows: list[dict[str, Any]] = []
+        notes: list[str] = []
+        for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            row = _parsed(line)
+            if row is None:
+                notes.append(f"{file}: line {number} is damaged and left out")
+                continue
+            while rows and rows[-1].get("step", 0) > row.get("step", 0):
+                rows.pop()
+            rows.append(row)
+        return Metrics(tuple(rows), tuple(notes))
+
+
+def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
+    """Return `root`/NAME for the scene's folder name, with -2, -3 ... when that is taken."""
+    name = Path(scene_path).resolve().name or "scene"
+    path, number = root / name, 2
+    while path.exists():
+        path, number = root / f"{name}-{number}", number + 1
+    return path
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None

@@ -1,0 +1,139 @@
+"""Clone, split, prune and opacity reset of Kerbl et al. 2023 (section 5), counted as gsplat counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from splatstudio.config import DensifyConfig
+from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.reference import rotation_matrices
+from splatstudio.strategy import Change, Observation
+from splatstudio.strategy.population import Population, edit
+
+SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
+
+
+class DefaultStrategy:
+    """Grow where the image gradient is large, drop what is transparent, reset opacities now and then.
+
+    `extent` is the scene's radius in scene units, `steps` the length of the training, `generator` a CPU
+    generator that places the halves of split Gaussians. `config` and `steps` may be replaced while training.
+    Counts: `grad2d` (sum of gradient norms), `visible` (how often seen), `radius2d` (largest screen radius
+    over the longer image side; zeros unless `stop_scale2d_step` asks for it).
+    """
+
+    def __init__(
+        self, config: DensifyConfig, *, extent: float, steps: int, generator: torch.Generator
+    ) -> None:
+        self.config = config
+        self.extent = extent
+        self.steps = steps
+        self.generator = generator
+
+    @property
+    def stop_step(self) -> int:
+        """Return the step from which nothing is added, removed or reset any more."""
+        return min(self.config.stop_step, self.steps // 2)
+
+    def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
+        """Return the state before the first step: zeros, [N] by name."""
+        return {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible", "radius2d")}
+
+    def observes(self, step: int) -> bool:
+        """Return whether `after_step` has anything to do in the step after `step` others."""
+        return self.config.enabled and step < self.stop_step
+
+    @torch.no_grad()
+    def after_step(self, population: Population, seen: Observation, step: int) -> Change | None:
+        """Count what was seen and, where the rules say so, grow, prune and reset.
+
+        `step` is the number of steps done before this one. Returns None where no rule was due.
+        """
+        config = self.config
+        if not self.observes(step):
+            return None
+        self._count(population.counts, seen, step)
+        change = None
+        paused = step % config.reset_every < config.pause_after_reset
+        if step > config.start_step and step % config.every == 0 and not paused:
+            change = self._densify(population, step)
+        if step > 0 and step % config.reset_every == 0:
+            reset_opacities(population, 2.0 * config.prune_opacity)
+            change = replace(change or Change(), opacities_reset=True)
+        return change
+
+    def _count(self, counts: dict[str, Tensor], seen: Observation, step: int) -> None:
+        visible = (seen.radii > 0).all(dim=1)
+        # Pixels to normalised device coordinates, so that a threshold holds for every image size.
+        to_ndc = seen.gradients2d.new_tensor([seen.width / 2.0, seen.height / 2.0])
+        norms = (seen.gradients2d * to_ndc).norm(dim=1)
+        counts["grad2d"] += torch.where(visible, norms, torch.zeros_like(norms))
+        counts["visible"] += visible
+        if step < self.config.stop_scale2d_step:
+            radii = seen.radii.amax(dim=1) / float(max(seen.width, seen.height))
+            torch.maximum(counts["radius2d"], radii.to(counts["radius2d"]), out=counts["radius2d"])
+
+    def _densify(self, population: Population, step: int) -> Change:
+        gaussians, counts = population.gaussians.detach(), population.counts
+        clone, split, capped = self._to_grow(gaussians, counts, step)
+        clones, halves = clone.nonzero().squeeze(1), split.nonzero().squeeze(1).repeat(2)
+        born = concatenated([gaussians[clones], _halves(gaussians[halves], self.generator)])
+        parents = torch.cat([clones, halves])
+        keep = ~split & ~self._to_prune(gaussians, counts["radius2d"], step)
+        viable = ~self._to_prune(born, counts["radius2d"][parents], step)
+        num_removed = int((~split & ~keep).sum()) + int((~viable).sum())
+        edit(population, keep=keep, newborn=born[viable], parents=parents[viable])
+        for count in population.counts.values():
+            count.zero_()
+        return Change(cloned=len(clones), split=len(halves) // 2, pruned=num_removed, capped=capped)
+
+    def _to_grow(
+        self, gaussians: Gaussians, counts: dict[str, Tensor], step: int
+    ) -> tuple[Tensor, Tensor, int]:
+        config = self.config
+        gradient = counts["grad2d"] / counts["visible"].clamp_min(1)
+        high = gradient > config.grow_grad
+        small = gaussians.scales.amax(dim=1).exp() <= config.grow_scale3d * self.extent
+        clone, split = high & small, high & ~small
+        if step < config.stop_scale2d_step:
+            split |= (counts["radius2d"] > config.grow_scale2d) & ~clone
+        grow = clone | split
+        room = max(config.max_gaussians - len(gaussians), 0)
+        capped = max(int(grow.sum()) - room, 0)
+        if capped:
+            # The largest gradients grow first; ties go to the lower index, so that runs repeat.
+            order = torch.where(grow, gradient, -torch.ones_like(gradient)).sort(descending=True, stable=True)
+            chosen = torch.zeros_like(grow)
+            chosen[order.indices[:room]] = True
+            clone, split = clone & chosen, split & chosen
+        return clone, split, capped
+
+    def _to_prune(self, gaussians: Gaussians, radius2d: Tensor, step: int) -> Tensor:
+        config = self.config
+        # Written so that a NaN opacity or size is removed as well.
+        keep = torch.sigmoid(gaussians.opacities) >= config.prune_opacity
+        keep &= gaussians.scales.isfinite().all(dim=1) & gaussians.means.isfinite().all(dim=1)
+        if step > config.reset_every:
+            keep &= gaussians.scales.amax(dim=1).exp() <= config.prune_scale3d * self.extent
+            if step < config.stop_scale2d_step:
+                keep &= radius2d <= config.prune_scale2d
+        return ~keep
+
+
+@torch.no_grad()
+def reset_opacities(population: Population, opacity: float) -> None:
+    """Lower every opacity above `opacity` (0..1) to it, and forget Adam's moments of the opacities."""
+    population.gaussians.opacities.detach().clamp_(max=math.log(opacity / (1.0 - opacity)))
+    population.optimizer.forget("opacities")
+
+
+def _halves(parents: Gaussians, generator: torch.Generator) -> Gaussians:
+    noise = torch.randn(parents.means.shape, generator=generator, dtype=torch.float32).to(parents.means)
+    offsets = rotation_matrices(parents.quats) @ (noise * parents.scales.exp())[..., None]
+    return replace(
+        parents, means=parents.means + offsets.squeeze(-1), scales=parents.scales - math.log(SPLIT_SHRINK)
+    )

@@ -1,0 +1,52 @@
+"""The one place where the number of Gaussians changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.optim import SplatAdam
+
+
+@dataclass(eq=False)
+class Population:
+    """Everything that has one row for each Gaussian: the model, Adam's moments, the strategy's counts.
+
+    `gaussians` holds leaf tensors that require gradients; it is replaced as a whole, so that another thread
+    that takes it once always has six tensors of one length. `counts` is the strategy's state, [N] tensors by
+    name.
+    """
+
+    gaussians: Gaussians
+    optimizer: SplatAdam
+    counts: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+
+@torch.no_grad()
+def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: Tensor) -> None:
+    """Drop the rows outside `keep` and add `newborn` behind the rest.
+
+    `keep` [N] bool; `newborn` has M rows, `parents` [M] int64 names each one's parent among the N rows before
+    the edit. Survivors keep their moments, newborns start with zero moments and their parent's counts.
+    """
+    assert keep.shape == (len(population),), "one flag for each Gaussian"
+    assert parents.shape == (len(newborn),), "one parent for each newborn"
+    rows = keep.nonzero().squeeze(1)
+    merged = concatenated([population.gaussians.detach()[rows], newborn.detach()])
+    population.optimizer.select(rows)
+    population.optimizer.append(newborn)
+    population.counts = {
+        name: torch.cat([count[rows], count[parents]]) for name, count in population.counts.items()
+    }
+    population.gaussians = trainable(merged)
+
+
+def trainable(gaussians: Gaussians) -> Gaussians:
+    """Return the same values as contiguous leaf tensors that require gradients."""
+    return gaussians.map(lambda tensor: tensor.detach().contiguous().requires_grad_())

@@ -1,0 +1,273 @@
+"""The training of one model: draw a photograph, render, compare, improve, and now and then grow and prune."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from splatstudio.config import TrainConfig, changed, check, declaration
+from splatstudio.evaluate import target_image
+from splatstudio.gaussians import Gaussians
+from splatstudio.initialize import from_points, random_in_cameras
+from splatstudio.losses import photometric
+from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene.images import PhotoLoader
+from splatstudio.scene.scene import Scene, View
+from splatstudio.strategy import Observation, Population, trainable
+from splatstudio.strategy.default import DefaultStrategy
+
+EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
+LOOKAHEAD = 8  # photographs decoded ahead of their step
+FIXED_AT_START = ("seed", "sh_degree", "init_opacity", "init_scale", "init_random", "test_every")
+
+
+class TrainingDiverged(FloatingPointError, ValueError):
+    """The training cannot go on: its loss is no longer a number, or no Gaussians are left."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one training step did."""
+
+    step: int  # steps done, with this one
+    loss: float
+    num_gaussians: int
+    seconds: float
+    view: str  # name of the photograph
+    sh_degree: int  # highest degree in use
+    densified: str | None = None  # what the strategy changed, in words
+
+
+class Trainer:
+    """Trains Gaussians on a scene, step by step, in the calling thread.
+
+    A seed gives the same model bit for bit on the CPU, also when the training is saved and resumed. Other
+    threads may read `gaussians` and call `update_setting` at any time.
+    """
+
+    def __init__(self, scene: Scene, config: TrainConfig) -> None:
+        """Initialise a model from the scene's points, or at random between its cameras where it has none.
+
+        Raises ValueError for a setting outside its range or a scene without training photographs.
+        """
+        check(config)
+        generator = torch.Generator().manual_seed(config.seed)
+        gaussians = trainable(_first_gaussians(scene, config, generator))
+        self._prepare(scene, config, generator)
+        counts = self._strategy.new_counts(gaussians)
+        self._population = Population(gaussians, SplatAdam.zeros(gaussians), counts)
+        self._prefetch()
+
+    @classmethod
+    def resume(cls, scene: Scene, checkpoint_dir: Path, **overrides: Any) -> Trainer:
+        """Return the training of a checkpoint, as if it had never stopped.
+
+        `overrides` are settings to change, by their dotted paths.
+        Raises ValueError when the checkpoint is damaged, belongs to another scene, or when an override cannot
+        be changed any more.
+        """
+        checkpoint = load_checkpoint(Path(checkpoint_dir))
+        config = checkpoint.config
+        for path, value in overrides.items():
+            new = changed(config, path, value)
+            if path in FIXED_AT_START and new != config:
+                raise ValueError(f"setting {path} cannot be changed when a training is resumed")
+            config = new
+        if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
+            raise ValueError(
+                f"{checkpoint_dir} was trained in another frame than {scene.path} has now: its cameras have"
+                " changed since; train the scene anew"
+            )
+        trainer = cls.__new__(cls)
+        trainer._prepare(scene, config, torch.Generator())
+        trainer._generator.set_state(checkpoint.rng_state)
+        saved = checkpoint.population
+        trainer._population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts)
+        trainer.step = checkpoint.step
+        trainer._draw_again(checkpoint.upcoming)
+        trainer._prefetch()
+        return trainer
+
+    def _prepare(self, scene: Scene, config: TrainConfig, generator: torch.Generator) -> None:
+        if not scene.train_indices:
+            raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
+        self.scene = scene
+        self.config = config
+        self.step = 0
+        self._generator = generator
+        self._extent = scene.extent * EXTENT_MARGIN
+        self._strategy = DefaultStrategy(
+            config.densify, extent=self._extent, steps=config.steps, generator=generator
+        )
+        self._upcoming: deque[int] = deque()
+        self._loader = PhotoLoader(scene)
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """Return the current model, without gradients; its six tensors are always of one length.
+
+        The tensors are the ones that are trained: a later step changes them in place.
+        """
+        return self._population.gaussians.detach()
+
+    def train_step(self) -> StepStats:
+        """Train on the next photograph.
+
+        Raises TrainingDiverged when the loss is not finite or no Gaussians are left, ValueError when the
+        photograph cannot be read.
+        """
+        started = time.perf_counter()
+        config, index = self.config, self.step
+        view, target, mask, background = self._next_example(config)
+        population = self._population
+        gaussians = population.gaussians
+        observed = self._strategy_for(config).observes(index)
+        probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
+        sh_degree = min(index // config.sh_degree_every, config.sh_degree)
+        options = RenderOptions(
+            sh_degree=sh_degree,
+            antialiased=config.antialiased,
+            background=background,
+            near=config.near,
+            far=config.far,
+            absgrad=config.densify.absgrad,
+        )
+        rendering = render(gaussians, view.camera, options, probe)
+        loss = photometric(rendering.rgb, target, ssim_weight=config.ssim_weight, mask=mask)
+        loss_value = float(loss.detach())
+        if not math.isfinite(loss_value):
+            raise TrainingDiverged(
+                f"the loss became {loss_value} at step {index + 1}, on {view.name}: go on from the last"
+                " checkpoint with smaller learning rates"
+            )
+        gradients, v_probe = _gradients(loss, gaussians, probe)
+        rates = learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps)
+        population.optimizer.step(gaussians, gradients, rates)
+        change = None
+        if v_probe is not None:
+            seen = Observation(v_probe, rendering.radii, view.camera.width, view.camera.height)
+            change = self._strategy.after_step(population, seen, index)
+        if not len(population) > 0:
+            raise TrainingDiverged(
+                f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
+                " the cameras may not belong together; otherwise lower densify.prune_opacity"
+            )
+        self.step = index + 1
+        return StepStats(
+            step=self.step,
+            loss=loss_value,
+            num_gaussians=len(population),
+            seconds=time.perf_counter() - started,
+            view=view.name,
+            sh_degree=sh_degree,
+            densified=None if change is None else str(change),
+        )
+
+    def update_setting(self, path: str, value: Any) -> None:
+        """Change a live setting, as "optim.means_lr"; the next step takes it.
+
+        Raises ValueError for a setting that is unknown, not live, or a value outside its range.
+        """
+        if not declaration(TrainConfig, path).live:
+            raise ValueError(f"setting {path} cannot be changed while training; it is read at the start")
+        self.config = changed(self.config, path, value)
+
+    def save(self, run_dir: Path) -> Path:
+        """Write a checkpoint below `run_dir`/ckpts and return its folder; call it between two steps.
+
+        Raises OSError when the disk is full or fails.
+        """
+        checkpoint = Checkpoint(
+            step=self.step,
+            config=self.config,
+            population=self._population,
+            scene_path=Path(self.scene.path).resolve(),
+            scene_transform=self.scene.transform,
+            rng_state=self._generator.get_state(),
+            upcoming=tuple(self.scene.views[index].name for index in self._upcoming),
+        )
+        return save_checkpoint(run_dir, checkpoint)
+
+    def close(self) -> None:
+        """Stop the threads that decode photographs."""
+        self._loader.close()
+
+    def _strategy_for(self, config: TrainConfig) -> DefaultStrategy:
+        self._strategy.config = config.densify
+        self._strategy.steps = config.steps
+        return self._strategy
+
+    def _next_example(
+        self, config: TrainConfig
+    ) -> tuple[View, Tensor, Tensor | None, tuple[float, float, float]]:
+        """Return the next view, its photograph over this step's background, its mask, and the background."""
+        self._draw()
+        index = self._upcoming.popleft()
+        photo = self._loader.get(index)
+        self._prefetch()
+        background = config.background
+        if config.random_background:
+            red, green, blue = torch.rand(3, generator=self._generator).tolist()
+            background = (red, green, blue)
+        target, mask = target_image(photo, background, self._population.gaussians.device)
+        return self.scene.views[index], target, mask, background
+
+    def _draw(self) -> None:
+        """Draw whole epochs, each in an order of its own, until the photographs to decode ahead are known."""
+        views = self.scene.train_indices
+        while len(self._upcoming) <= LOOKAHEAD:
+            order = torch.randperm(len(views), generator=self._generator)
+            self._upcoming.extend(views[i] for i in order.tolist())
+
+    def _draw_again(self, names: tuple[str, ...]) -> None:
+        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts."""
+        by_name = {self.scene.views[index].name: index for index in self.scene.train_indices}
+        if all(name in by_name for name in names):
+            self._upcoming.extend(by_name[name] for name in names)
+
+    def _prefetch(self) -> None:
+        for index in list(self._upcoming)[:LOOKAHEAD]:
+            self._loader.prefetch(index)
+
+
+def _gradients(
+    loss: Tensor, gaussians: Gaussians, probe: Tensor | None
+) -> tuple[dict[str, Tensor | None], Tensor | None]:
+    """Return d loss / d each of the six tensors, by name (None: no influence), and d loss / d `probe`."""
+    tensors = gaussians.tensors()
+    inputs = [*tensors.values(), *([] if probe is None else [probe])]
+    values = torch.autograd.grad(loss, inputs, allow_unused=True)
+    v_probe = None
+    if probe is not None:
+        v_probe = torch.zeros_like(probe) if values[-1] is None else values[-1]
+    return dict(zip(tensors, values, strict=False)), v_probe
+
+
+def _first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:
+    if len(scene.points):
+        return from_points(
+            scene.points,
+            scene.colors,
+            sh_degree=config.sh_degree,
+            init_scale=config.init_scale,
+            init_opacity=config.init_opacity,
+            generator=generator,
+        )
+    return random_in_cameras(
+        [scene.views[index].camera for index in scene.train_indices],
+        config.init_random,
+        sh_degree=config.sh_degree,
+        init_scale=config.init_scale,
+        init_opacity=config.init_opacity,
+        generator=generator,
+    )

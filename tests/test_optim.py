@@ -1,0 +1,79 @@
+"""The optimiser: torch's Adam to the last digits, gsplat's learning rates, rows that follow the Gaussians."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import blobs
+
+from splatstudio.config import OptimConfig
+from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.strategy import trainable
+
+RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
+
+
+def random_like(gaussians: Gaussians, seed: int) -> dict[str, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(t.shape, generator=generator) for name, t in gaussians.tensors().items()}
+
+
+def test_ten_steps_equal_torch_adam() -> None:
+    ours, theirs = trainable(blobs()), trainable(blobs().map(torch.clone))
+    groups = [{"params": [t], "lr": RATES[name]} for name, t in theirs.tensors().items()]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-15)
+    optimizer = SplatAdam.zeros(ours)
+    for seed in range(10):
+        gradients = random_like(ours, seed)
+        for name, tensor in theirs.tensors().items():
+            tensor.grad = gradients[name]
+        adam.step()
+        optimizer.step(ours, gradients, RATES)
+    for name, tensor in theirs.tensors().items():
+        torch.testing.assert_close(ours.tensors()[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+        moved = (tensor - blobs().tensors()[name]).abs().mean()
+        assert moved > 0.5 * RATES[name], f"{name} hardly moved"
+
+
+def test_a_tensor_without_gradient_keeps_its_value_and_its_moments() -> None:
+    gaussians = trainable(blobs())
+    optimizer = SplatAdam.zeros(gaussians)
+    optimizer.step(gaussians, {**random_like(gaussians, 0), "shN": None}, RATES)
+    assert torch.equal(gaussians.shN, blobs().shN)
+    assert not optimizer.exp_avg.shN.any() and optimizer.exp_avg.sh0.any()
+
+
+def test_the_rate_of_the_means_falls_a_hundredfold_and_the_others_stay() -> None:
+    first = learning_rates(OptimConfig(), extent=2.0, step=0, steps=1000)
+    middle = learning_rates(OptimConfig(), extent=2.0, step=500, steps=1000)
+    last = learning_rates(OptimConfig(), extent=2.0, step=1000, steps=1000)
+    assert first["means"] == pytest.approx(3.2e-4)
+    assert middle["means"] == pytest.approx(3.2e-5)
+    assert last["means"] == pytest.approx(3.2e-6)
+    assert learning_rates(OptimConfig(), extent=2.0, step=5000, steps=1000) == last
+    assert {**first, "means": 0} == {**last, "means": 0}
+    expected = {"quats": 1e-3, "scales": 5e-3, "opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
+    assert {name: rate for name, rate in first.items() if name != "means"} == expected
+
+
+def test_selected_rows_keep_their_moments_and_appended_rows_start_from_zero() -> None:
+    gaussians = trainable(blobs())
+    optimizer = SplatAdam.zeros(gaussians)
+    optimizer.step(gaussians, random_like(gaussians, 1), RATES)
+    before = optimizer.exp_avg_sq.scales.clone()
+    optimizer.select(torch.tensor([7, 3]))
+    optimizer.append(blobs(num=2))
+    assert torch.equal(optimizer.exp_avg_sq.scales[:2], before[[7, 3]])
+    for moment in (optimizer.exp_avg, optimizer.exp_avg_sq):
+        assert len(moment) == 4
+        assert all(not tensor[2:].any() for tensor in moment.tensors().values())
+
+
+def test_forget_zeroes_the_moments_of_one_tensor_alone() -> None:
+    gaussians = trainable(blobs())
+    optimizer = SplatAdam.zeros(gaussians)
+    optimizer.step(gaussians, random_like(gaussians, 2), RATES)
+    optimizer.forget("opacities")
+    assert not optimizer.exp_avg.opacities.any() and not optimizer.exp_avg_sq.opacities.any()
+    assert optimizer.exp_avg.means.any() and optimizer.exp_avg_sq.means.any()

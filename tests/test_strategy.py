@@ -1,0 +1,258 @@
+"""The effect of each rule of the default strategy: clone, split, prune, reset, the limit, what is counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from splatstudio.config import DensifyConfig
+from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam
+from splatstudio.strategy import Observation, Population, edit, trainable
+from splatstudio.strategy.default import DefaultStrategy
+
+HIGH, LOW = 1e-3, 1e-5  # image gradients above and below the threshold
+STEP = 600  # the first step at which the default settings densify
+
+
+def population(*, scales: list[float], opacities: list[float] | None = None) -> Population:
+    """Return Gaussians of the given sizes (fractions of the extent) with recognisable rows and moments."""
+    num = len(scales)
+    ramp = torch.arange(1.0, num + 1)
+    opacity = torch.tensor(opacities or [0.5] * num)
+    gaussians = Gaussians(
+        means=ramp[:, None] * torch.tensor([1.0, 10.0, 100.0]),
+        quats=torch.nn.functional.normalize(ramp[:, None] + torch.tensor([1.0, 2.0, 3.0, 4.0]), dim=1),
+        scales=torch.tensor(scales).log()[:, None] + torch.tensor([0.0, -1.0, -2.0]),
+        opacities=torch.logit(opacity),
+        sh0=ramp[:, None, None].expand(num, 1, 3) * 0.1,
+        shN=ramp[:, None, None].expand(num, 3, 3) * 0.01,
+    )
+    gaussians = trainable(gaussians)
+    moments = SplatAdam(
+        gaussians.map(lambda t: torch.ones_like(t, requires_grad=False) * _column(ramp, t)),
+        gaussians.map(lambda t: torch.ones_like(t, requires_grad=False) * _column(ramp, t) ** 2),
+        num_steps=600,
+    )
+    return Population(gaussians, moments, strategy().new_counts(gaussians))
+
+
+def _column(ramp: Tensor, like: Tensor) -> Tensor:
+    return ramp.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def strategy(config: DensifyConfig | None = None, *, steps: int = 30_000) -> DefaultStrategy:
+    config = config or DensifyConfig()
+    return DefaultStrategy(config, extent=1.0, steps=steps, generator=torch.Generator().manual_seed(1))
+
+
+def seen(norms: list[float], *, visible: list[bool] | None = None) -> Observation:
+    """Return an observation whose gradients in normalised coordinates have the given norms."""
+    gradients = torch.zeros(len(norms), 2)
+    gradients[:, 0] = torch.tensor(norms) / 50.0  # an image of 100 pixels: half the width
+    radii = torch.tensor(visible or [True] * len(norms)).int()[:, None].expand(-1, 2) * 3
+    return Observation(gradients, radii, width=100, height=80)
+
+
+def rows(gaussians: Gaussians) -> Tensor:
+    return torch.cat([t.detach().reshape(len(gaussians), -1) for t in gaussians.tensors().values()], dim=1)
+
+
+def test_a_small_gaussian_with_a_large_gradient_gets_an_identical_twin() -> None:
+    group = population(scales=[0.005, 0.005, 0.005])
+    before = rows(group.gaussians)
+    change = strategy().after_step(group, seen([LOW, HIGH, LOW]), STEP)
+    assert change is not None and (change.cloned, change.split, change.pruned) == (1, 0, 0)
+    assert torch.equal(rows(group.gaussians), before[[0, 1, 2, 1]])
+
+
+def test_a_large_gaussian_is_replaced_by_two_smaller_ones_inside_it() -> None:
+    group = population(scales=[0.05, 0.05])
+    parent = group.gaussians.detach()[1:2]
+    untouched = rows(group.gaussians)[0]
+    change = strategy().after_step(group, seen([LOW, HIGH]), STEP)
+    assert change is not None and (change.cloned, change.split, change.pruned) == (0, 1, 0)
+    assert len(group) == 3 and torch.equal(rows(group.gaussians)[0], untouched)
+    halves = group.gaussians.detach()[1:]
+    torch.testing.assert_close(halves.scales.exp() * 1.6, parent.scales.exp().expand(2, 3))
+    for name in ("quats", "opacities", "sh0", "shN"):
+        ours, theirs = halves.tensors()[name], parent.tensors()[name]
+        assert torch.equal(ours, theirs.expand_as(ours)), name
+    offsets = halves.means - parent.means
+    assert not torch.equal(halves.means[0], halves.means[1])
+    assert (offsets.norm(dim=1) < 4.0 * 0.05).all() and (offsets.norm(dim=1) > 0).all()
+
+
+def test_halves_are_drawn_from_the_parents_own_ellipsoid() -> None:
+    many = 4000
+    group = population(scales=[0.05] * many)
+    gaussians = group.gaussians.detach()
+    turn = math.sqrt(0.5)  # by 90 degrees about z: the longest axis, x, points along y
+    group.gaussians = trainable(
+        replace(
+            gaussians,
+            means=torch.zeros(many, 3),
+            quats=torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4),
+        )
+    )
+    strategy().after_step(group, seen([HIGH] * many), STEP)
+    spread = group.gaussians.means.detach().std(dim=0)
+    expected = torch.tensor([0.05 * math.exp(-1), 0.05, 0.05 * math.exp(-2)])
+    torch.testing.assert_close(spread, expected, rtol=0.05, atol=0.0)
+
+
+def test_prune_removes_exactly_the_transparent() -> None:
+    group = population(scales=[0.005] * 4, opacities=[0.004, 0.006, 0.5, 0.0049])
+    before = rows(group.gaussians)
+    change = strategy().after_step(group, seen([LOW] * 4), STEP)
+    assert change is not None and change.pruned == 2
+    assert torch.equal(rows(group.gaussians), before[[1, 2]])
+
+
+@pytest.mark.parametrize("name", ["opacities", "means", "scales"])
+def test_prune_removes_what_is_not_a_number(name: str) -> None:
+    group = population(scales=[0.005] * 3)
+    group.gaussians.tensors()[name].detach()[1] = math.nan
+    before = rows(group.gaussians)
+    strategy().after_step(group, seen([LOW] * 3), STEP)
+    assert torch.equal(rows(group.gaussians), before[[0, 2]])
+
+
+def test_oversized_ones_are_removed_only_after_the_first_reset() -> None:
+    for step, survivors in [(2900, 2), (3000, 2), (3100, 1)]:
+        group = population(scales=[0.05, 0.2])
+        strategy().after_step(group, seen([LOW, LOW]), step)
+        assert len(group) == survivors, step
+
+
+def test_the_reset_lowers_opacities_at_step_3000_and_not_before() -> None:
+    for step, expected in [(0, 0.5), (2999, 0.5), (3000, 0.01), (3001, 0.5), (6000, 0.01)]:
+        group = population(scales=[0.005] * 2, opacities=[0.5, 0.008])
+        strategy().after_step(group, seen([LOW] * 2), step)
+        opacities = torch.sigmoid(group.gaussians.opacities.detach())
+        torch.testing.assert_close(opacities, torch.tensor([expected, 0.008]), msg=f"step {step}")
+        is_reset = expected < 0.5
+        assert bool(group.optimizer.exp_avg.opacities.any()) != is_reset
+        assert bool(group.optimizer.exp_avg_sq.opacities.any()) != is_reset
+        assert group.optimizer.exp_avg.means.all()
+
+
+def test_survivors_keep_their_moments_and_newborns_have_none() -> None:
+    group = population(scales=[0.005, 0.05, 0.005], opacities=[0.5, 0.5, 0.001])
+    strategy().after_step(group, seen([HIGH, HIGH, LOW]), STEP)
+    assert len(group) == 4  # the first, its twin, the halves of the second
+    for moment, expected in ((group.optimizer.exp_avg, 1.0), (group.optimizer.exp_avg_sq, 1.0)):
+        for name, tensor in moment.tensors().items():
+            assert (tensor[0] == expected).all(), name
+            assert not tensor[1:].any(), name
+
+
+def test_nothing_grows_when_the_mean_gradient_is_small_or_the_step_is_not_due() -> None:
+    for step in (500, 550, 601, 15_000):
+        group = population(scales=[0.005, 0.05])
+        strategy().after_step(group, seen([HIGH, HIGH]), step)
+        assert len(group) == 2, step
+    group = population(scales=[0.005, 0.05])
+    strategy().after_step(group, seen([LOW, LOW]), STEP)
+    assert len(group) == 2
+
+
+def test_the_gradient_is_averaged_over_the_views_that_see_the_gaussian() -> None:
+    group = population(scales=[0.005, 0.005])
+    rule = strategy()
+    # The first is seen once in ten steps, with a large gradient; the second always, with the same sum.
+    for step in range(STEP - 9, STEP):
+        rule.after_step(group, seen([5.0, LOW], visible=[False, True]), step)
+    rule.after_step(group, seen([3e-4, 3e-4]), STEP)
+    assert torch.equal(group.gaussians.means.detach()[:, 0], torch.tensor([1.0, 2.0, 1.0]))
+
+
+def test_gradients_are_scaled_by_half_the_image_on_each_axis() -> None:
+    group = population(scales=[0.005] * 2)
+    rule = strategy(DensifyConfig(start_step=STEP))
+    radii = torch.full((2, 2), 3, dtype=torch.int32)
+    gradients = torch.tensor([[3e-6, 0.0], [0.0, 3e-6]])
+    rule.after_step(group, Observation(gradients, radii, width=200, height=100), STEP)
+    torch.testing.assert_close(group.counts["grad2d"], torch.tensor([3e-4, 1.5e-4]))
+
+
+def test_counts_start_anew_after_a_densification() -> None:
+    group = population(scales=[0.005, 0.05])
+    strategy().after_step(group, seen([HIGH, HIGH]), STEP)
+    for count in group.counts.values():
+        assert count.shape == (len(group),) and not count.any()
+
+
+def test_the_limit_lets_the_largest_gradients_grow_first() -> None:
+    group = population(scales=[0.005] * 4)
+    config = DensifyConfig(max_gaussians=6)
+    change = strategy(config).after_step(group, seen([2e-3, 9e-3, 1e-3, 5e-3]), STEP)
+    assert change is not None and (change.cloned, change.capped) == (2, 2)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 2.0, 4.0]
+    over = population(scales=[0.005] * 4)
+    strategy(DensifyConfig(max_gaussians=2)).after_step(over, seen([HIGH] * 4), STEP)
+    assert len(over) == 4
+
+
+def test_short_trainings_stop_at_half_of_their_steps() -> None:
+    for step, num in [(600, 2), (700, 1)]:
+        group = population(scales=[0.005])
+        strategy(steps=1400).after_step(group, seen([HIGH]), step)
+        assert len(group) == num, step
+    assert not strategy(steps=1400).observes(700) and strategy(steps=1400).observes(699)
+
+
+def test_a_pause_after_the_reset_is_kept() -> None:
+    config = DensifyConfig(pause_after_reset=200)
+    for step, num in [(3000, 1), (3100, 1), (3200, 2)]:
+        group = population(scales=[0.005])
+        strategy(config).after_step(group, seen([HIGH]), step)
+        assert len(group) == num, step
+
+
+def test_disabled_densification_changes_nothing() -> None:
+    group = population(scales=[0.005, 0.05], opacities=[0.001, 0.5])
+    before = rows(group.gaussians)
+    rule = strategy(DensifyConfig(enabled=False))
+    assert rule.after_step(group, seen([HIGH, HIGH]), 3000) is None
+    assert torch.equal(rows(group.gaussians), before)
+
+
+def test_screen_size_rules_hold_until_their_step() -> None:
+    config = DensifyConfig(stop_scale2d_step=10_000)
+    large = Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [8, 2]], dtype=torch.int32), 100, 80)
+    group = population(scales=[0.005, 0.005])
+    change = strategy(config).after_step(group, large, STEP)
+    assert change is not None and change.split == 1  # 8 of 100 pixels is above 0.05
+    huge = Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [20, 2]], dtype=torch.int32), 100, 80)
+    group = population(scales=[0.005, 0.005])
+    change = strategy(replace(config, max_gaussians=1)).after_step(group, huge, 3100)
+    assert change is not None and (change.split, change.pruned, len(group)) == (0, 1, 1)
+    group = population(scales=[0.005, 0.005])
+    strategy(config).after_step(group, huge, 10_000)
+    assert len(group) == 2
+
+
+def test_the_same_seed_splits_alike_and_another_one_does_not() -> None:
+    means = []
+    for seed in (1, 1, 2):
+        group = population(scales=[0.05])
+        rule = strategy()
+        rule.generator.manual_seed(seed)
+        rule.after_step(group, seen([HIGH]), STEP)
+        means.append(group.gaussians.means.detach())
+    assert torch.equal(means[0], means[1]) and not torch.equal(means[0], means[2])
+
+
+def test_edit_publishes_six_tensors_at_once_that_require_gradients() -> None:
+    group = population(scales=[0.005] * 3)
+    before = group.gaussians
+    keep = torch.tensor([True, False, True])
+    edit(group, keep=keep, newborn=before.detach()[:1], parents=torch.tensor([0]))
+    assert group.gaussians is not before and len(before) == 3
+    for tensor in group.gaussians.tensors().values():
+        assert tensor.shape[0] == 3 and tensor.requires_grad and tensor.is_leaf and tensor.is_contiguous()

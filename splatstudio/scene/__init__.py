@@ -1,7 +1,8 @@
 """Scenes: what was photographed, from where, with which lens; files in, one frozen `Scene` out."""
 
+from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.images import Photo, PhotoLoader
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene, View
 
-__all__ = ["Photo", "PhotoLoader", "Scene", "View", "load_scene"]
+__all__ = ["Photo", "PhotoLoader", "Scene", "View", "describe_scene", "load_scene"]

@@ -1,0 +1,52 @@
+"""A scene in a few plain lines, as `splatstudio info` prints it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from splatstudio.scene.scene import Scene
+
+
+def describe_scene(scene: Scene) -> list[tuple[str, str]]:
+    """Return what a person wants to know of a scene as (label, text) rows; no photograph is decoded."""
+    num_train, num_test = len(scene.train_indices), len(scene.test_indices)
+    delivered = Counter(f"{view.camera.width} x {view.camera.height}" for view in scene.views)
+    stored = Counter(f"{view.lens.width} x {view.lens.height}" for view in scene.views)
+    lenses = {view.lens for view in scene.views}
+    distorted = [view for view in scene.views if view.lens.distorted]
+    masks = sum(view.mask_path is not None for view in scene.views)
+    turned = sum(view.orientation != 1 for view in scene.views)
+    models = Counter(view.lens.model for view in scene.views)
+    rows = [
+        ("Scene", str(scene.path)),
+        ("Format", scene.format),
+        ("Photographs", f"{len(scene.views)}: {num_train} to train, {num_test} to test"),
+        ("Size in files", _counted(stored)),
+        ("Size in training", _counted(delivered)),
+        ("Cameras", f"{len(lenses)} ({_counted(models)})"),
+        ("Lens distortion", f"{len(distorted)} photographs, undistorted when read" if distorted else "none"),
+        ("Sparse points", f"{len(scene.points)}" if len(scene.points) else "none: training starts at random"),
+        ("Radius of the cameras", f"{_file_radius(scene):.4g} in the files' units"),
+    ]
+    if masks:
+        rows.append(("Masks", f"{masks} photographs"))
+    if turned:
+        rows.append(("EXIF orientation", f"{turned} photographs are turned"))
+    rows += [("Note", note) for note in scene.notes]
+    return rows
+
+
+def _counted(counter: Counter[str]) -> str:
+    """Return the values by frequency; with their counts when there is more than one."""
+    if len(counter) == 1:
+        return next(iter(counter))
+    shown = ", ".join(f"{value} ({count})" for value, count in counter.most_common(4))
+    return shown + (f" and {len(counter) - 4} more" if len(counter) > 4 else "")
+
+
+def _file_radius(scene: Scene) -> float:
+    positions = np.stack([camera.position for camera in scene.cameras])
+    radius = float(np.linalg.norm(positions - positions.mean(axis=0), axis=1).max())
+    return radius / float(np.cbrt(np.linalg.det(scene.transform[:3, :3])))

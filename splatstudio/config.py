@@ -9,7 +9,9 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,13 @@ def setting(
     return field(default=default, metadata={"setting": Setting(text, low, high, live)})
 
 
-def documented(cls: type) -> type:
+def documented(cls: type[T]) -> type[T]:
     """Append the fields' help to the docstring, where tyro finds it, so that it is written once."""
-    lines = [f"    {f.name}: {f.metadata['setting'].help}" for f in fields(cls) if "setting" in f.metadata]
+    lines = [
+        f"    {f.name}: {f.metadata['setting'].help}"
+        for f in fields(typing.cast(Any, cls))
+        if "setting" in f.metadata
+    ]
     cls.__doc__ = (cls.__doc__ or "") + "\n\nArgs:\n" + "\n".join(lines)
     return cls
 
@@ -145,11 +151,11 @@ def declaration(cls: type, path: str) -> Setting:
 
     Raises ValueError where there is no such setting.
     """
-    head, _, rest = path.partition(".")
-    declared = {f.name: f for f in fields(cls)}.get(head)
-    if declared is not None and rest and is_dataclass(hint := typing.get_type_hints(cls)[head]):
-        return declaration(typing.cast(type, hint), rest)
-    if declared is None or rest or "setting" not in declared.metadata:
+    *groups, name = path.split(".")
+    for group in groups:
+        cls = typing.get_type_hints(cls).get(group, object)
+    declared = {f.name: f for f in fields(cls)}.get(name) if is_dataclass(cls) else None
+    if declared is None or "setting" not in declared.metadata:
         raise ValueError(f"unknown setting {path!r}")
     return declared.metadata["setting"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to `path`, which shows the old or the new content at any time, also after a power cut."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:

@@ -1,0 +1,128 @@
+#include "pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace splat::cpu {
+namespace {
+
+struct Job {
+  Task task = nullptr;
+  void* context = nullptr;
+  int64_t num_tasks = 0;
+};
+
+class Pool {
+ public:
+  ~Pool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+  }
+
+  void run(int num_helpers, const Job& job) {
+    grow(num_helpers);
+    num_helpers = std::min(num_helpers, static_cast<int>(helpers_.size()));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      job_ = job;
+      next_.store(0, std::memory_order_relaxed);
+      num_invited_ = num_working_ = num_helpers;
+      ++generation_;
+    }
+    wake_.notify_all();
+    work(job);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return num_working_ == 0; });
+  }
+
+ private:
+  void grow(int num_helpers) {
+    while (static_cast<int>(helpers_.size()) < num_helpers) {
+      const int id = static_cast<int>(helpers_.size());
+      try {
+        helpers_.emplace_back([this, id, seen = generation_] { help(id, seen); });
+      } catch (const std::system_error&) {
+        return;  // the system allows no more threads: fewer do the same work
+      }
+    }
+  }
+
+  void work(const Job& job) {
+    for (;;) {
+      const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+      if (index >= job.num_tasks) return;
+      job.task(job.context, index);
+    }
+  }
+
+  void help(int id, uint64_t seen) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      if (stopping_) return;
+      seen = generation_;
+      if (id >= num_invited_) continue;
+      const Job job = job_;
+      lock.unlock();
+      work(job);
+      lock.lock();
+      if (--num_working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> helpers_;
+  std::atomic<int64_t> next_{0};
+  Job job_;
+  int num_invited_ = 0, num_working_ = 0;
+  uint64_t generation_ = 0;
+  bool stopping_ = false;
+};
+
+// A pool and the process that made it: after fork() the helpers exist only in the parent, so the
+// child leaves the copy alone and makes its own.
+struct OwnPool {
+  std::unique_ptr<Pool> pool;
+  pid_t process = 0;
+
+  Pool& get() {
+    if (!pool || process != getpid()) {
+      [[maybe_unused]] const Pool* left_behind = pool.release();
+      pool = std::make_unique<Pool>();
+      process = getpid();
+    }
+    return *pool;
+  }
+
+  ~OwnPool() {
+    if (process != getpid()) [[maybe_unused]]
+      const Pool* left_behind = pool.release();
+  }
+};
+
+}  // namespace
+
+void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) {
+  const int num_helpers = static_cast<int>(std::min<int64_t>(num_threads, num_tasks)) - 1;
+  if (num_helpers <= 0) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(context, i);
+    return;
+  }
+  thread_local OwnPool own;
+  own.get().run(num_helpers, {task, context, num_tasks});
+}
+
+}  // namespace splat::cpu

@@ -1,0 +1,34 @@
+// Threads that wait for work, kept by the thread that calls.
+#pragma once
+
+#include <cstdint>
+
+namespace splat::cpu {
+
+using Task = void (*)(void* context, int64_t index);
+
+// Calls task(context, i) once for every i in [0, num_tasks), from up to num_threads threads (this
+// one among them), in no order that can be relied on; returns when all are done. The helpers
+// belong to the calling thread and stay for its next call: two callers (a training, and a viewer
+// that renders meanwhile) never wait for each other.
+void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context);
+
+// The same with anything that can be called.
+template <typename Function>
+void parallel_for(int num_threads, int64_t num_tasks, const Function& function) {
+  run_tasks(
+      num_threads, num_tasks,
+      [](void* context, int64_t index) { (*static_cast<const Function*>(context))(index); },
+      const_cast<void*>(static_cast<const void*>(&function)));
+}
+
+// Splits [0, num) into ranges of `grain` and calls function(begin, end) for each, in parallel.
+template <typename Function>
+void parallel_ranges(int num_threads, int64_t num, int64_t grain, const Function& function) {
+  parallel_for(num_threads, (num + grain - 1) / grain, [&](int64_t i) {
+    const int64_t begin = i * grain;
+    function(begin, begin + grain < num ? begin + grain : num);
+  });
+}
+
+}  // namespace splat::cpu

@@ -1,0 +1,69 @@
+#include <vector>
+
+#include "lanes.h"
+#include "pool.h"
+#include "splat.h"
+
+namespace splat::cpu {
+namespace {
+
+// Long lists first, so that no thread is left alone with one at the end. By powers of two.
+std::vector<int32_t> tiles_by_cost(const ImageGrid& grid, const int32_t* tile_starts) {
+  constexpr int kClasses = 32;
+  const auto class_of = [&](int64_t tile) {
+    const uint32_t length = static_cast<uint32_t>(tile_starts[tile + 1] - tile_starts[tile]);
+    return length == 0 ? kClasses - 1 : __builtin_clz(length);
+  };
+  int64_t starts[kClasses + 1] = {};
+  const int64_t num_tiles = grid.num_tiles();
+  for (int64_t tile = 0; tile < num_tiles; ++tile) ++starts[class_of(tile) + 1];
+  for (int i = 0; i < kClasses; ++i) starts[i + 1] += starts[i];
+  std::vector<int32_t> order(num_tiles);
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    order[starts[class_of(tile)]++] = static_cast<int32_t>(tile);
+  }
+  return order;
+}
+
+// Adds up a splat's instances and turns the sums over pixels into gradients.
+void gather_splat(const RasterBwd& args, int64_t i) {
+  const Splat& s = reinterpret_cast<const Splat*>(args.splats.splats)[i];
+  float sum[kSlabSize] = {};
+  for (int64_t slot = args.lists.splat_starts[i]; slot < args.lists.splat_starts[i + 1]; ++slot) {
+    const float* row = args.slab + slot * kSlabSize;
+    for (int k = 0; k < kSlabSize; ++k) sum[k] += row[k];
+  }
+  const int64_t at = args.splats.order[i];
+  const float q = sum[3], qx = sum[4], qy = sum[5], qxx = sum[6], qxy = sum[7], qyy = sum[8];
+  for (int c = 0; c < 3; ++c) args.v_colors[3 * at + c] = sum[c];
+  args.v_depths[at] = sum[9];
+  args.v_opacities[at] = -q / s.opacity;
+  args.v_means2d[2 * at] = 2.0f * s.half_a * qx + s.b * qy;
+  args.v_means2d[2 * at + 1] = s.b * qx + 2.0f * s.half_c * qy;
+  args.v_conics[3 * at] = 0.5f * qxx;
+  args.v_conics[3 * at + 1] = qxy;
+  args.v_conics[3 * at + 2] = 0.5f * qyy;
+  if (args.v_probe != nullptr) {
+    args.v_probe[2 * at] = args.absgrad ? sum[10] : args.v_means2d[2 * at];
+    args.v_probe[2 * at + 1] = args.absgrad ? sum[11] : args.v_means2d[2 * at + 1];
+  }
+}
+
+}  // namespace
+
+void raster_fwd(const RasterFwd& args, int num_threads) {
+  const std::vector<int32_t> order = tiles_by_cost(args.grid, args.lists.tile_starts);
+  parallel_for(num_threads, args.grid.num_tiles(),
+               [&](int64_t i) { lanes().raster_fwd_tile(args, order[i]); });
+}
+
+void raster_bwd(const RasterBwd& args, int num_threads) {
+  const std::vector<int32_t> order = tiles_by_cost(args.grid, args.lists.tile_starts);
+  parallel_for(num_threads, args.grid.num_tiles(),
+               [&](int64_t i) { lanes().raster_bwd_tile(args, order[i]); });
+  parallel_ranges(num_threads, args.splats.num, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) gather_splat(args, i);
+  });
+}
+
+}  // namespace splat::cpu

@@ -1,0 +1,146 @@
+// Eight floats as one value: the CPU's scalar type for the shared maths (see linalg.h).
+//
+// Written with the compilers' vector extensions, so that the same code becomes AVX2 in one
+// translation unit and whatever the portable target has in the other. Include it before the maths.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define SPLAT_LANES inline __attribute__((always_inline))
+
+namespace splat {
+
+constexpr int kLanes = 8;
+typedef float F8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+
+template <typename F>
+inline F constant(float value);
+
+template <>
+inline __attribute__((always_inline)) F8 constant<F8>(float value) {
+  return F8{value, value, value, value, value, value, value, value};
+}
+
+SPLAT_LANES F8 load8(const float* p) {
+  F8 x;
+  std::memcpy(&x, p, sizeof(x));
+  return x;
+}
+
+SPLAT_LANES void store8(float* p, F8 x) { std::memcpy(p, &x, sizeof(x)); }
+
+// Lane i is p[i * stride].
+SPLAT_LANES F8 gather8(const float* p, int64_t stride) {
+  return F8{p[0],          p[stride],     p[2 * stride], p[3 * stride],
+            p[4 * stride], p[5 * stride], p[6 * stride], p[7 * stride]};
+}
+
+SPLAT_LANES F8 select(I8 mask, F8 yes, F8 no) { return mask ? yes : no; }
+
+SPLAT_LANES F8 magnitude(F8 x) { return (F8)((I8)x & 0x7fffffff); }
+
+// One bit a lane, lane 0 lowest.
+SPLAT_LANES uint32_t lane_bits(I8 mask) {
+#if defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= (mask[i] ? 1u : 0u) << i;
+  return bits;
+#endif
+}
+
+// The second operand where one of the two is NaN, as the machine's instruction has it.
+#if defined(__AVX2__)
+SPLAT_LANES F8 minimum(F8 a, F8 b) { return (F8)_mm256_min_ps((__m256)a, (__m256)b); }
+SPLAT_LANES F8 maximum(F8 a, F8 b) { return (F8)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
+SPLAT_LANES F8 minimum(F8 a, F8 b) { return a < b ? a : b; }
+SPLAT_LANES F8 maximum(F8 a, F8 b) { return a > b ? a : b; }
+#endif
+
+#if defined(__AVX2__)
+SPLAT_LANES F8 square_root(F8 x) { return (F8)_mm256_sqrt_ps((__m256)x); }
+SPLAT_LANES F8 round_up(F8 x) { return (F8)_mm256_ceil_ps((__m256)x); }
+SPLAT_LANES F8 round_nearest(F8 x) {
+  return (F8)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+SPLAT_LANES I8 to_int(F8 x) { return (I8)_mm256_cvtps_epi32((__m256)x); }
+SPLAT_LANES F8 multiply_add(F8 a, F8 b, F8 c) {
+  return (F8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+#else
+SPLAT_LANES F8 square_root(F8 x) {
+  for (int i = 0; i < kLanes; ++i) x[i] = std::sqrt(x[i]);
+  return x;
+}
+SPLAT_LANES F8 round_up(F8 x) {
+  for (int i = 0; i < kLanes; ++i) x[i] = std::ceil(x[i]);
+  return x;
+}
+// Right for |x| < 2^22: the addition leaves no bits behind the point.
+SPLAT_LANES F8 round_nearest(F8 x) {
+  const F8 shift = constant<F8>(12582912.0f);
+  return (x + shift) - shift;
+}
+SPLAT_LANES I8 to_int(F8 x) { return __builtin_convertvector(x, I8); }
+SPLAT_LANES F8 multiply_add(F8 a, F8 b, F8 c) { return a * b + c; }
+#endif
+
+SPLAT_LANES F8 natural_log(F8 x) {
+  for (int i = 0; i < kLanes; ++i) x[i] = std::log(x[i]);
+  return x;
+}
+
+SPLAT_LANES F8 angle_of(F8 y, F8 x) {
+  for (int i = 0; i < kLanes; ++i) x[i] = std::atan2(y[i], x[i]);
+  return x;
+}
+
+// exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for NaN.
+// 2^t = 2^n 2^f, n the nearest whole number, f in [-0.5, 0.5] by a minimax polynomial of degree 5.
+SPLAT_LANES F8 exp_negative(F8 x) {
+  const F8 t = maximum(x * constant<F8>(-1.44269504f), constant<F8>(-125.0f));
+  const F8 n = round_nearest(t);
+  const F8 f = t - n;
+  F8 p = constant<F8>(1.326472689e-3f);
+  p = multiply_add(p, f, constant<F8>(9.671512910e-3f));
+  p = multiply_add(p, f, constant<F8>(5.550733747e-2f));
+  p = multiply_add(p, f, constant<F8>(2.402224208e-1f));
+  p = multiply_add(p, f, constant<F8>(6.931469776e-1f));
+  p = multiply_add(p, f, constant<F8>(1.0f));
+  return (F8)((I8)p + (to_int(n) << 23));
+}
+
+SPLAT_LANES float sum_lanes(F8 x) {
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+
+#if defined(__AVX2__)
+// Lane i of the result is the sum of v[i]'s lanes.
+SPLAT_LANES F8 sum_lanes_of_8(const F8* v) {
+  const __m256 ab = _mm256_hadd_ps((__m256)v[0], (__m256)v[1]);
+  const __m256 cd = _mm256_hadd_ps((__m256)v[2], (__m256)v[3]);
+  const __m256 ef = _mm256_hadd_ps((__m256)v[4], (__m256)v[5]);
+  const __m256 gh = _mm256_hadd_ps((__m256)v[6], (__m256)v[7]);
+  const __m256 abcd = _mm256_hadd_ps(ab, cd), efgh = _mm256_hadd_ps(ef, gh);
+  const __m256 low = _mm256_permute2f128_ps(abcd, efgh, 0x20);
+  const __m256 high = _mm256_permute2f128_ps(abcd, efgh, 0x31);
+  return (F8)_mm256_add_ps(low, high);
+}
+#else
+SPLAT_LANES F8 sum_lanes_of_8(const F8* v) {
+  F8 sums;
+  for (int i = 0; i < kLanes; ++i) sums[i] = sum_lanes(v[i]);
+  return sums;
+}
+#endif
+
+}  // namespace splat

@@ -1,0 +1,159 @@
+// What the binding (ops.cpp) asks of a backend: plain structs of pointers, no torch header.
+// All arrays are contiguous float32 unless said otherwise; N Gaussians, V visible ones, M instances
+// (visible Gaussian, tile) in the order of the tiles and by depth within a tile.
+#pragma once
+
+#include <cstdint>
+
+#include "camera.h"
+
+namespace splat {
+
+constexpr int kTileSize = 16;   // px
+constexpr int kSplatSize = 16;  // floats of a packed splat, one cache line
+constexpr int kSlabSize = 12;   // floats of an instance's gradient
+
+struct GaussianArrays {
+  const float* means;      // [N, 3]
+  const float* quats;      // [N, 4] wxyz, any length
+  const float* scales;     // [N, 3] standard deviations
+  const float* opacities;  // [N] in 0..1
+  const float* sh0;        // [N, 1, 3]
+  const float* shN;        // [N, num_rest, 3]
+  int64_t num;
+  int num_rest;
+};
+
+struct ProjectSettings {
+  Camera camera;
+  int sh_degree;
+  bool antialiased;
+};
+
+struct ProjectFwd {
+  GaussianArrays gaussians;
+  ProjectSettings settings;
+  float* means2d;    // [N, 2]
+  float* conics;     // [N, 3]
+  float* depths;     // [N]
+  float* opacities;  // [N]
+  float* colors;     // [N, 3]
+  int32_t* radii;    // [N, 2]
+};
+
+struct ProjectBwd {
+  GaussianArrays gaussians;
+  ProjectSettings settings;
+  const int32_t* radii;  // [N, 2]
+  const float* colors;   // [N, 3] as the forward pass gave them: 0 where they were clamped
+  const float *v_means2d, *v_conics, *v_depths, *v_out_opacities, *v_colors;
+  float *v_means, *v_quats, *v_scales, *v_opacities, *v_sh0, *v_shN;
+};
+
+struct ImageGrid {
+  int width, height;  // px
+  int tiles_x, tiles_y;
+  int64_t num_tiles() const { return static_cast<int64_t>(tiles_x) * tiles_y; }
+};
+
+struct ProjectedArrays {
+  const float* means2d;    // [N, 2]
+  const float* conics;     // [N, 3]
+  const float* depths;     // [N]
+  const float* opacities;  // [N]
+  const float* colors;     // [N, 3]
+  const int32_t* radii;    // [N, 2]
+  int64_t num;
+};
+
+// Visible splats by depth; what `sort_splats` makes.
+struct SplatList {
+  float* splats;   // [V, kSplatSize] packed by depth, see cpu/splat.h
+  int32_t* order;  // [V] index of the Gaussian
+  int64_t num;
+};
+
+// Who covers which tile; what `count_instances` and `emit_instances` make.
+struct TileLists {
+  int64_t* splat_starts;  // [V + 1] a splat's first slot in the slab
+  int32_t* tile_starts;   // [num_tiles + 1] a tile's first instance
+  int32_t* instances;     // [M] position in the SplatList
+  int32_t* slots;         // [M] where the instance's gradient goes in the slab
+  int64_t num;
+};
+
+struct RasterFwd {
+  ImageGrid grid;
+  SplatList splats;
+  TileLists lists;
+  const float* background;  // [3]
+  float max_alpha;
+  uint32_t* masks;     // [M] the cells that the backward pass must visit
+  int32_t* tile_ends;  // [num_tiles] one behind the last instance that was looked at
+  float* rgb;          // [H, W, 3]
+  float* alpha;        // [H, W]
+  float* depth_sum;    // [H, W]
+};
+
+struct RasterBwd {
+  ImageGrid grid;
+  SplatList splats;
+  TileLists lists;
+  float max_alpha;
+  const uint32_t* masks;
+  const int32_t* tile_ends;
+  const float *rgb, *alpha, *depth_sum;        // as the forward pass gave them
+  const float *v_rgb, *v_alpha, *v_depth_sum;  // null: zero
+  bool absgrad;  // v_probe is the sum of absolute contributions to v_means2d
+  float* slab;   // [M, kSlabSize] scratch
+  float *v_means2d, *v_conics, *v_depths, *v_opacities, *v_colors;
+  float* v_probe;  // [N, 2] or null
+};
+
+// value = l1_weight * mean |image - target| + ssim_weight * mean SSIM over the counted pixels.
+struct ImageLoss {
+  const float *image, *target;  // [H, W, C]
+  const uint8_t* mask;          // [H, W] 0 or 1, or null: all
+  int64_t height, width, channels;
+  float l1_weight, ssim_weight;
+  bool same_padding;  // else only windows that lie inside the image count
+  float* partials;    // [3, H, W, C] scratch
+  float* grad;        // [H, W, C] or null
+  double* value;      // [1]
+};
+
+struct Adam {
+  float* param;
+  const float* grad;
+  float *exp_avg, *exp_avg_sq;
+  int64_t num;
+  double lr, beta1, beta2, eps;
+  int64_t step;  // counts from 1
+};
+
+namespace cpu {
+
+void project_fwd(const ProjectFwd& args, int num_threads);
+void project_bwd(const ProjectBwd& args, int num_threads);
+
+int64_t count_visible(const ProjectedArrays& projected);
+void sort_splats(const ProjectedArrays& projected, const SplatList& out, int num_threads);
+
+// Scratch of the two steps of binning: instances a tile, counted in chunks of splats.
+int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads);
+int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t* splat_starts,
+                        int32_t* counters, int num_threads);
+void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
+                    int32_t* counters, int num_threads);
+
+void raster_fwd(const RasterFwd& args, int num_threads);
+void raster_bwd(const RasterBwd& args, int num_threads);
+
+void image_loss(const ImageLoss& args, int num_threads);
+void adam_step(const Adam& args, int num_threads);
+
+// The instruction set in use: "avx2" or "portable".
+const char* instruction_set();
+
+}  // namespace cpu
+}  // namespace splat

@@ -1,0 +1,385 @@
+// The binding: the only file that sees a torch header, through torch's stable ABI. It checks what
+// it is given, allocates (so that torch accounts for all large memory) and calls a backend.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+void check(const Tensor& t, ScalarType type, const Sizes& sizes, const char* name) {
+  STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU");
+  STD_TORCH_CHECK(t.scalar_type() == type, name, " has the wrong data type");
+  STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
+  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(),
+                  " dimensions, has ", t.dim());
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    STD_TORCH_CHECK(t.size(i) == sizes[i], name, " must have size ", sizes[i], " in dimension ", i,
+                    ", has ", t.size(i));
+  }
+}
+
+const float* floats(const Tensor& t, const Sizes& sizes, const char* name) {
+  check(t, ScalarType::Float, sizes, name);
+  return static_cast<const float*>(t.data_ptr());
+}
+
+const float* floats_or_null(const OptionalTensor& t, const Sizes& sizes, const char* name) {
+  return t.has_value() ? floats(*t, sizes, name) : nullptr;
+}
+
+float* mutable_floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+
+template <typename T>
+T* ints(const Tensor& t, const Sizes& sizes, const char* name) {
+  check(t, sizeof(T) == 8 ? ScalarType::Long : ScalarType::Int, sizes, name);
+  return static_cast<T*>(t.data_ptr());
+}
+
+Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
+  return torch::stable::empty(sizes, type);
+}
+
+Tensor zeros(const Sizes& sizes) {
+  Tensor t = empty(sizes);
+  return torch::stable::zero_(t);
+}
+
+splat::GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                                   const Tensor& opacities, const Tensor& sh0, const Tensor& shN) {
+  const int64_t num = means.size(0), rest = shN.size(1);
+  STD_TORCH_CHECK(num < std::numeric_limits<int32_t>::max(), "too many Gaussians: ", num);
+  return {floats(means, {num, 3}, "means"),
+          floats(quats, {num, 4}, "quats"),
+          floats(scales, {num, 3}, "scales"),
+          floats(opacities, {num}, "opacities"),
+          floats(sh0, {num, 1, 3}, "sh0"),
+          floats(shN, {num, rest, 3}, "shN"),
+          num,
+          static_cast<int>(rest)};
+}
+
+// `view`: 12 numbers of the world-to-camera matrix by rows, 3 of the camera's position, fx, fy, cx,
+// cy, near, far. `options`: width, height, camera model, SH degree, antialiased.
+splat::ProjectSettings settings_of(const std::vector<double>& view,
+                                   const std::vector<int64_t>& options, int64_t num_rest) {
+  STD_TORCH_CHECK(view.size() == 21 && options.size() == 5, "a camera is 21 numbers and 5 options");
+  splat::ProjectSettings s = {};
+  splat::Camera& camera = s.camera;
+  const auto at = [&](int i) { return static_cast<float>(view[i]); };
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 3; ++column) camera.rotation[row][column] = at(4 * row + column);
+    camera.translation[row] = at(4 * row + 3);
+    camera.position[row] = at(12 + row);
+  }
+  camera.fx = at(15);
+  camera.fy = at(16);
+  camera.cx = at(17);
+  camera.cy = at(18);
+  camera.near_plane = at(19);
+  camera.far_plane = at(20);
+  camera.width = static_cast<int>(options[0]);
+  camera.height = static_cast<int>(options[1]);
+  STD_TORCH_CHECK(options[2] >= 0 && options[2] <= 2, "unknown camera model");
+  camera.model = static_cast<splat::CameraModel>(options[2]);
+  s.sh_degree = static_cast<int>(options[3]);
+  STD_TORCH_CHECK(s.sh_degree >= 0 && s.sh_degree <= 3, "the SH degree is not in 0..3");
+  STD_TORCH_CHECK((s.sh_degree + 1) * (s.sh_degree + 1) <= 1 + num_rest,
+                  "the active SH degree is not stored");
+  s.antialiased = options[4] != 0;
+  return s;
+}
+
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Six project_fwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                const Tensor& opacities, const Tensor& sh0, const Tensor& shN,
+                const std::vector<double>& view, const std::vector<int64_t>& options,
+                int64_t num_threads) {
+  splat::ProjectFwd args = {};
+  args.gaussians = gaussians_of(means, quats, scales, opacities, sh0, shN);
+  args.settings = settings_of(view, options, shN.size(1));
+  const int64_t num = args.gaussians.num;
+  const Tensor means2d = empty({num, 2}), conics = empty({num, 3}), depths = empty({num});
+  const Tensor effective = empty({num}), colors = empty({num, 3});
+  const Tensor radii = empty({num, 2}, ScalarType::Int);
+  args.means2d = mutable_floats(means2d);
+  args.conics = mutable_floats(conics);
+  args.depths = mutable_floats(depths);
+  args.opacities = mutable_floats(effective);
+  args.colors = mutable_floats(colors);
+  args.radii = static_cast<int32_t*>(radii.data_ptr());
+  splat::cpu::project_fwd(args, static_cast<int>(num_threads));
+  return {means2d, conics, depths, effective, colors, radii};
+}
+
+Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                const Tensor& opacities, const Tensor& sh0, const Tensor& shN, const Tensor& radii,
+                const Tensor& colors, const Tensor& v_means2d, const Tensor& v_conics,
+                const Tensor& v_depths, const Tensor& v_effective, const Tensor& v_colors,
+                const std::vector<double>& view, const std::vector<int64_t>& options,
+                int64_t num_threads) {
+  splat::ProjectBwd args = {};
+  args.gaussians = gaussians_of(means, quats, scales, opacities, sh0, shN);
+  args.settings = settings_of(view, options, shN.size(1));
+  const int64_t num = args.gaussians.num;
+  args.radii = ints<int32_t>(radii, {num, 2}, "radii");
+  args.colors = floats(colors, {num, 3}, "colors");
+  args.v_means2d = floats(v_means2d, {num, 2}, "v_means2d");
+  args.v_conics = floats(v_conics, {num, 3}, "v_conics");
+  args.v_depths = floats(v_depths, {num}, "v_depths");
+  args.v_out_opacities = floats(v_effective, {num}, "v_opacities");
+  args.v_colors = floats(v_colors, {num, 3}, "v_colors");
+  const Tensor v_means = zeros({num, 3}), v_quats = zeros({num, 4}), v_scales = zeros({num, 3});
+  const Tensor v_opacities = zeros({num}), v_sh0 = zeros({num, 1, 3});
+  const Tensor v_shN = zeros({num, shN.size(1), 3});
+  args.v_means = mutable_floats(v_means);
+  args.v_quats = mutable_floats(v_quats);
+  args.v_scales = mutable_floats(v_scales);
+  args.v_opacities = mutable_floats(v_opacities);
+  args.v_sh0 = mutable_floats(v_sh0);
+  args.v_shN = mutable_floats(v_shN);
+  splat::cpu::project_bwd(args, static_cast<int>(num_threads));
+  return {v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN};
+}
+
+splat::ImageGrid grid_of(int64_t width, int64_t height) {
+  STD_TORCH_CHECK(width > 0 && height > 0 && width <= 65536 && height <= 65536,
+                  "an image has 1 to 65536 pixels a side, not ", width, " x ", height);
+  const int tile = splat::kTileSize;
+  return {static_cast<int>(width), static_cast<int>(height),
+          static_cast<int>((width + tile - 1) / tile),
+          static_cast<int>((height + tile - 1) / tile)};
+}
+
+splat::SplatList splats_of(const Tensor& splats, const Tensor& order) {
+  const int64_t num = order.size(0);
+  floats(splats, {num, splat::kSplatSize}, "splats");
+  return {mutable_floats(splats), ints<int32_t>(order, {num}, "order"), num};
+}
+
+splat::TileLists lists_of(const splat::SplatList& splats, const splat::ImageGrid& grid,
+                          const Tensor& splat_starts, const Tensor& tile_starts,
+                          const Tensor& instances, const Tensor& slots) {
+  const int64_t num = instances.size(0);
+  return {ints<int64_t>(splat_starts, {splats.num + 1}, "splat_starts"),
+          ints<int32_t>(tile_starts, {grid.num_tiles() + 1}, "tile_starts"),
+          ints<int32_t>(instances, {num}, "instances"), ints<int32_t>(slots, {num}, "slots"), num};
+}
+
+// Returns splats, order, splat_starts, tile_starts, instances, slots.
+Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const Tensor& opacities,
+        const Tensor& colors, const Tensor& radii, int64_t width, int64_t height,
+        int64_t num_threads) {
+  const int threads = static_cast<int>(num_threads);
+  const splat::ImageGrid grid = grid_of(width, height);
+  const int64_t num = means2d.size(0);
+  const splat::ProjectedArrays projected = {floats(means2d, {num, 2}, "means2d"),
+                                            floats(conics, {num, 3}, "conics"),
+                                            floats(depths, {num}, "depths"),
+                                            floats(opacities, {num}, "opacities"),
+                                            floats(colors, {num, 3}, "colors"),
+                                            ints<int32_t>(radii, {num, 2}, "radii"),
+                                            num};
+  const int64_t visible = splat::cpu::count_visible(projected);
+  const Tensor splats = empty({visible, splat::kSplatSize});
+  const Tensor order = empty({visible}, ScalarType::Int);
+  const splat::SplatList list = splats_of(splats, order);
+  splat::cpu::sort_splats(projected, list, threads);
+
+  const Tensor splat_starts = empty({visible + 1}, ScalarType::Long);
+  const Tensor counters =
+      empty({splat::cpu::num_binning_counters(list, grid, threads)}, ScalarType::Int);
+  int32_t* counter = static_cast<int32_t*>(counters.data_ptr());
+  const int64_t num_instances = splat::cpu::count_instances(
+      list, grid, static_cast<int64_t*>(splat_starts.data_ptr()), counter, threads);
+  STD_TORCH_CHECK(num_instances < std::numeric_limits<int32_t>::max(),
+                  "the Gaussians cover too much of the image (", num_instances,
+                  " tiles in all): render fewer, or fewer pixels");
+  const Tensor tile_starts = empty({grid.num_tiles() + 1}, ScalarType::Int);
+  const Tensor instances = empty({num_instances}, ScalarType::Int);
+  const Tensor slots = empty({num_instances}, ScalarType::Int);
+  splat::cpu::emit_instances(list, grid,
+                             lists_of(list, grid, splat_starts, tile_starts, instances, slots),
+                             counter, threads);
+  return {splats, order, splat_starts, tile_starts, instances, slots};
+}
+
+// Returns rgb, alpha, depth_sum, masks, tile_ends.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> raster_fwd(
+    const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
+    const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
+    const Tensor& background, int64_t width, int64_t height, double max_alpha,
+    int64_t num_threads) {
+  splat::RasterFwd args = {};
+  args.grid = grid_of(width, height);
+  args.splats = splats_of(splats, order);
+  args.lists = lists_of(args.splats, args.grid, splat_starts, tile_starts, instances, slots);
+  args.background = floats(background, {3}, "background");
+  args.max_alpha = static_cast<float>(max_alpha);
+  const Tensor rgb = empty({height, width, 3}), alpha = empty({height, width});
+  const Tensor depth_sum = empty({height, width});
+  const Tensor masks = empty({args.lists.num}, ScalarType::Int);
+  const Tensor tile_ends = empty({args.grid.num_tiles()}, ScalarType::Int);
+  args.masks = static_cast<uint32_t*>(masks.data_ptr());
+  args.tile_ends = static_cast<int32_t*>(tile_ends.data_ptr());
+  args.rgb = mutable_floats(rgb);
+  args.alpha = mutable_floats(alpha);
+  args.depth_sum = mutable_floats(depth_sum);
+  splat::cpu::raster_fwd(args, static_cast<int>(num_threads));
+  return {rgb, alpha, depth_sum, masks, tile_ends};
+}
+
+// Returns v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe.
+Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
+               const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
+               const Tensor& masks, const Tensor& tile_ends, const Tensor& rgb, const Tensor& alpha,
+               const Tensor& depth_sum, const OptionalTensor& v_rgb, const OptionalTensor& v_alpha,
+               const OptionalTensor& v_depth_sum, int64_t num, double max_alpha, bool absgrad,
+               int64_t num_threads) {
+  const int64_t height = alpha.size(0), width = alpha.size(1);
+  splat::RasterBwd args = {};
+  args.grid = grid_of(width, height);
+  args.splats = splats_of(splats, order);
+  args.lists = lists_of(args.splats, args.grid, splat_starts, tile_starts, instances, slots);
+  args.max_alpha = static_cast<float>(max_alpha);
+  args.masks = reinterpret_cast<uint32_t*>(ints<int32_t>(masks, {args.lists.num}, "masks"));
+  args.tile_ends = ints<int32_t>(tile_ends, {args.grid.num_tiles()}, "tile_ends");
+  args.rgb = floats(rgb, {height, width, 3}, "rgb");
+  args.alpha = floats(alpha, {height, width}, "alpha");
+  args.depth_sum = floats(depth_sum, {height, width}, "depth_sum");
+  args.v_rgb = floats_or_null(v_rgb, {height, width, 3}, "v_rgb");
+  args.v_alpha = floats_or_null(v_alpha, {height, width}, "v_alpha");
+  args.v_depth_sum = floats_or_null(v_depth_sum, {height, width}, "v_depth_sum");
+  args.absgrad = absgrad;
+  const Tensor slab = empty({args.lists.num, splat::kSlabSize});
+  const Tensor v_means2d = zeros({num, 2}), v_conics = zeros({num, 3}), v_depths = zeros({num});
+  const Tensor v_opacities = zeros({num}), v_colors = zeros({num, 3}), v_probe = zeros({num, 2});
+  args.slab = mutable_floats(slab);
+  args.v_means2d = mutable_floats(v_means2d);
+  args.v_conics = mutable_floats(v_conics);
+  args.v_depths = mutable_floats(v_depths);
+  args.v_opacities = mutable_floats(v_opacities);
+  args.v_colors = mutable_floats(v_colors);
+  args.v_probe = mutable_floats(v_probe);
+  splat::cpu::raster_bwd(args, static_cast<int>(num_threads));
+  return {v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe};
+}
+
+// Returns the value (a scalar) and, if wanted, its gradient with respect to the image (else empty).
+std::tuple<Tensor, Tensor> image_loss(const Tensor& image, const Tensor& target,
+                                      const OptionalTensor& mask, double l1_weight,
+                                      double ssim_weight, bool same_padding, bool with_grad,
+                                      int64_t num_threads) {
+  splat::ImageLoss args = {};
+  args.height = image.size(0);
+  args.width = image.size(1);
+  args.channels = image.size(2);
+  const Sizes sizes = {args.height, args.width, args.channels};
+  args.image = floats(image, sizes, "image");
+  args.target = floats(target, sizes, "target");
+  if (mask.has_value()) {
+    check(*mask, ScalarType::Bool, {args.height, args.width}, "mask");
+    args.mask = static_cast<const uint8_t*>(mask->data_ptr());
+  }
+  args.l1_weight = static_cast<float>(l1_weight);
+  args.ssim_weight = static_cast<float>(ssim_weight);
+  args.same_padding = same_padding;
+  const Tensor partials =
+      empty(ssim_weight > 0 ? Sizes{3, args.height, args.width, args.channels} : Sizes{0});
+  const Tensor grad = empty(with_grad ? sizes : Sizes{0});
+  const Tensor value = empty({}, ScalarType::Double);
+  args.partials = mutable_floats(partials);
+  args.grad = with_grad ? mutable_floats(grad) : nullptr;
+  args.value = static_cast<double*>(value.data_ptr());
+  splat::cpu::image_loss(args, static_cast<int>(num_threads));
+  return {value, grad};
+}
+
+void adam_step(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+               const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
+               int64_t num_threads) {
+  STD_TORCH_CHECK(rates.size() == 4, "rates are lr, beta1, beta2, eps");
+  STD_TORCH_CHECK(step >= 1, "steps count from 1");
+  Sizes sizes;
+  for (int64_t i = 0; i < param.dim(); ++i) sizes.push_back(param.size(i));
+  floats(param, sizes, "param");
+  floats(exp_avg, sizes, "exp_avg");
+  floats(exp_avg_sq, sizes, "exp_avg_sq");
+  const splat::Adam args = {mutable_floats(param),
+                            floats(grad, sizes, "grad"),
+                            mutable_floats(exp_avg),
+                            mutable_floats(exp_avg_sq),
+                            param.numel(),
+                            rates[0],
+                            rates[1],
+                            rates[2],
+                            rates[3],
+                            step};
+  splat::cpu::adam_step(args, static_cast<int>(num_threads));
+}
+
+std::string instruction_set() { return splat::cpu::instruction_set(); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(splatstudio, m) {
+  m.def(
+      "project_fwd(Tensor means, Tensor quats, Tensor scales, Tensor opacities, Tensor sh0, "
+      "Tensor shN, float[] view, int[] options, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "project_bwd(Tensor means, Tensor quats, Tensor scales, Tensor opacities, Tensor sh0, "
+      "Tensor shN, Tensor radii, Tensor colors, Tensor v_means2d, Tensor v_conics, "
+      "Tensor v_depths, Tensor v_opacities, Tensor v_colors, float[] view, int[] options, "
+      "int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "bin(Tensor means2d, Tensor conics, Tensor depths, Tensor opacities, Tensor colors, "
+      "Tensor radii, int width, int height, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "raster_fwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor background, int width, int height, "
+      "float max_alpha, int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "raster_bwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor masks, Tensor tile_ends, Tensor rgb, Tensor alpha, "
+      "Tensor depth_sum, Tensor? v_rgb, Tensor? v_alpha, Tensor? v_depth_sum, int num, "
+      "float max_alpha, bool absgrad, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "image_loss(Tensor image, Tensor target, Tensor? mask, float l1_weight, "
+      "float ssim_weight, bool same_padding, bool with_grad, int num_threads) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "adam_step(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "float[] rates, int step, int num_threads) -> ()");
+  m.def("instruction_set() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
+  m.impl("project_fwd", TORCH_BOX(&project_fwd));
+  m.impl("project_bwd", TORCH_BOX(&project_bwd));
+  m.impl("bin", TORCH_BOX(&bin));
+  m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
+  m.impl("raster_bwd", TORCH_BOX(&raster_bwd));
+  m.impl("image_loss", TORCH_BOX(&image_loss));
+  m.impl("adam_step", TORCH_BOX(&adam_step));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&instruction_set));
+}

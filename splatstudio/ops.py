@@ -1,0 +1,270 @@
+"""The renderer's stages on native kernels (csrc/): CPU, float32, the same functions as `reference.py`.
+
+Gradients are autograd.Functions here; this is the only file that calls `torch.ops`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from splatstudio.camera import Camera
+from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
+
+SSIM_WINDOW = 11  # px
+CAMERA_MODELS = ("pinhole", "ortho", "fisheye")  # their numbers in csrc/camera.h
+
+_thread = threading.local()
+
+
+@functools.cache
+def _native() -> Any:
+    """Load the extension once and return its operators.
+
+    Raises RuntimeError when it has not been built.
+    """
+    spec = importlib.util.find_spec("splatstudio._C")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(
+            "the native kernels of splatstudio are not built; "
+            "run `pip install --no-build-isolation --no-deps -e .` in the repository"
+        )
+    torch.ops.load_library(spec.origin)
+    return torch.ops.splatstudio
+
+
+def is_available() -> bool:
+    """Return whether the native kernels have been built."""
+    return importlib.util.find_spec("splatstudio._C") is not None
+
+
+def native_version() -> str:
+    """Return the instruction set that the kernels use on this machine: "avx2" or "portable".
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().instruction_set()
+
+
+def num_threads() -> int:
+    """Return the number of threads that a call from this Python thread uses.
+
+    That is `torch.get_num_threads()` (OMP_NUM_THREADS, torch.set_num_threads), or the limit of
+    `limited_threads`.
+    """
+    limit = getattr(_thread, "limit", None)
+    return torch.get_num_threads() if limit is None else limit
+
+
+@contextlib.contextmanager
+def limited_threads(limit: int) -> Iterator[None]:
+    """Let calls from this Python thread use `limit` threads (1 or more), whatever torch is set to.
+
+    For what runs beside a training: each Python thread has helpers of its own and waits for no other.
+    """
+    assert limit >= 1
+    before = getattr(_thread, "limit", None)
+    _thread.limit = limit
+    try:
+        yield
+    finally:
+        _thread.limit = before
+
+
+def project(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    sh0: Tensor,
+    shN: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> Projected:
+    """Project N Gaussians onto one camera's image plane and shade them.
+
+    `means` [N, 3] world, `quats` [N, 4] wxyz of any length but 0, `scales` [N, 3] standard deviations,
+    `opacities` [N] in 0..1, `sh0` [N, 1, 3], `shN` [N, K-1, 3] with K >= (settings.sh_degree + 1)^2.
+    A Gaussian with a value that is not finite is culled and gets no gradient.
+    Raises RuntimeError when the kernels have not been built.
+    """
+    position = camera.position
+    K = camera.K
+    view = [
+        *(float(value) for value in camera.viewmat[:3].reshape(-1)),
+        *(float(value) for value in position),
+        *(float(value) for value in (K[0, 0], K[1, 1], K[0, 2], K[1, 2])),
+        settings.near,
+        settings.far,
+    ]
+    model = CAMERA_MODELS.index(camera.model)
+    options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased)]
+    inputs = (means, quats, scales, opacities, sh0, shN)
+    return Projected(*_Project.apply(*inputs, view, options))  # type: ignore[misc]
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, means, quats, scales, opacities, sh0, shN, view, options):  # noqa: PLR0913
+        inputs = [tensor.contiguous() for tensor in (means, quats, scales, opacities, sh0, shN)]
+        outputs = _native().project_fwd(*inputs, view, options, num_threads())
+        colors, radii = outputs[4], outputs[5]
+        ctx.save_for_backward(*inputs, radii, colors)
+        ctx.view, ctx.options = view, options
+        ctx.mark_non_differentiable(radii)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *v_outputs):
+        v = [gradient.contiguous() for gradient in v_outputs[:5]]
+        gradients = _native().project_bwd(*ctx.saved_tensors, *v, ctx.view, ctx.options, num_threads())
+        return (*gradients, None, None)
+
+
+def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | None = None) -> Raster:
+    """Composite projected Gaussians front to back.
+
+    `probe` [N, 2], zeros that require a gradient: after the backward pass `probe.grad` is the gradient with
+    respect to means2d, px, summed over the pixels. The background gets no gradient.
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _rasterize(projected, settings, probe, absgrad=False)
+
+
+def rasterize_absgrad(projected: Projected, settings: RasterSettings, probe: Tensor) -> Raster:
+    """Composite as `rasterize` does, but let `probe.grad` be the sum of the pixels' absolute contributions.
+
+    The two components are taken absolutely one by one (Ye et al. 2024, AbsGS). Other gradients stay.
+    """
+    return _rasterize(projected, settings, probe, absgrad=True)
+
+
+def _rasterize(
+    projected: Projected, settings: RasterSettings, probe: Tensor | None, *, absgrad: bool
+) -> Raster:
+    p = projected
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe, p.radii, settings, absgrad)
+    return Raster(*_Rasterize.apply(*inputs))  # type: ignore[misc]
+
+
+class _Rasterize(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913
+        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad
+    ):
+        ctx.set_materialize_grads(False)
+        native, threads = _native(), num_threads()
+        rows = [tensor.contiguous() for tensor in (means2d, conics, depths, opacities, colors, radii)]
+        size = (settings.width, settings.height)
+        lists = native.bin(*rows, *size, threads)
+        background = settings.background.detach().to(means2d).contiguous()
+        rgb, alpha, depth_sum, masks, tile_ends = native.raster_fwd(
+            *lists, background, *size, settings.max_alpha, threads
+        )
+        ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
+        ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
+        return rgb, alpha, depth_sum
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *v_outputs):
+        v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs]
+        gradients = _native().raster_bwd(
+            *ctx.saved_tensors, *v, ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, num_threads()
+        )
+        v_probe = gradients[5] if ctx.needs_input_grad[5] else None
+        return (*gradients[:5], v_probe, None, None, None)
+
+
+def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:
+    """Return the mean structural similarity of two images [H, W, C] of range 0..1, a scalar.
+
+    The window is an 11 x 11 Gaussian of sigma 1.5 (Wang et al. 2004); "same" pads with zeros, "valid" leaves
+    out the 5-pixel border. The gradient goes to `image` only.
+    Raises ValueError when "valid" leaves nothing of the image, RuntimeError when the kernels have not been
+    built.
+    """
+    if padding == "valid":
+        _check_window_fits(image)
+    return 1.0 - _ImageLoss.apply(image, target, None, 0.0, 1.0, padding == "same")  # type: ignore[operator]
+
+
+def l1_ssim(image: Tensor, target: Tensor, *, ssim_weight: float, mask: Tensor | None = None) -> Tensor:
+    """Return (1 - w) * mean|image - target| + w * (1 - valid SSIM) of images [H, W, C], a scalar.
+
+    `mask` [H, W] bool: only its pixels count, in both means; elsewhere the image is taken to equal the
+    target, so that what lies outside has no influence and gets no gradient. An empty mask gives 0.
+    Raises ValueError when a side is below 11 pixels and the SSIM has a weight, RuntimeError when the kernels
+    have not been built.
+    """
+    if ssim_weight > 0:
+        _check_window_fits(image)
+    return _ImageLoss.apply(image, target, mask, 1.0 - ssim_weight, ssim_weight, False)  # type: ignore[return-value]
+
+
+def _check_window_fits(image: Tensor) -> None:
+    height, width = image.shape[:2]
+    if min(height, width) < SSIM_WINDOW:
+        raise ValueError(
+            f"an image of {width} x {height} pixels is too small for SSIM: a side needs {SSIM_WINDOW} or more"
+        )
+
+
+class _ImageLoss(torch.autograd.Function):
+    """Return l1_weight * mean|image - target| + ssim_weight * mean(1 - SSIM).
+
+    The gradient is made together with the value.
+    """
+
+    @staticmethod
+    def forward(ctx, image, target, mask, l1_weight, ssim_weight, same_padding):
+        value, gradient = _native().image_loss(
+            image.contiguous(),
+            target.contiguous(),
+            None if mask is None else mask.contiguous(),
+            l1_weight,
+            ssim_weight,
+            same_padding,
+            ctx.needs_input_grad[0],
+            num_threads(),
+        )
+        ctx.save_for_backward(gradient)
+        return value.to(image.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, v_value):
+        (gradient,) = ctx.saved_tensors
+        return gradient * v_value, None, None, None, None, None
+
+
+@torch.no_grad()
+def adam_step(  # noqa: PLR0913 - torch's own names, the tensors apart from the numbers
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+) -> None:
+    """Make one step of Adam in place, as torch.optim.Adam without weight decay does.
+
+    All tensors have one shape and are contiguous; `step` counts from 1 (Kingma and Ba 2015).
+    Raises RuntimeError when the kernels have not been built.
+    """
+    rates = [lr, beta1, beta2, eps]
+    _native().adam_step(param, grad.contiguous(), exp_avg, exp_avg_sq, rates, step, num_threads())

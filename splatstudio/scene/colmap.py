@@ -10,18 +10,21 @@ from splatstudio.scene import colmap_binary, colmap_text
 from splatstudio.scene.capture import Capture, ImageFolder, Shot, find_mask, missing_note
 from splatstudio.scene.colmap_model import ColmapModel
 
-MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")
+MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")  # the last as nerfstudio keeps it
+PARTS = ("cameras", "images", "points3D")
 
 
 def model_folder(folder: Path) -> Path | None:
-    """Return the folder below `folder` that holds a COLMAP model (even an incomplete one), or None."""
+    """Return the folder below `folder` that holds a COLMAP model (even an incomplete one), or None.
+
+    A transforms.json goes before the model that nerfstudio made it from.
+    """
     for name in MODEL_FOLDERS:
+        if name.startswith("colmap") and (folder / "transforms.json").exists():
+            return None
         if any((folder / name / f"{part}.{kind}").exists() for kind in ("bin", "txt") for part in PARTS):
             return folder / name
     return None
-
-
-PARTS = ("cameras", "images", "points3D")
 
 
 def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> Capture:

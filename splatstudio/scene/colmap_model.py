@@ -72,13 +72,14 @@ def colmap_lens(model: str, size: tuple[int, int], params: list[float], where: s
     if not (fx > 0 and fy > 0):
         raise ValueError(f"{where} has the focal length {fx:g} x {fy:g}, which is not positive")
     fisheye = "FISHEYE" in model
+    distortion: tuple[float, ...] = ()
     if fisheye:
         distortion = tuple([*k, 0.0, 0.0, 0.0, 0.0][:4])
-    elif single:
+    elif single and k:
         k1, k2 = [*k, 0.0, 0.0][:2]
         distortion = (k1, k2, 0.0, 0.0, 0.0)
-    else:
-        distortion = (*k, 0.0) if k else ()
+    elif k:
+        distortion = (*k, 0.0)
     return Lens(width, height, fx, fy, cx, cy, "fisheye" if fisheye else "brown", distortion, model)
 
 

@@ -51,7 +51,7 @@ def picture_header(path: Path) -> PictureHeader:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # 100 megapixel cameras exist
             with Image.open(path) as image:
-                orientation = image.getexif().get(EXIF_ORIENTATION, 1)
+                orientation = _exif(image).get(EXIF_ORIENTATION, 1)
                 width, height = image.size
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
@@ -104,15 +104,14 @@ def decode(path: Path) -> np.ndarray:
     Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
     """
     data = read_file(path, "the photograph")
-    flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+    if _cut_off(data):
+        raise ValueError(f"the photograph {path} is cut off: the end of the file is missing; copy it again")
     try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
     except cv2.error:
         pixels = None
     if pixels is None:
         raise ValueError(f"the photograph {path} cannot be decoded: the file is damaged; replace it")
-    if _cut_off(data):
-        raise ValueError(f"the photograph {path} is cut off: the end of the file is missing; copy it again")
     if pixels.dtype == np.uint16:
         pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
     if pixels.dtype != np.uint8:
@@ -166,6 +165,15 @@ def same_proportions(size: tuple[int, int], other: tuple[int, int]) -> bool:
     low = max((size[0] - 1) / other[0], (size[1] - 1) / other[1])
     high = min((size[0] + 1) / other[0], (size[1] + 1) / other[1])
     return low <= high
+
+
+def _exif(image: Image.Image) -> Image.Exif:
+    if image.format != "PNG":
+        return image.getexif()
+    # A PNG may hold its EXIF block after the pixels, and Pillow would decode them all to look for it.
+    exif = Image.Exif()
+    exif.load(image.info.get("exif", b""))
+    return exif
 
 
 def _cut_off(data: bytes) -> bool:

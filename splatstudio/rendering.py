@@ -9,16 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio import reference
+from splatstudio import ops, reference
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.stages import ProjectSettings, RasterSettings
-
-try:
-    from splatstudio import ops
-except ImportError:
-    ops = None
 
 
 @dataclass(frozen=True)
@@ -51,8 +46,11 @@ class Rendering:
 
 
 def stages_for(tensor: Tensor) -> ModuleType:
-    """Return the module whose stages work on tensors like this one: `ops` (native) or `reference`."""
-    if ops is not None and tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+    """Return the module whose stages work on tensors like this one: `ops` (native) or `reference`.
+
+    An extension that is not built is an error at the call, not a training a hundred times slower.
+    """
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
         return ops
     return reference
 

@@ -6,7 +6,10 @@ opacity (logit), scale_0..2 (logarithm), rot_0..3 (w, x, y, z).
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -21,12 +24,8 @@ BASE_COLOR = ["f_dc_0", "f_dc_1", "f_dc_2"]
 SCALE = ["scale_0", "scale_1", "scale_2"]
 ROTATION = ["rot_0", "rot_1", "rot_2", "rot_3"]
 REQUIRED = [*POSITION, *BASE_COLOR, "opacity", *SCALE, *ROTATION]
+CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cache
 NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
-
-
-def rest_names(num: int) -> list[str]:
-    """Return the names of the properties for the coefficients above degree 0."""
-    return [f"f_rest_{index}" for index in range(num)]
 
 
 def write_ply(path: Path | str, gaussians: Gaussians) -> None:
@@ -36,28 +35,28 @@ def write_ply(path: Path | str, gaussians: Gaussians) -> None:
     when a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
-    num, num_rest = len(gaussians), 3 * gaussians.shN.shape[1]
-    names = [*POSITION, *NORMAL, *BASE_COLOR, *rest_names(num_rest), "opacity", *SCALE, *ROTATION]
-    header = _header(num, names)
-    content = np.empty(len(header) + num * len(names) * 4, np.uint8)
+    num_rest = 3 * gaussians.shN.shape[1]
+    names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
+    header = _header(len(gaussians), names)
+    content = np.empty(len(header) + len(gaussians) * len(names) * 4, np.uint8)
     content[: len(header)] = np.frombuffer(header, np.uint8)
-    rows = content[len(header) :].view("<f4").reshape(num, len(names))
-    parts = {name: tensor.detach().float().cpu() for name, tensor in gaussians.tensors().items()}
-    columns = [
-        parts["means"],
-        torch.zeros(num, 3),
-        parts["sh0"].reshape(num, 3),
-        parts["shN"].transpose(1, 2).reshape(num, num_rest),
-        parts["opacities"].reshape(num, 1),
-        parts["scales"],
-        parts["quats"],
-    ]
-    torch.cat(columns, dim=1, out=torch.from_numpy(rows))
-    _refuse_non_finite(path, rows, names, "cannot be written")
+    rows = content[len(header) :].view("<f4").reshape(len(gaussians), len(names))
+    rows[:, 3:6] = 0.0
+    parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
+    for start in range(0, len(rows), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        views = _column_views(rows[chunk], names)
+        for name, part in parts.items():
+            views[name][:] = part[chunk]
+        _refuse_non_finite(path, start, rows[chunk], names, "cannot be written")
     try:
         write_durably(path, content.data)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _rest_names(num: int) -> list[str]:
+    return [f"f_rest_{index}" for index in range(num)]
 
 
 def _header(num: int, names: list[str]) -> bytes:
@@ -67,6 +66,26 @@ def _header(num: int, names: list[str]) -> bytes:
     start = "ply\nformat binary_little_endian 1.0\ncomment splatstudio"
     padding = " " * (-(len(start) + 1 + len(middle)) % 4)
     return f"{start}{padding}\n{middle}".encode("ascii")
+
+
+def _column_views(rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    """Return the columns of `rows` [n, len(names)] as views, by tensor of Gaussians and of its shape."""
+
+    def columns(first: str, num: int) -> np.ndarray:
+        start = names.index(first) if num else 0
+        return rows[:, start : start + num]
+
+    num_rest = sum(name.startswith("f_rest_") for name in names)
+    # Splitting the last axis of a slice is possible without a copy: its steps stay even.
+    rest = columns("f_rest_0", num_rest).reshape(len(rows), 3, num_rest // 3)
+    return {
+        "means": columns("x", 3),
+        "quats": columns("rot_0", 4),
+        "scales": columns("scale_0", 3),
+        "opacities": columns("opacity", 1)[:, 0],
+        "sh0": columns("f_dc_0", 3)[:, None, :],
+        "shN": rest.transpose(0, 2, 1),
+    }
 
 
 def read_ply(path: Path | str) -> Gaussians:
@@ -79,16 +98,11 @@ def read_ply(path: Path | str) -> Gaussians:
     try:
         with open(path, "rb") as file:
             header = parse_header(path, file.read(LONGEST_HEADER))
-            size = file.seek(0, 2)
             vertex = _gaussian_element(path, header)
-            file.seek(header.num_bytes)
-            if header.byte_order:
-                table = _binary_table(path, header, vertex, size)
-            else:
-                table = _text_table(path, header, vertex, file.read())
+            read_rows = _binary_rows if header.byte_order else _text_rows
+            return _gaussians(path, vertex, read_rows(path, header, vertex, file))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    return _gaussians(path, vertex, table)
 
 
 def _gaussian_element(path: Path, header: PlyHeader) -> Element:
@@ -106,7 +120,7 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
     num_rest = _num_rest(vertex)
     if num_rest not in NUM_REST:
         raise ValueError(f"{path} has {num_rest} properties f_rest_*: 0, 9, 24 or 45 make a full SH degree")
-    for name in [*REQUIRED, *rest_names(num_rest)]:
+    for name in [*REQUIRED, *_rest_names(num_rest)]:
         code = vertex.properties.get(name)
         if code is None:
             raise ValueError(f"{path} has {num_rest} properties f_rest_*, but none called {name!r}")
@@ -121,8 +135,9 @@ def _num_rest(vertex: Element) -> int:
     return sum(name.startswith("f_rest_") for name in vertex.properties)
 
 
-def _binary_table(path: Path, header: PlyHeader, vertex: Element, size: int) -> np.ndarray:
-    """Return the rows as a structured array, still on disk where numpy can map them."""
+def _binary_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO) -> Iterator[np.ndarray]:
+    """Yield the rows in chunks, as structured arrays, after the size of the file has been found right."""
+    size = file.seek(0, os.SEEK_END)
     offset = header.num_bytes
     for element in header.elements:
         if element is vertex:
@@ -142,14 +157,21 @@ def _binary_table(path: Path, header: PlyHeader, vertex: Element, size: int) -> 
             f"{path} is damaged: its header promises {vertex.count} Gaussians, but there are data for"
             f" {num_complete}"
         )
-    if vertex.count == 0:
-        return np.empty(0, row_type)
-    return np.memmap(path, row_type, mode="r", offset=offset, shape=(vertex.count,))
+    file.seek(offset)
+    for start in range(0, vertex.count, CHUNK):
+        num = min(CHUNK, vertex.count - start)
+        rows = np.fromfile(file, row_type, count=num)
+        if len(rows) < num:
+            raise ValueError(f"{path} became shorter while it was read, at record {start + len(rows)}")
+        yield rows
 
 
-def _text_table(path: Path, header: PlyHeader, vertex: Element, data: bytes) -> np.ndarray:
-    """Return the rows of a text PLY as a structured array of float64."""
-    lines = data.splitlines()
+def _text_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO) -> Iterator[np.ndarray]:
+    """Yield the rows of a text PLY in chunks, as structured arrays of float64."""
+    num_properties = len(vertex.properties)
+    row_type = np.dtype([(name, "f8") for name in vertex.properties])
+    file.seek(header.num_bytes)
+    lines = file.read().splitlines()
     first = sum(element.count for element in header.elements[: header.elements.index(vertex)])
     num_lines = max(len(lines) - first, 0)
     if num_lines < vertex.count:
@@ -157,37 +179,41 @@ def _text_table(path: Path, header: PlyHeader, vertex: Element, data: bytes) -> 
             f"{path} is cut off or damaged: its header promises {vertex.count} Gaussians, but record"
             f" {num_lines} is missing"
         )
-    values = np.empty((vertex.count, len(vertex.properties)))
-    for index, line in enumerate(lines[first : first + vertex.count]):
-        try:
-            values[index] = [float(word) for word in line.split()]
-        except ValueError:
-            raise ValueError(
-                f"{path}: record {index} does not hold {len(vertex.properties)} numbers"
-            ) from None
-    return values.view([(name, "f8") for name in vertex.properties])[:, 0]
+    lines = lines[first : first + vertex.count]
+    for start in range(0, vertex.count, CHUNK):
+        rows = []
+        for index, line in enumerate(lines[start : start + CHUNK], start):
+            try:
+                row = tuple(float(word) for word in line.split())
+            except ValueError:
+                row = ()
+            if len(row) != num_properties:
+                raise ValueError(f"{path}: record {index} does not hold {num_properties} numbers")
+            rows.append(row)
+        yield np.array(rows, row_type)
 
 
-def _gaussians(path: Path, vertex: Element, table: np.ndarray) -> Gaussians:
+def _gaussians(path: Path, vertex: Element, chunks: Iterator[np.ndarray]) -> Gaussians:
+    """Return the Gaussians of consecutive chunks of rows."""
     num_rest = _num_rest(vertex)
-    names = [*POSITION, *BASE_COLOR, *rest_names(num_rest), "opacity", *SCALE, *ROTATION]
-    rows = _float_columns(table, names)
-    _refuse_non_finite(path, rows, names, "is damaged")
-    means, sh0, rest, opacities, scales, quats = torch.from_numpy(rows).split(
-        [3, 3, num_rest, 1, 3, 4], dim=1
-    )
-    return Gaussians(
-        means=means.contiguous(),
-        quats=quats.contiguous(),
-        scales=scales.contiguous(),
-        opacities=opacities[:, 0].contiguous(),
-        sh0=sh0.contiguous()[:, None, :],
-        shN=rest.reshape(len(rows), 3, num_rest // 3).transpose(1, 2).contiguous(),
-    )
+    names = [*POSITION, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
+    parts: dict[str, np.ndarray] = {}
+    start = 0
+    for rows in chunks:
+        columns = _float_columns(rows, names)
+        _refuse_non_finite(path, start, columns, names, "is damaged")
+        views = _column_views(columns, names)
+        # Memory is claimed only now that the first rows are really there.
+        parts = parts or {k: np.empty((vertex.count, *v.shape[1:]), np.float32) for k, v in views.items()}
+        for name, view in views.items():
+            parts[name][start : start + len(rows)] = view
+        start += len(rows)
+    parts = parts or _column_views(np.empty((0, len(names)), np.float32), names)
+    return Gaussians(**{name: torch.from_numpy(part) for name, part in parts.items()})
 
 
 def _float_columns(table: np.ndarray, names: list[str]) -> np.ndarray:
-    """Return the named columns as one float32 array [N, len(names)]."""
+    """Return the named columns as one float32 array [n, len(names)]."""
     columns = np.empty((len(table), len(names)), np.float32)
     kinds = {table.dtype[name] for name in names}
     all_names = table.dtype.names or ()
@@ -195,7 +221,7 @@ def _float_columns(table: np.ndarray, names: list[str]) -> np.ndarray:
         # All of one type, the usual case: one pass over the rows instead of one a column.
         position = [all_names.index(name) for name in names]
         plain = table.view("<f4").reshape(len(table), len(all_names))
-        np.take(plain, position, axis=1, out=columns)
+        np.take(plain, position, axis=1, out=columns, mode="clip")
         return columns
     with np.errstate(over="ignore", invalid="ignore"):
         for index, name in enumerate(names):
@@ -203,13 +229,14 @@ def _float_columns(table: np.ndarray, names: list[str]) -> np.ndarray:
     return columns
 
 
-def _refuse_non_finite(path: Path, rows: np.ndarray, names: list[str], verdict: str) -> None:
-    """Raise ValueError naming the first value of `rows` that is infinite or not a number."""
+def _refuse_non_finite(path: Path, start: int, rows: np.ndarray, names: list[str], verdict: str) -> None:
+    """Raise ValueError naming the first value of `rows`, records from `start` on, that is not finite."""
     # A sum is finite only if all its terms are, and needs no table of booleans; large terms may overflow it.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(rows.sum()):
             return
-    wrong = ~np.isfinite(rows)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise ValueError(f"{path} {verdict}: {names[column]!r} of record {row} is {rows[row, column]}")
+    wrong = np.argwhere(~np.isfinite(rows))
+    if len(wrong):
+        row, column = wrong[0]
+        value = rows[row, column]
+        raise ValueError(f"{path} {verdict}: {names[column]!r} of record {start + row} is {value}")

@@ -84,6 +84,16 @@ def test_colmap_camera_models_put_their_parameters_in_their_places(tmp_path, mod
     assert (lens.fx, lens.fy, lens.cx, lens.cy) == (tiny.focal, tiny.focal, 24.0, 16.0)
 
 
+def test_quaternion_of_any_length_is_a_rotation(tmp_path):
+    tiny = tiny_scene(2)
+    path = write_colmap(tmp_path, tiny) / "sparse/0/images.bin"
+    content = bytearray(path.read_bytes())
+    quaternion = np.frombuffer(content, "<f8", 4, 12) * 3.0
+    content[12:44] = quaternion.astype("<f8").tobytes()
+    path.write_bytes(content)
+    np.testing.assert_allclose(file_cameras(load_scene(tmp_path)), tiny.viewmats, atol=1e-9)
+
+
 def test_model_directly_in_sparse_and_newer_rig_files_are_read(tmp_path):
     write_colmap(tmp_path, tiny_scene())
     for file in (tmp_path / "sparse/0").iterdir():

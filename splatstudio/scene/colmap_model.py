@@ -88,9 +88,9 @@ def colmap_pose(quaternion: np.ndarray, translation: np.ndarray, where: str) -> 
 
     Raises ValueError, naming `where`, when one is not finite or the quaternion is zero.
     """
-    length = float(np.linalg.norm(quaternion))
-    if not (np.abs(translation).max() < MAX_COORDINATE and math.isfinite(length)):
+    if not (np.abs(translation).max() < MAX_COORDINATE and np.abs(quaternion).max() < MAX_COORDINATE):
         raise ValueError(f"{where} has a pose that is not finite; remove the image from the model")
+    length = float(np.linalg.norm(quaternion))
     if not length > 1e-9:
         raise ValueError(f"{where} has a zero quaternion as its rotation; remove the image from the model")
     w, x, y, z = quaternion / length

@@ -88,7 +88,9 @@ def read_file(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{what} {path} cannot be read: {error.strerror or error}") from error
+        raise ValueError(
+            f"{what} {path} cannot be read: {error.strerror or error}; check it and its permissions"
+        ) from error
 
 
 def missing_note(missing: list[str], where: str) -> str:

@@ -42,7 +42,9 @@ class _Cursor:
                 # Mapped, not read: most of images.bin are observations that are skipped.
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+            raise ValueError(
+                f"{path} cannot be read: {error.strerror or error}; check it and its permissions"
+            ) from error
         self.size = len(self.data)
 
     def damaged(self, what: str) -> ValueError:

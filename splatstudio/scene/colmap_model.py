@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,13 +63,17 @@ def colmap_lens(model: str, size: tuple[int, int], params: list[float], where: s
     width, height = size
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise ValueError(f"{where} has the image size {width} x {height}: the file is damaged, make it again")
-    if not all(math.isfinite(p) for p in params):
-        raise ValueError(f"{where} has a parameter that is not a finite number: {params}")
+    if not all(abs(p) < MAX_COORDINATE for p in params):
+        raise ValueError(
+            f"{where} has a parameter that is not a finite number: {params}; make the model again"
+        )
     single = model in ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
     fx, fy, cx, cy = [params[0], *params[:3]] if single else params[:4]
     k = params[3:] if single else params[4:]
     if not (fx > 0 and fy > 0):
-        raise ValueError(f"{where} has the focal length {fx:g} x {fy:g}, which is not positive")
+        raise ValueError(
+            f"{where} has the focal length {fx:g} x {fy:g}, which is not positive; make the model again"
+        )
     fisheye = "FISHEYE" in model
     distortion: tuple[float, ...] = ()
     if fisheye:

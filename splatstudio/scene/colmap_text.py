@@ -28,15 +28,15 @@ def read_cameras(path: Path) -> dict[int, Lens]:
         if not line.strip():
             continue
         if len(words) < 4:
-            raise ValueError(
-                f"{where} has {len(words)} columns; a camera has an id, a model, a size and parameters"
+            raise _unreadable(
+                where, f"has {len(words)} columns; a camera has an id, a model, a size and parameters"
             )
         model = words[1]
         if model not in NUM_PARAMS:
             raise unsupported_model(model, where)
         if len(words) != 4 + NUM_PARAMS[model]:
-            raise ValueError(
-                f"{where} has {len(words)} columns; a {model} camera has {4 + NUM_PARAMS[model]}"
+            raise _unreadable(
+                where, f"has {len(words)} columns; a {model} camera has {4 + NUM_PARAMS[model]}"
             )
         camera_id, width, height = _integers([words[0], *words[2:4]], where)
         lenses[camera_id] = colmap_lens(model, (width, height), _numbers(words[4:], where), where)
@@ -53,8 +53,8 @@ def read_images(path: Path) -> list[ColmapImage]:
         where = f"{path}, line {number},"
         words = line.split(maxsplit=9)  # the last column is a file name, which may hold blanks
         if len(words) != 10:
-            raise ValueError(
-                f"{where} has {len(words)} columns; an image has 10: id, 4 of rotation, 3 of position, ..."
+            raise _unreadable(
+                where, f"has {len(words)} columns; an image has 10: id, 4 of rotation, 3 of position, ..."
             )
         _, camera_id = _integers([words[0], words[8]], where)
         pose = np.array(_numbers(words[1:8], where))
@@ -84,12 +84,12 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             continue
         where = f"{path}, line {number},"
         if len(words) < 8 or len(words) % 2:
-            raise ValueError(
-                f"{where} has {len(words)} columns; a point has 8 and two for each image that saw it"
+            raise _unreadable(
+                where, f"has {len(words)} columns; a point has 8 and two for each image that saw it"
             )
         point_id, *rgb = _integers([words[0], *words[4:7]], where)
         if not (all(0 <= c <= 255 for c in rgb) and 0 <= point_id < 2**64):
-            raise ValueError(f"{where} has the id {point_id} and the colour {rgb}; colours are 0 to 255")
+            raise _unreadable(where, f"has the id {point_id} and the colour {rgb}; colours are 0 to 255")
         ids.append(point_id)
         positions.append(_numbers(words[1:4], where))
         colors.append(rgb)
@@ -108,17 +108,21 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r")
 
 
+def _unreadable(where: str, what: str) -> ValueError:
+    return ValueError(f"{where} {what}; export the model again")
+
+
 def _numbers(words: list[str], where: str) -> list[float]:
     try:
         return [float(word) for word in words]
     except ValueError:
-        raise ValueError(f"{where} has a word where a number should be: {' '.join(words)[:80]!r}") from None
+        raise _unreadable(where, f"has a word where a number should be: {' '.join(words)[:80]!r}") from None
 
 
 def _integers(words: list[str], where: str) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise ValueError(
-            f"{where} has no whole number where one should be: {' '.join(words)[:80]!r}"
+        raise _unreadable(
+            where, f"has no whole number where one should be: {' '.join(words)[:80]!r}"
         ) from None

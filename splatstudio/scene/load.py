@@ -34,7 +34,7 @@ def load_scene(
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
-    folder = Path(path).expanduser()
+    folder = Path(path).expanduser().absolute()
     capture = _read(folder, downscale, images_folder)
     if not capture.shots:
         raise ValueError(f"{folder} holds no photograph with a pose")
@@ -98,6 +98,10 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     views, resampled = [], 0
     for shot in shots:
         lens, orientation = measured_lens(shot, picture_header(shot.image_path))
+        try:
+            pinhole(lens)
+        except ValueError as error:
+            raise ValueError(f"{folder}, photograph {shot.name}: {error}") from error
         stated = shot.lens
         if stated is not None and (stated.width, stated.height) != (lens.width, lens.height):
             resampled += 1
@@ -148,7 +152,7 @@ def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
             return lens.resized(*size), orientation
     raise ValueError(
         f"the photograph {shot.image_path} is {stored[0]} x {stored[1]} pixels, but its camera is "
-        f"{lens.width} x {lens.height}: these are not the pictures that the poses were computed from"
+        f"{lens.width} x {lens.height}: put the pictures there that the poses were computed from"
     )
 
 

@@ -32,20 +32,24 @@ class Record:
         value = self.values.get(name)
         return self.outer.get(name) if value is None else value
 
+    def error(self, what: str) -> ValueError:
+        """Return the error that says `what` is wrong here and what to do."""
+        return ValueError(f"{self.where} {what}; correct the file or remove the frame")
+
     def number(self, name: str) -> float | None:
         """Return a finite number, or None when there is none; ValueError when it is something else."""
         value = self.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
-            raise ValueError(f"{self.where} has {name} = {str(value)[:60]!r}, which is not a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MAX_COORDINATE:
+            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a number")
         return float(value)
 
     def text(self, name: str) -> str | None:
         """Return a text, or None when there is none; ValueError when it is something else."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{self.where} has {name} = {str(value)[:60]!r}, which is not a text")
+            raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a text")
         return value
 
 
@@ -58,7 +62,7 @@ def read_frames(path: Path) -> tuple[dict[str, Any], list[Record]]:
         raise ValueError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}; repair the file or make it again"
         ) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bytes that are no text, endless numbers or brackets
         raise ValueError(f"{path} is not valid JSON: it is no text in UTF-8 or nested without end") from error
     frames = top.get("frames") if isinstance(top, dict) else None
     if not isinstance(frames, list) or not frames:
@@ -84,16 +88,16 @@ def frame_pose(record: Record) -> np.ndarray:
     """
     matrix = matrix_3x4(record.get("transform_matrix"))
     if matrix is None:
-        raise ValueError(f"{record.where} has no transform_matrix of 4 x 4 numbers")
+        raise record.error("has no transform_matrix of 4 x 4 numbers")
     if not np.abs(matrix).max() < MAX_COORDINATE:
-        raise ValueError(f"{record.where} has a transform_matrix that is not finite; remove the frame")
+        raise record.error("has a transform_matrix that is not finite")
     axes = matrix[:, :3] * np.array([1.0, -1.0, -1.0])
     scale = np.cbrt(np.linalg.det(axes))
     if not scale > 1e-9:
-        raise ValueError(f"{record.where} has a transform_matrix that is no rotation (it mirrors or is flat)")
+        raise record.error("has a transform_matrix that is no rotation (it mirrors or is flat)")
     u, _, vt = np.linalg.svd(axes / scale)
     if not np.abs(axes / scale - u @ vt).max() < ROTATION_TOLERANCE:
-        raise ValueError(f"{record.where} has a transform_matrix that is no rotation (it shears)")
+        raise record.error("has a transform_matrix that is no rotation (it shears)")
     rotation = (u @ vt).T
     return rigid(rotation, -rotation @ matrix[:, 3])
 
@@ -121,33 +125,29 @@ def frame_lens(record: Record) -> Lens | float:
     fx, fy = record.number("fl_x"), record.number("fl_y")
     angle_x, angle_y = record.number("camera_angle_x"), record.number("camera_angle_y")
     if fx is None and angle_x is None:
-        raise ValueError(
-            f"{record.where} has no intrinsics: neither the frame nor the file has fl_x or camera_angle_x"
-        )
+        raise record.error("has no intrinsics: neither the frame nor the file has fl_x or camera_angle_x")
     for name, angle in (("camera_angle_x", angle_x), ("camera_angle_y", angle_y)):
         if angle is not None and fx is None and not 0 < angle < math.pi:
-            raise ValueError(f"{record.where} has {name} = {angle:g}; it must lie between 0 and pi (radians)")
+            raise record.error(f"has {name} = {angle:g}; it must lie between 0 and pi (radians)")
     if width is None or height is None:
         if fx is None and angle_x is not None and not fisheye:
             return angle_x
-        raise ValueError(f"{record.where} has a focal length but not the picture's size w and h; add them")
+        raise record.error("has a focal length but not the picture's size w and h")
     if not (
         1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width == int(width) and height == int(height)
     ):
-        raise ValueError(f"{record.where} has the image size {width:g} x {height:g}, which is impossible")
+        raise record.error(f"has the image size {width:g} x {height:g}, which is impossible")
     if fx is None:
         assert angle_x is not None
         fx = 0.5 * width / math.tan(0.5 * angle_x)
         fy = 0.5 * height / math.tan(0.5 * angle_y) if fy is None and angle_y is not None else fy
     fy = fx if fy is None else fy
     if not (fx > 0 and fy > 0):
-        raise ValueError(f"{record.where} has the focal length {fx:g} x {fy:g}, which is not positive")
+        raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
     cx, cy = record.number("cx"), record.number("cy")
     k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
     if k4 != 0 and not fisheye:
-        raise ValueError(
-            f"{record.where} has the distortion k4 = {k4:g}, which only fisheye cameras may have"
-        )
+        raise record.error(f"has the distortion k4 = {k4:g}, which only fisheye cameras may have")
     return Lens(
         width=int(width),
         height=int(height),
@@ -173,10 +173,3 @@ def _is_fisheye(record: Record) -> bool:
             f"({', '.join(PINHOLE_MODELS + FISHEYE_MODELS)} are); undistort the images to a pinhole first"
         )
     return False
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return False

@@ -1,15 +1,17 @@
-"""The command line: `splatstudio open | train | eval | export | info | doctor`."""
+"""The command line: `splatstudio open | train | eval | export | render | info | doctor`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
@@ -150,6 +152,74 @@ def export(path: Positional[Path], /, output: Annotated[Path, tyro.conf.arg(alia
     model = load_model(path)
     model.save_ply(output)
     console.print(f"{len(model):,} Gaussians written to {output} ({output.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the camera of a video goes: one of --path, --orbit, --spiral.
+
+    Args:
+        path: A camera_path.json of the studio, nerfstudio or nerfview.
+        path_scale: Multiply that file's positions by this; 10 for files that nerfview saved.
+        orbit: Once around what the photographs look at, at the distance of their cameras.
+        spiral: Wind through the room that the photographs' cameras took.
+    """
+
+    path: Path | None = None
+    path_scale: float = 1.0
+    orbit: bool = False
+    spiral: bool = False
+
+
+@app.command
+def render(
+    path: Positional[Path],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    route: OmitArgPrefixes[Route],
+    frames: OmitArgPrefixes[FrameFormat],
+    scene: Path | None = None,
+    quality: Literal["full", "small"] = "full",
+) -> int:
+    """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
+
+    Args:
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a .ply.
+        output: What to write: a .mp4, a .webm, or with no ending a folder of PNG frames.
+        route: Where the camera goes.
+        frames: The frames' size, rate and number.
+        scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
+        quality: Look like the frames themselves, or be quick to send.
+    """
+    from splatstudio.api import load_model
+    from splatstudio.path_file import read_camera_path
+    from splatstudio.ready_paths import orbit_of, spiral
+    from splatstudio.run import Run
+    from splatstudio.scene import load_scene
+    from splatstudio.terminal import console, frame_progress
+    from splatstudio.video import check_output, render_path
+
+    if (route.path is not None) + route.orbit + route.spiral != 1:
+        raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
+    check_output(output)
+    model = load_model(path)
+    if route.path is not None:
+        camera_path = read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
+    else:
+        folder = next((parent for parent in [path, *path.parents] if (parent / "run.json").exists()), None)
+        if folder is not None and scene is None:
+            scene = Run.open(folder).scene_path
+        if scene is None:
+            raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
+        loaded = load_scene(scene)
+        model = model.in_frame_of(loaded)
+        camera_path = (orbit_of if route.orbit else spiral)(loaded.cameras)
+    camera_path = camera_path.formatted(frames)
+    cameras = camera_path.cameras()
+    with frame_progress(len(cameras)) as report:
+        render_path(model, cameras, output, fps=camera_path.fps, quality=quality, on_frame=report)
+    console.print(f"{len(cameras)} frames written to {output}")
     return 0
 
 

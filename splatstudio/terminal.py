@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from splatstudio.api import Model
 from splatstudio.evaluate import Evaluation
+from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.session import Advance, Session
 
@@ -95,6 +97,15 @@ class ProgressReport:
             console.print(f"{stats.step} / {self._session.trainer.config.steps}  {state}  {left:.0f} s left")
 
 
+@contextmanager
+def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
+    """Show a bar of the frames that are rendered; the function it gives is told each frame's number."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=num_frames)
+        yield lambda number, image: bar.update(task, completed=number)
+
+
 def run_to_end(session: Session) -> int:
     """Train to the last step or to Ctrl-C, save either way, and return the exit code."""
     started, first = time.monotonic(), session.trainer.step
@@ -145,5 +156,7 @@ def print_model(path: Path, model: Model) -> None:
 
 def print_scene(scene: Scene) -> None:
     """Print what a scene holds, and what was noticed while it was read."""
-    for line in describe(scene):
-        console.print(line, markup=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for label, text in describe_scene(scene):
+        table.add_row(label, Text(text))
+    console.print(table)

@@ -16,12 +16,15 @@ PACKAGE = ROOT / "splatstudio"
 LAYERS = [
     "config",
     "camera",
+    "camera_path",
+    "ready_paths",
     "gaussians",
     "stages",
     "scene",
     "reference",
     "ops",
     "durable",
+    "path_file",
     "rendering",
     "losses",
     "optim",
@@ -33,6 +36,7 @@ LAYERS = [
     "run",
     "evaluate",
     "model",
+    "video",
     "trainer",
     "session",
     "worker",
@@ -53,6 +57,8 @@ HOMES = {
     "tyro": {"cli"},
     "rich": {"cli", "terminal"},
     "safetensors": {"checkpoint"},
+    "splines": {"camera_path"},
+    "imageio": {"video"},
 }
 
 

@@ -69,7 +69,7 @@ void radix_pass(const std::vector<Keyed>& in, std::vector<Keyed>& out, int shift
   constexpr int kBuckets = 1 << 11;
   const int64_t num = static_cast<int64_t>(in.size());
   const int64_t num_chunks = std::clamp<int64_t>(num / 16384, 1, 2 * num_threads);
-  const int64_t grain = (num + num_chunks - 1) / num_chunks;
+  const int64_t grain = std::max<int64_t>(1, (num + num_chunks - 1) / num_chunks);
   std::vector<int64_t> counters(num_chunks * kBuckets, 0);
   const auto bucket_of = [&](const Keyed& keyed) { return (keyed.key >> shift) & (kBuckets - 1); };
   parallel_ranges(num_threads, num, grain, [&](int64_t begin, int64_t end) {

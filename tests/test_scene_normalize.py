@@ -69,6 +69,24 @@ def test_one_camera_on_its_side_does_not_tilt_the_rest():
     assert (np.delete(up, 4, axis=0)[:, 2] > 0.9).all()
 
 
+@pytest.mark.parametrize("orientation", [6, 8, 3])
+def test_pictures_stored_on_their_side_tell_up_by_their_orientation(orientation):
+    # A viewer turns the stored picture (6: a quarter clockwise) because the camera was turned the other way.
+    turn = {6: [[0, 1], [-1, 0]], 8: [[0, -1], [1, 0]], 3: [[-1, 0], [0, -1]]}[orientation]
+    rolled = tiny_scene(12).viewmats.copy()
+    rolled[:, :2] = np.einsum("ij,njk->nik", np.array(turn, float), rolled[:, :2])
+    transform = normalizing_transform(rolled, NO_POINTS, (orientation,) * 12)
+    up = np.array([0, 0, 1.0]) @ transform[:3, :3].T
+    assert up[2] / np.linalg.norm(up) > 0.999
+
+
+def test_pictures_on_their_side_without_a_tag_tell_up_by_the_plane_of_their_ring():
+    rolled = tiny_scene(12).viewmats.copy()
+    rolled[:, :2] = np.einsum("ij,njk->nik", np.array([[0.0, 1], [-1, 0]]), rolled[:, :2])
+    up = np.array([0, 0, 1.0]) @ normalizing_transform(rolled, NO_POINTS)[:3, :3].T
+    assert up[2] / np.linalg.norm(up) > 0.95
+
+
 def test_single_camera_without_and_with_points():
     viewmats = look_at(np.array([5.0, 6, 7]), np.zeros(3), np.array([0.0, 0, 1]))[None]
     transform, positions, forward, up = normalized(viewmats)

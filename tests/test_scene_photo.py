@@ -94,6 +94,8 @@ def test_distortion_that_folds_back_never_shows_pixels_from_outside(tmp_path):
     photo = scene.photo(0)
     assert photo.rgb.shape == (scene.cameras[0].height, scene.cameras[0].width, 3)
     assert scene.cameras[0].width < 240
+    assert scene.notes[-1] == "no view is held out for the test: too few photographs"
+    assert scene.notes[0].startswith("1 photographs show more than 130 degrees or bend too much")
 
 
 def test_undistorted_photograph_is_cached_and_a_bad_cache_file_is_made_again(tmp_path):
@@ -186,6 +188,16 @@ def test_exif_orientation_is_decided_by_the_camera_size(tmp_path, orientation, u
     (tmp_path / "images/view_000.png").unlink()
     write_jpeg_turned(tmp_path / "images/view_000.jpg", rgb, orientation)
     scene = load_scene(tmp_path)  # the model lists .png: the ending may differ
+    # Sideways or not, the scene stands upright: the camera that took it looked level.
+    up = (
+        -scene.cameras[0].viewmat[1, :3]
+        if upright
+        else {
+            6: -scene.cameras[0].viewmat[0, :3],
+            8: scene.cameras[0].viewmat[0, :3],
+        }.get(orientation, np.array([0, 0, 1.0]))
+    )
+    assert up[2] > 0.9
     photo = scene.photo(0)
     assert photo.rgb.shape == expected.shape
     assert np.abs(photo.rgb.astype(int) - expected).mean() < 4

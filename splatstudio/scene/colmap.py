@@ -50,9 +50,8 @@ def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> C
         lens = model.lenses.get(image.camera_id)
         if lens is None:
             raise ValueError(
-                f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras "
-                f"file does not "
-                "hold; export the model again"
+                f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras file "
+                "does not hold; export the model again"
             )
         path = images.find(image.name)
         if path is None:

@@ -137,24 +137,15 @@ def pinhole(lens: Lens) -> Lens:
     """
     if not lens.distorted:
         return replace(lens, distortion=())
-    xs = np.linspace(0.5, lens.width - 0.5, BORDER_SAMPLES)
-    ys = np.linspace(0.5, lens.height - 0.5, BORDER_SAMPLES)
-    edges = {
-        "left": np.stack([np.full_like(ys, xs[0]), ys], -1),
-        "right": np.stack([np.full_like(ys, xs[-1]), ys], -1),
-        "top": np.stack([xs, np.full_like(xs, ys[0])], -1),
-        "bottom": np.stack([xs, np.full_like(xs, ys[-1])], -1),
-    }
     focal, centre = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
-    plain = {side: undistort(lens, (p - centre) / focal) * focal + centre for side, p in edges.items()}
+    plain = {side: points * focal + centre for side, points in _border(lens).items()}
     left, right = plain["left"][:, 0].max(), plain["right"][:, 0].min()
     top, bottom = plain["top"][:, 1].max(), plain["bottom"][:, 1].min()
     if not (right - left >= 1 and bottom - top >= 1):
         raise ValueError(
             f"the lens distortion {lens.distortion} of a camera of {lens.width} x {lens.height} pixels "
-            f"cannot be "
-            "undone: its coefficients leave no picture; calibrate the camera again or undistort the "
-            "images first"
+            "cannot be undone: its coefficients leave no picture; calibrate the camera again or undistort "
+            "the images first"
         )
     return Lens(
         width=int(right - left + 1e-6) + 1,
@@ -165,6 +156,27 @@ def pinhole(lens: Lens) -> Lens:
         cy=float(lens.cy - top + 0.5),
         model=lens.model,
     )
+
+
+@lru_cache(maxsize=4096)
+def cropped(lens: Lens) -> bool:
+    """Return whether a part of the lens's picture is left out because no pinhole picture can hold it."""
+    limit = 0.999 * pinhole_radius(lens)
+    return lens.distorted and any((np.hypot(*p.T) >= limit).any() for p in _border(lens).values())
+
+
+def _border(lens: Lens) -> dict[str, np.ndarray]:
+    """Return the pinhole points [N, 2] of the pixels along each side of the lens's picture."""
+    xs = np.linspace(0.5, lens.width - 0.5, BORDER_SAMPLES)
+    ys = np.linspace(0.5, lens.height - 0.5, BORDER_SAMPLES)
+    sides = {
+        "left": np.stack([np.full_like(ys, xs[0]), ys], -1),
+        "right": np.stack([np.full_like(ys, xs[-1]), ys], -1),
+        "top": np.stack([xs, np.full_like(xs, ys[0])], -1),
+        "bottom": np.stack([xs, np.full_like(xs, ys[-1])], -1),
+    }
+    focal, centre = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
+    return {side: undistort(lens, (pixels - centre) / focal) for side, pixels in sides.items()}
 
 
 @lru_cache(maxsize=3)

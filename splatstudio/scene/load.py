@@ -11,7 +11,7 @@ import numpy as np
 from splatstudio.camera import Camera
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, Shot
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
-from splatstudio.scene.lens import Lens, pinhole
+from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
 from splatstudio.scene.scene import Scene, View
@@ -70,19 +70,16 @@ def _nothing_found(folder: Path) -> ValueError:
     for name in MODEL_FOLDERS:
         if (folder / name).is_dir():
             return ValueError(
-                f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished "
-                f"or found "
-                "nothing; run it again"
+                f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
+                "found nothing; run it again"
             )
     pictures = [p for f in (folder, folder / "images") if f.is_dir() for p in f.iterdir()]
     pictures = [p for p in pictures if p.suffix.lower() in IMAGE_SUFFIXES]
     if pictures:
         return ValueError(
-            f"{folder} holds {len(pictures)} photographs but no camera poses, which training needs "
-            f"(nothing was "
-            f"changed): run `colmap automatic_reconstructor --workspace_path OUT --image_path "
-            f"{pictures[0].parent}` "
-            "and open OUT, or give a folder with a transforms.json"
+            f"{folder} holds {len(pictures)} photographs but no camera poses, which training needs (nothing "
+            "was changed): run `colmap automatic_reconstructor --workspace_path OUT --image_path "
+            f"{pictures[0].parent}` and open OUT, or give a folder with a transforms.json"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 
@@ -94,27 +91,23 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     notes = [*capture.notes]
     if not finite.all():
         notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
-    transform = normalizing_transform(np.stack([shot.viewmat for shot in shots]), points)
-    views, resampled = [], 0
-    for shot in shots:
-        lens, orientation = measured_lens(shot, picture_header(shot.image_path))
-        try:
-            pinhole(lens)
-        except ValueError as error:
-            raise ValueError(f"{folder}, photograph {shot.name}: {error}") from error
-        stated = shot.lens
-        if stated is not None and (stated.width, stated.height) != (lens.width, lens.height):
-            resampled += 1
-        views.append(_view(shot, lens, orientation, _target_size(shot, lens, downscale), transform))
-    if resampled and downscale == 1:
-        notes.append(
-            f"{resampled} photographs are not of the size that their cameras state; the intrinsics were "
-            f"scaled to them"
-        )
+    headers = [picture_header(shot.image_path) for shot in shots]
+    measured = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
+    notes += _lens_notes(shots, [lens for lens, _ in measured], downscale)
+    left_turned = tuple(
+        header.orientation if applied == 1 else 1
+        for header, (_, applied) in zip(headers, measured, strict=True)
+    )
+    viewmats = np.stack([shot.viewmat for shot in shots])
+    transform = normalizing_transform(viewmats, points, left_turned)
+    views = tuple(
+        _view(shot, lens, orientation, _target_size(shot, lens, downscale), transform)
+        for shot, (lens, orientation) in zip(shots, measured, strict=True)
+    )
     scene = Scene(
         path=folder,
         format=capture.format,
-        views=tuple(views),
+        views=views,
         points=(points @ transform[:3, :3].T + transform[:3, 3]).astype(np.float32),
         colors=colors,
         transform=transform,
@@ -127,6 +120,28 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     if held_out and not scene.test_indices:
         return replace(scene, notes=(*scene.notes, "no view is held out for the test: too few photographs"))
     return scene
+
+
+def _lens_notes(shots: list[Shot], lenses: list[Lens], downscale: int) -> list[str]:
+    """Return notes on the lenses; raises ValueError, naming the photograph, for one that cannot be undone."""
+    resampled = num_cropped = 0
+    for shot, lens in zip(shots, lenses, strict=True):
+        try:
+            pinhole(lens)
+            num_cropped += cropped(lens)
+        except ValueError as error:
+            raise ValueError(f"the photograph {shot.image_path} cannot be used: {error}") from error
+        stated = shot.lens or lens
+        resampled += (stated.width, stated.height) != (lens.width, lens.height)
+    notes = []
+    if resampled and downscale == 1:
+        notes.append(
+            f"{resampled} photographs are not of the size that their cameras state; the intrinsics "
+            "were scaled"
+        )
+    if num_cropped:
+        notes.append(f"{num_cropped} photographs show more than 130 degrees or bend too much and are cropped")
+    return notes
 
 
 def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
@@ -157,7 +172,7 @@ def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
 
 
 def _target_size(shot: Shot, lens: Lens, downscale: int) -> tuple[int, int]:
-    """Return the size to deliver: that of the camera over `downscale`, and never more than the file has."""
+    """Return the size to deliver: the picture's over `downscale`, less what a smaller file has done of it."""
     plain, stated = pinhole(lens), shot.lens or lens
     # The part of `downscale` that a smaller file (images_4) has already done.
     done = stated.width / lens.width

@@ -7,13 +7,21 @@ import numpy as np
 MIN_RADIUS = 0.01  # of the points' distance: cameras closer together than that stand at one point
 
 
-def normalizing_transform(viewmats: np.ndarray, points: np.ndarray) -> np.ndarray:
+# Which of a camera's axes the viewer of an upright picture sees to the right and downward, by the EXIF
+# orientation of a picture that is stored turned: (index, sign) each.
+UPRIGHT_AXES = {3: ((0, -1), (1, -1)), 6: ((1, -1), (0, 1)), 8: ((1, 1), (0, -1))}
+
+
+def normalizing_transform(
+    viewmats: np.ndarray, points: np.ndarray, orientations: tuple[int, ...] = ()
+) -> np.ndarray:
     """Return the [4, 4] similarity that brings cameras and points to the normalised frame.
 
-    `viewmats` [C, 4, 4] are world to camera, C at least 1; `points` [P, 3] may be empty. Up is the cameras'
-    own (`upward`), the origin what they look at (`attention`); the farthest camera comes to distance 1 from
-    the cameras' mean. Cameras at one point are scaled by the points' median distance instead. Always
-    finite.
+    `viewmats` [C, 4, 4] are world to camera, C at least 1; `points` [P, 3] may be empty;
+    `orientations` are the EXIF orientations of pictures that stay stored as they are, so that their cameras
+    do not stand upright. Up is the cameras' own (`upward`), the origin what they look at (`attention`); the
+    farthest camera comes to distance 1 from the cameras' mean. Cameras at one point are scaled by the
+    points' median distance instead. Always finite.
     """
     rotations = viewmats[:, :3, :3]
     positions = -np.einsum("nji,nj->ni", rotations, viewmats[:, :3, 3])
@@ -24,7 +32,12 @@ def normalizing_transform(viewmats: np.ndarray, points: np.ndarray) -> np.ndarra
     # A lone camera without points has no scale of its own.
     size = radius if radius > 1e-12 * max(1.0, float(np.abs(positions).max())) else 1.0
     transform = np.eye(4)
-    turn = _rotation_to_z(upward(rotations, positions))
+    held = (
+        np.stack([_held(r, o) for r, o in zip(rotations, orientations, strict=True)])
+        if orientations
+        else rotations
+    )
+    turn = _rotation_to_z(upward(held, positions))
     transform[:3, :3] = turn / size
     transform[:3, 3] = -transform[:3, :3] @ attention(rotations, positions, points, size)
     assert np.isfinite(transform).all(), "readers check that poses and points are finite"
@@ -50,7 +63,9 @@ def upward(rotations: np.ndarray, positions: np.ndarray) -> np.ndarray:
     spread = positions - positions.mean(axis=0)
     values, vectors = np.linalg.eigh(spread.T @ spread)
     if values[1] > 1e-9 * max(values[2], 1e-300) and values[2] > 0:
-        return vectors[:, 0]
+        # Captures look down at their subject more often than up.
+        normal = vectors[:, 0]
+        return normal if normal @ rotations[:, 2].mean(axis=0) <= 0 else -normal
     return np.array([0.0, 0.0, 1.0])
 
 
@@ -77,6 +92,14 @@ def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, 
     ahead = (points - centre) @ heading
     ahead = ahead[ahead > 0]
     return centre + heading * (float(np.median(ahead)) if len(ahead) else size)
+
+
+def _held(rotation: np.ndarray, orientation: int) -> np.ndarray:
+    """Return world to camera [3, 3] for a camera turned so that its picture is upright."""
+    if orientation not in UPRIGHT_AXES:
+        return rotation
+    (right, right_sign), (down, down_sign) = UPRIGHT_AXES[orientation]
+    return np.stack([right_sign * rotation[right], down_sign * rotation[down], rotation[2]])
 
 
 def _median_distance(points: np.ndarray, centre: np.ndarray) -> float:

@@ -138,8 +138,7 @@ def read_mask(path: Path, orientation: int, width: int, height: int) -> np.ndarr
     if not same_proportions(mask.shape[1::-1], (width, height)):
         raise ValueError(
             f"the mask {path} is {mask.shape[1]} x {mask.shape[0]} pixels and its photograph {width} x "
-            f"{height}; "
-            "make the mask of the photograph's size or remove it"
+            f"{height}; make the mask of the photograph's size or remove it"
         )
     return cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) > 0
 

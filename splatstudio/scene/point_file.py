@@ -47,8 +47,7 @@ def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if count * wide.itemsize > len(data) - body:
             raise ValueError(
                 f"{path} is damaged: its {count} points need {count * wide.itemsize} bytes and "
-                f"{len(data) - body} "
-                "are left; copy the file again"
+                f"{len(data) - body} are left; copy the file again"
             )
         table = np.frombuffer(data, wide, count, body)
         rows = {name: table[name] for name, _ in fields}

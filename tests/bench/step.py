@@ -1,0 +1,196 @@
+"""Time one training iteration and its parts on a fixed workload; prints one line of JSON.
+
+python tests/bench/step.py --ply model.ply --scene SCENE --downscale 1 --threads 2 --json
+
+The model (or, without --ply, the scene's points) is drawn by the scene's first camera and compared with
+its photograph. Times are medians, wall clock. `*_ns_per_pair` are core-nanoseconds: wall time of the
+rasteriser times threads, over the Gaussian-pixel pairs that were composited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splatstudio import ops
+from splatstudio.camera import Camera
+from splatstudio.config import OptimConfig
+from splatstudio.evaluate import target_image
+from splatstudio.formats.ply import read_ply
+from splatstudio.gaussian_transform import transformed
+from splatstudio.gaussians import Gaussians
+from splatstudio.initialize import from_points
+from splatstudio.losses import photometric
+from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.rendering import render
+from splatstudio.scene import Scene, load_scene
+from splatstudio.stages import ALPHA_THRESHOLD, TRANSMITTANCE_STOP, Projected, ProjectSettings, RasterSettings
+
+# Floating-point operations of the rasteriser's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.
+FORWARD_FLOP, BACKWARD_FLOP = 32, 57
+COUNTING_TILE = 32  # px
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--ply", type=Path, help="the model, in the scene's own frame; default: its points")
+    parser.add_argument("--scene", type=Path, required=True)
+    parser.add_argument("--downscale", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--every", type=int, default=1, help="keep every n-th Gaussian")
+    parser.add_argument("--json", action="store_true", help="print JSON (the default: names and values)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    scene = load_scene(arguments.scene, downscale=arguments.downscale)
+    report = measure(scene, load_model(scene, arguments.ply)[:: arguments.every], arguments.repeats)
+    report["threads"] = arguments.threads
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        print("\n".join(f"{name:24} {value}" for name, value in report.items()))
+
+
+def load_model(scene: Scene, ply: Path | None) -> Gaussians:
+    if ply is not None:
+        return transformed(read_ply(ply), scene.transform)
+    generator = torch.Generator().manual_seed(0)
+    return from_points(
+        scene.points, scene.colors, sh_degree=3, init_scale=1.0, init_opacity=0.1, generator=generator
+    )
+
+
+def measure(scene: Scene, model: Gaussians, repeats: int) -> dict[str, float | int | str]:
+    camera = scene.views[0].camera
+    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), model.device)
+    stages = time_iteration(model, camera, target, mask, repeats)
+    # Of the process so far: scene, model, gradients, moments and a training step's scratch.
+    peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    raster_forward, raster_backward, pairs = time_rasterizer(model, camera, repeats)
+    threads, peak = torch.get_num_threads(), fma_peak()
+    flop = pairs * (FORWARD_FLOP + BACKWARD_FLOP)
+    return {
+        "num_gaussians": len(model),
+        "width": camera.width,
+        "height": camera.height,
+        "kernels": ops.native_version(),
+        **{name: round(1e3 * seconds, 2) for name, seconds in stages.items()},
+        "raster_forward_ms": round(1e3 * raster_forward, 2),
+        "raster_backward_ms": round(1e3 * raster_backward, 2),
+        "pairs": pairs,
+        "forward_ns_per_pair": round(1e9 * raster_forward * threads / pairs, 3),
+        "backward_ns_per_pair": round(1e9 * raster_backward * threads / pairs, 3),
+        "fma_peak_share": round(flop / (raster_forward + raster_backward) / peak, 4),
+        "fma_peak_gflops": round(peak / 1e9, 1),
+        "peak_rss_mb": round(peak_rss_mb),
+    }
+
+
+def median_time(action: Callable[[], object], repeats: int) -> float:
+    """Return the median of `repeats` wall-clock times in seconds, after one unmeasured call."""
+    action()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def time_iteration(
+    model: Gaussians, camera: Camera, target: Tensor, mask: Tensor | None, repeats: int
+) -> dict[str, float]:
+    """Return the medians of a whole iteration and of its four stages, seconds."""
+    params = model.map(lambda tensor: tensor.clone().requires_grad_())
+    optimizer = SplatAdam.zeros(params)
+    # Rates of 0: the same picture in every repetition, at the cost of any other rate.
+    rates = dict.fromkeys(learning_rates(OptimConfig(), extent=1.0, step=0, steps=1), 0.0)
+    parts: dict[str, list[float]] = {"forward_ms": [], "loss_ms": [], "backward_ms": [], "optimizer_ms": []}
+    for _ in range(repeats + 1):
+        marks = [time.perf_counter()]
+        rendering = render(params, camera)
+        marks.append(time.perf_counter())
+        loss = photometric(rendering.rgb, target, ssim_weight=0.2, mask=mask)
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        gradients = {name: tensor.grad for name, tensor in params.tensors().items()}
+        optimizer.step(params, gradients, rates)
+        marks.append(time.perf_counter())
+        for tensor in params.tensors().values():
+            tensor.grad = None
+        for number, samples in enumerate(parts.values()):
+            samples.append(marks[number + 1] - marks[number])
+    iterations = [sum(samples) for samples in zip(*parts.values(), strict=True)]
+    medians = {name: statistics.median(samples[1:]) for name, samples in parts.items()}
+    return {"iteration_ms": statistics.median(iterations[1:]), **medians}
+
+
+def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[float, float, int]:
+    """Return the rasteriser's forward and backward seconds (binning included) and the composited pairs."""
+    with torch.no_grad():
+        projected = ops.project(
+            model.means,
+            model.quats,
+            model.scales.exp(),
+            model.opacities.sigmoid(),
+            model.sh0,
+            model.shN,
+            camera=camera,
+            settings=ProjectSettings(sh_degree=model.sh_degree),
+        )
+    leaves = Projected(
+        *(tensor.requires_grad_(tensor.is_floating_point()) for tensor in vars(projected).values())
+    )
+    settings = RasterSettings(camera.width, camera.height, torch.zeros(3))
+    forward = median_time(lambda: ops.rasterize(leaves, settings), repeats)
+    raster = ops.rasterize(leaves, settings)
+    v_rgb = torch.randn(raster.rgb.shape, generator=torch.Generator().manual_seed(0))
+    backward = median_time(lambda: raster.rgb.backward(v_rgb, retain_graph=True), repeats)
+    return forward, backward, count_pairs(projected, settings)
+
+
+@torch.no_grad()
+def count_pairs(projected: Projected, settings: RasterSettings) -> int:
+    """Return the number of (Gaussian, pixel) pairs that are composited, by the definition."""
+    visible = (projected.radii > 0).all(dim=1).nonzero()[:, 0]
+    order = visible[torch.argsort(projected.depths[visible], stable=True)]
+    centers, radii = projected.means2d[order], projected.radii[order]
+    low, high = centers - radii, centers + radii
+    pairs = 0
+    for top in range(0, settings.height, COUNTING_TILE):
+        for left in range(0, settings.width, COUNTING_TILE):
+            bottom = min(top + COUNTING_TILE, settings.height)
+            right = min(left + COUNTING_TILE, settings.width)
+            inside = (high[:, 0] >= left) & (low[:, 0] <= right) & (high[:, 1] >= top) & (low[:, 1] <= bottom)
+            rows = order[inside]
+            y, x = torch.meshgrid(
+                torch.arange(top, bottom) + 0.5, torch.arange(left, right) + 0.5, indexing="ij"
+            )
+            dx, dy = (projected.means2d[rows, :, None, None] - torch.stack([x, y])).unbind(1)
+            a, b, c = projected.conics[rows].T[:, :, None, None]
+            sigma = 0.5 * (a * dx * dx + c * dy * dy) + b * dx * dy
+            alpha = (projected.opacities[rows, None, None] * torch.exp(-sigma)).clamp_max(settings.max_alpha)
+            alpha = torch.where((sigma >= 0) & (alpha >= ALPHA_THRESHOLD), alpha, 0.0)
+            unfinished = (1.0 - alpha).cumprod(dim=0) > TRANSMITTANCE_STOP
+            pairs += int(((alpha > 0) & unfinished).sum())
+    return pairs
+
+
+def fma_peak(size: int = 1024) -> float:
+    """Return the best rate of a matrix product on torch's threads, floating-point operations a second."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = min(median_time(lambda: a @ b, 3) for _ in range(5))
+    return 2.0 * size**3 / best
+
+
+if __name__ == "__main__":
+    main()

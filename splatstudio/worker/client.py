@@ -76,23 +76,23 @@ class WorkerClient:
         self._subscribers: list[Callable[[Event], None]] = []
         self._closing = False
         self._last_word: Failed | Finished | None = None
-
-    def start(self) -> WorkerClient:
-        """Start the process; it says StateChanged("ready") or ("viewing") when it is there."""
         context = _process_context()
         self._slots = FrameSlots.create()
-        self._connection, child_end = context.Pipe()
+        self._connection, self._child_end = context.Pipe()
+        self._outbox = Outbox(self._connection, "orders")
         # daemon: a studio that ends in disorder ends the worker by SIGTERM, at which it saves and leaves.
         self._process = context.Process(  # type: ignore[attr-defined]
             target=worker_main,
-            args=(child_end, self._slots.file, self.job, self._first_log),
+            args=(self._child_end, self._slots.file, job, self._first_log),
             name="splatstudio-worker",
             daemon=True,
         )
-        self._process.start()
-        child_end.close()
-        self._outbox = Outbox(self._connection, "orders")
         self._reader = threading.Thread(target=self._read, name="events", daemon=True)
+
+    def start(self) -> WorkerClient:
+        """Start the process; it says StateChanged("ready") or ("viewing") when it is there."""
+        self._process.start()
+        self._child_end.close()
         self._reader.start()
         return self
 

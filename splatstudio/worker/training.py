@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from splatstudio.model import Model
+from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.session import Advance, Session, options_for_display
+from splatstudio.session import Advance, Session
 from splatstudio.trainer import Trainer
+from splatstudio.worker.export import export_model, model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
@@ -19,9 +22,7 @@ from splatstudio.worker.messages import (
     Evaluated,
     Event,
     Export,
-    Exported,
     Finished,
-    ModelLoaded,
     Pause,
     Progress,
     Resume,
@@ -36,7 +37,6 @@ from splatstudio.worker.messages import (
     UpdateSettings,
     Warned,
 )
-from splatstudio.worker.models import central_bounds, export_ply
 
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
 RATE_SECONDS = 5.0  # the time over which steps a second are counted
@@ -160,8 +160,7 @@ class Training:
         self._log_into(run.path / "logs" / "worker.log")
         session = self._session = Session(trainer, run)
         self._show(session)
-        gaussians = trainer.gaussians
-        self._emit(ModelLoaded(trainer.step, len(gaussians), *central_bounds(gaussians)))
+        self._emit(model_loaded(self._model(trainer)))
         self._announce(session)
         if session.finished:
             self._finish(session, completed=True)
@@ -232,13 +231,11 @@ class Training:
         self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))
 
     def _export(self, session: Session, command: Export) -> None:
-        gaussians = session.trainer.gaussians
-        try:
-            num_bytes = export_ply(command.path, gaussians, session.trainer.scene.transform)
-        except (OSError, ValueError) as error:
-            self._emit(Warned(f"Not exported: {error}"))
-            return
-        self._emit(Exported(command.path, len(gaussians), num_bytes))
+        self._emit(export_model(self._model(session.trainer), command.path))
+
+    def _model(self, trainer: Trainer) -> Model:
+        options = options_for_display(trainer.config)
+        return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step)
 
     def _show(self, session: Session) -> None:
         trainer = session.trainer

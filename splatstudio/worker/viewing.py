@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from splatstudio.model import Model, load_model
+from splatstudio.worker.export import export_model, model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
     Event,
     Export,
-    Exported,
-    ModelLoaded,
     StateChanged,
     ViewJob,
     Warned,
 )
-from splatstudio.worker.models import LoadedModel, central_bounds, export_ply, load_shown_model
 
 
 class Viewing:
@@ -27,7 +26,7 @@ class Viewing:
         self._job = job
         self._emit = emit
         self._publish = publish
-        self._model: LoadedModel | None = None
+        self._model: Model | None = None
 
     @property
     def step(self) -> int:
@@ -37,9 +36,9 @@ class Viewing:
     def begin(self) -> None:
         """Load the model and put it on view; raises ValueError when there is none or it is damaged."""
         self._emit(StateChanged("loading"))
-        model = self._model = load_shown_model(self._job.model_path)
+        model = self._model = load_model(self._job.model_path)
         self._publish(ShownModel(model.gaussians, model.options, self.step))
-        self._emit(ModelLoaded(model.step, len(model.gaussians), *central_bounds(model.gaussians)))
+        self._emit(model_loaded(model))
         self._emit(StateChanged("viewing"))
 
     def execute(self, command: Command) -> None:
@@ -48,12 +47,7 @@ class Viewing:
         if not isinstance(command, Export):
             self._emit(Warned("A finished model can be looked at and exported, not trained."))
             return
-        try:
-            num_bytes = export_ply(command.path, self._model.gaussians, self._model.transform)
-        except (OSError, ValueError) as error:
-            self._emit(Warned(f"Not exported: {error}"))
-            return
-        self._emit(Exported(command.path, len(self._model.gaussians), num_bytes))
+        self._emit(export_model(self._model, command.path))
 
     def advance(self) -> None:
         """Do nothing: there is no next step."""

@@ -1,0 +1,189 @@
+"""The studio: a page in the browser that steers a training in the background and shows its model live."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import webbrowser
+from pathlib import Path
+
+from splatstudio.config import TrainConfig
+from splatstudio.studio.controller import Controller, Notice
+from splatstudio.studio.first_view import FirstView
+from splatstudio.studio.panels.export import ExportPanel
+from splatstudio.studio.panels.status import StatusPanel
+from splatstudio.studio.panels.train import TrainPanel
+from splatstudio.studio.panels.view import ViewPanel
+from splatstudio.studio.project import open_project
+from splatstudio.studio.stage import Stage
+from splatstudio.studio.theme import ACCENT
+from splatstudio.studio.viewport import Viewport
+from splatstudio.studio.viser_private import open_server, require_bindable
+from splatstudio.worker.messages import Event, ModelLoaded
+
+DEFAULT_PORT = 8080
+DOCK_WIDTH = 390
+REFRESH_SECONDS = 0.25
+PLOT_SECONDS = 0.75
+
+
+class Studio:
+    """A running studio. `close` saves what is unsaved and ends it."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        config: TrainConfig = TrainConfig(),
+        run_dir: Path | None = None,
+    ):
+        if port is not None:
+            require_bindable(host, port)
+        self.project = open_project(path, config, run_dir)
+        self._server = open_server(host, port or first_free_port(host), self.project.name)
+        self.url = f"http://{_name_of(host)}:{self._server.get_port()}"
+        self.controller = Controller(self.project, self._notify)
+        self._first_view = FirstView(self._server)
+        self._viewport = Viewport(self._server, self.controller)
+        self._stopped = threading.Event()
+        self._build_page()
+        self.controller.listen(self._follow)
+        self._ticker = threading.Thread(target=self._tick, name="page", daemon=True)
+        self._ticker.start()
+
+    def start_training(self) -> None:
+        """Start or resume as the primary button would; a run with all steps done is started over."""
+        if self.controller.choice().enabled or not self.project.can_train:
+            self.controller.press_primary()
+
+    def run_forever(self) -> None:
+        """Serve until Ctrl-C or SIGTERM, then save and end; a second Ctrl-C ends at once."""
+        ended = threading.Event()
+        before = {s: signal.signal(s, lambda *_: ended.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ended.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.controller.status.state in ("training", "paused"):
+            print("Saving ... (Ctrl-C again ends at once)", flush=True)
+        self.close()
+
+    def close(self) -> None:
+        """Save an unfinished training, end the worker and the server."""
+        self._stopped.set()
+        self._viewport.close()
+        self.controller.close()
+        self._server.stop()
+
+    def _build_page(self) -> None:
+        server, controller, scene = self._server, self.controller, self.project.scene
+        server.gui.configure_theme(
+            dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
+        )
+        server.gui.main_panel.dock_right()
+        server.gui.main_panel.set_width(DOCK_WIDTH)
+        stage = None
+        if scene is not None:
+            self._first_view.of_scene(scene)
+            stage = Stage(server, scene)
+        self._status = StatusPanel(server, controller)
+        tabs = server.gui.add_tab_group()
+        self._train = None
+        if self.project.can_train:
+            with tabs.add_tab("Train"):
+                self._train = TrainPanel(server, controller)
+        with tabs.add_tab("View"):
+            self._view = ViewPanel(server, controller, self._viewport, stage, self._first_view)
+        with tabs.add_tab("Export"):
+            self._export = ExportPanel(server, controller)
+        self._refresh()
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, ModelLoaded):
+            self._view.model_appeared()
+            if self.project.scene is None:
+                # Where no cameras say which way is up, COLMAP's frame is the likely one.
+                up = "-y" if self.project.model_path and self.project.model_path.is_file() else "+z"
+                self._first_view.of_model(event.center, event.radius, up)
+        self._viewport.model_changed()
+
+    def _tick(self) -> None:
+        plots_due = 0.0
+        elapsed = 0.0
+        while not self._stopped.wait(REFRESH_SECONDS):
+            elapsed += REFRESH_SECONDS
+            self._refresh()
+            if self._train is not None and elapsed >= plots_due:
+                self._train.refresh()
+                plots_due = elapsed + PLOT_SECONDS
+
+    def _refresh(self) -> None:
+        self._status.refresh(self._viewport.num_viewers)
+        self._export.refresh()
+
+    def _notify(self, notice: Notice) -> None:
+        for client in self._server.get_clients().values():
+            client.add_notification(
+                notice.title,
+                notice.text,
+                auto_close_seconds=None if notice.bad else 8.0,
+                color="red" if notice.bad else ACCENT,
+            )
+
+
+def open_studio(
+    path: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    train: bool = False,
+    browser: bool = True,
+    config: TrainConfig = TrainConfig(),
+    run_dir: Path | None = None,
+) -> Studio:
+    """Open a scene folder, a .ply file or a run folder in the studio and print its address.
+
+    `port` None takes the first free one from 8080 on. `train` starts at once, `browser` opens the default
+    browser where there is a display. Raises ValueError with one sentence for a path or address that cannot
+    be used.
+    """
+    studio = Studio(Path(path), host=host, port=port, config=config, run_dir=run_dir)
+    print(f"The studio is open at {studio.url}", flush=True)
+    for note in studio.project.notes:
+        print(note, flush=True)
+    if train:
+        studio.start_training()
+    if browser and _has_display():
+        webbrowser.open(studio.url)
+    return studio
+
+
+def first_free_port(host: str) -> int:
+    """Return the first port from 8080 on that is free; raises ValueError when `host` cannot be used."""
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + 100):
+        try:
+            require_bindable(host, port)
+        except ValueError as error:
+            if "in use" not in str(error):
+                raise
+            continue
+        return port
+    raise ValueError(f"no port from {DEFAULT_PORT} to {DEFAULT_PORT + 99} is free; name one with --port")
+
+
+def _name_of(host: str) -> str:
+    """Return the name under which a browser on this machine reaches `host`."""
+    if host in ("0.0.0.0", "::", ""):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _has_display() -> bool:
+    if platform.system() != "Linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,281 @@
+"""What the buttons do: holds the worker, follows its events, and decides what is possible in each state."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from splatstudio.camera import Camera
+from splatstudio.run import Run
+from splatstudio.studio.history import History
+from splatstudio.studio.project import Project
+from splatstudio.studio.viewport import FRAME_SECONDS, FrameSource, ModelState
+from splatstudio.worker.client import ReceivedFrame, WorkerClient
+from splatstudio.worker.messages import (
+    Command,
+    Evaluated,
+    Event,
+    Export,
+    Exported,
+    Failed,
+    Finished,
+    Frame,
+    Job,
+    ModelLoaded,
+    Pause,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    SetView,
+    Start,
+    Started,
+    State,
+    StateChanged,
+    Stop,
+    ViewOptions,
+    Warned,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the page shows of the training; replaced as a whole, so that a reader never sees half of it."""
+
+    state: State = "starting"
+    step: int = 0
+    total_steps: int = 0
+    num_gaussians: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    elapsed_seconds: float | None = None
+    loss: float | None = None
+    test_psnr: float | None = None
+    message: str = ""  # why it failed; empty otherwise
+    has_model: bool = False
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to tell everybody who watches."""
+
+    title: str
+    text: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the primary button offers now."""
+
+    label: str
+    enabled: bool = True
+
+
+class Controller(FrameSource):
+    """The studio's side of the worker. Methods may be called from any thread."""
+
+    def __init__(self, project: Project, notify: Callable[[Notice], None]):
+        self.project = project
+        self.history = History()
+        self.status = Status(total_steps=project.config.steps)
+        self.bounds: ModelLoaded | None = None
+        self.options = ViewOptions(background=project.config.background)
+        self.last_export: Exported | None = None
+        self._notify = notify
+        self._lock = threading.RLock()
+        self._seq = count(1)
+        self._listeners: list[Callable[[Event], None]] = []
+        self._resume_step = project.resume_step
+        self._load_history()
+        self._worker = self._launch(project.first_job())
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with every event of the worker, after the status has taken it in."""
+        self._listeners.append(listener)
+
+    # ---- what the user can do
+
+    def choice(self) -> Choice:
+        """Return what the primary button says and whether it can be pressed."""
+        status = self.status
+        if status.state == "training":
+            return Choice("Pause")
+        if status.state in ("starting", "loading"):
+            return Choice("Starting …", enabled=False)
+        if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
+            return Choice("Resume")
+        if status.state == "finished":
+            return Choice("All steps done", enabled=False)
+        if self._resume_step is not None:
+            return Choice(f"Resume from step {self._resume_step:,}")
+        if status.state == "viewing":
+            return Choice("All steps done", enabled=False)
+        return Choice("Start training")
+
+    def press_primary(self) -> None:
+        """Start, pause or resume, whatever `choice` offers."""
+        with self._lock:
+            state = self.status.state
+            if not self.choice().enabled:
+                return
+            if state == "training":
+                self._worker.send(Pause())
+            elif state == "paused" or state == "finished":
+                self._worker.send(Resume())
+            elif state == "ready":
+                self._worker.send(Start())
+            else:
+                self._begin(resume=self._resume_step is not None)
+
+    @property
+    def can_start_over(self) -> bool:
+        """Say whether there is something that a new run could leave behind."""
+        return self.project.can_train and self.status.state in ("viewing", "finished", "failed", "ended")
+
+    def start_over(self) -> None:
+        """Train anew into a new run folder; the old one stays as it is."""
+        with self._lock:
+            if not self.can_start_over:
+                return
+            self.project = self.project.started_over()
+            self.history = History()
+            self.status = Status(total_steps=self.project.config.steps)
+            self._resume_step = None
+            self._begin(resume=False)
+
+    def send(self, command: Command) -> None:
+        """Give the worker an order."""
+        self._worker.send(command)
+
+    def stop(self) -> None:
+        """Save and end the training."""
+        self.send(Stop())
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self.send(Save())
+
+    def export(self, path: Path) -> None:
+        """Write the model as a PLY file."""
+        self.send(Export(path.expanduser()))
+
+    def close(self) -> None:
+        """Let the worker save what is unsaved and leave."""
+        self._worker.close()
+
+    # ---- where pictures come from
+
+    def model_state(self) -> ModelState:
+        """Return whether there is a model to see, its step, and whether it trains now."""
+        status = self.status
+        return ModelState(status.step if status.has_model else None, status.state == "training")
+
+    def render(self, view: int, camera: Camera) -> ReceivedFrame | None:
+        """Return a picture of the model, None when there was none within FRAME_SECONDS."""
+        seq, worker = next(self._seq), self._worker
+        worker.send(SetView(view, seq, camera, self.options))
+        return worker.wait_for_frame(view, seq, FRAME_SECONDS)
+
+    def forget(self, view: int) -> None:
+        """Note that nobody looks at this view any more."""
+        self._worker.drop_view(view)
+
+    # ---- the worker
+
+    def _launch(self, job: Job) -> WorkerClient:
+        worker = WorkerClient(job)
+        worker.subscribe(lambda event: self._take(worker, event))
+        self._worker = worker
+        return worker.start()
+
+    def _begin(self, *, resume: bool) -> None:
+        """Train in a new process; the one before, which only shows a model or has died, leaves."""
+        old = self._worker
+        self.status = replace(self.status, state="loading", message="", has_model=False)
+        self._launch(self.project.training_job(resume=resume)).send(Start())
+        old.close()
+
+    def _take(self, worker: WorkerClient, event: Event) -> None:
+        """Follow an event; those of a worker that has been replaced no longer matter."""
+        if worker is not self._worker or isinstance(event, Frame):
+            return
+        self.status = _followed(self.status, event)
+        if isinstance(event, ModelLoaded):
+            self.bounds = event
+        elif isinstance(event, Progress):
+            self.history.loss.add(event.step, event.loss)
+            if event.psnr is not None:
+                self.history.train_psnr.add(event.step, event.psnr)
+        elif isinstance(event, Evaluated):
+            self.history.test_psnr.add(event.step, event.psnr)
+        elif isinstance(event, Exported):
+            self.last_export = event
+        elif isinstance(event, Failed):
+            self._resume_step = self.project.resume_step
+            log.error("%s (log: %s)", event.sentence, event.log_path)
+        notice = _notice(event)
+        if notice is not None:
+            self._notify(notice)
+        for listener in self._listeners:
+            listener(event)
+
+    def _load_history(self) -> None:
+        run_dir = self.project.run_dir
+        if run_dir is not None and (run_dir / "metrics.jsonl").exists():
+            self.history.load(Run.open(run_dir).metrics().rows)
+            if len(self.history.test_psnr):
+                last = float(self.history.test_psnr.arrays()[1][-1])
+                self.status = replace(self.status, test_psnr=last)
+
+
+def _followed(status: Status, event: Event) -> Status:
+    """Return the status after an event."""
+    if isinstance(event, StateChanged):
+        rate = status.steps_per_second if event.state == "training" else None
+        return replace(status, state=event.state, steps_per_second=rate, eta_seconds=None)
+    if isinstance(event, ModelLoaded):
+        return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
+    if isinstance(event, Started):
+        return replace(status, step=event.step, total_steps=event.total_steps)
+    if isinstance(event, Progress):
+        return replace(
+            status,
+            step=event.step,
+            total_steps=event.total_steps,
+            num_gaussians=event.num_gaussians,
+            steps_per_second=event.steps_per_second,
+            eta_seconds=event.eta_seconds,
+            elapsed_seconds=event.elapsed_seconds,
+            loss=event.loss,
+        )
+    if isinstance(event, Evaluated):
+        return replace(status, test_psnr=event.psnr)
+    if isinstance(event, Finished):
+        return replace(status, step=event.step)
+    if isinstance(event, Failed):
+        return replace(status, state="failed", message=event.sentence, has_model=False)
+    return status
+
+
+def _notice(event: Event) -> Notice | None:
+    """Return what to tell the user about an event, None where the page shows it anyway."""
+    if isinstance(event, Saved):
+        return Notice(f"Saved step {event.step:,}", str(event.path))
+    if isinstance(event, Exported):
+        return Notice(f"Exported {event.num_gaussians:,} splats", str(event.path))
+    if isinstance(event, Finished) and event.completed:
+        return Notice("Training finished", f"All {event.step:,} steps are done.")
+    if isinstance(event, Finished):
+        return Notice("Training stopped", f"At step {event.step:,}; Resume goes on from there.")
+    if isinstance(event, Warned):
+        return Notice("Please note", event.sentence, bad=True)
+    if isinstance(event, Failed):
+        return Notice("Failed", event.sentence, bad=True)
+    return None

@@ -1,0 +1,82 @@
+"""From where one sees a scene or a model at first."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import viser
+
+from splatstudio.scene.scene import Scene
+
+Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
+FOV = 0.9  # radians, vertical: about a 28 mm lens
+
+
+class FirstView:
+    """A camera position, a target and an up direction, for new browsers and for the way back."""
+
+    def __init__(self, server: viser.ViserServer):
+        self._server = server
+        self._position = np.array([0.0, -3.0, 1.0])
+        self._target = np.zeros(3)
+        self._up: Axis = "+z"
+
+    def of_scene(self, scene: Scene) -> None:
+        """Stand a step behind one of the photographers, so that points and cameras are in sight."""
+        positions = np.stack([camera.position for camera in scene.cameras])
+        self._up, self._target = "+z", np.zeros(3)
+        # The camera nearest to the middle of all is on the usual side of the scene.
+        chosen = positions[np.argmin(np.linalg.norm(positions - positions.mean(axis=0), axis=1))]
+        distance = np.linalg.norm(chosen)
+        if distance < 0.2 * scene.extent:
+            # Cameras that look outward: look along with the first one.
+            chosen, self._target = positions[0], positions[0] + scene.cameras[0].viewmat[2, :3]
+            self._position = chosen
+        else:
+            self._position = chosen * (1.0 + 0.35 * scene.extent / distance)
+        self._announce()
+
+    def of_model(self, center: tuple[float, float, float], radius: float, up: Axis) -> None:
+        """Stand in front of a model of this size, a little above it."""
+        self._up = up
+        self._target = np.array(center)
+        upward = _vector(up)
+        # In the usual frames of files forward is z when y is up or down, and y when z is.
+        forward = np.array([0.0, 0.0, 1.0]) if up[1] == "y" else np.array([0.0, 1.0, 0.0])
+        self._position = self._target + radius * (0.6 * upward - 1.9 * forward)
+        self._announce()
+        self.show_all()
+
+    def set_up(self, up: Axis) -> None:
+        """Turn the world so that another axis is up."""
+        radius = float(np.linalg.norm(self._position - self._target)) / 2.0
+        x, y, z = (float(value) for value in self._target)
+        self.of_model((x, y, z), radius, up)
+
+    def show_all(self) -> None:
+        """Move every browser's camera here."""
+        for client in self._server.get_clients().values():
+            self.show(client)
+
+    def show(self, client: viser.ClientHandle) -> None:
+        """Move a browser's camera here."""
+        with client.atomic():
+            client.camera.fov = FOV
+            client.camera.up_direction = _vector(self._up)
+            client.camera.position = self._position
+            client.camera.look_at = self._target
+
+    def _announce(self) -> None:
+        self._server.scene.set_up_direction(self._up)
+        camera = self._server.initial_camera
+        camera.position = self._position
+        camera.look_at = self._target
+        camera.up = _vector(self._up)
+        camera.fov = FOV
+
+
+def _vector(axis: Axis) -> np.ndarray:
+    vector = np.zeros(3)
+    vector["xyz".index(axis[1])] = -1.0 if axis[0] == "-" else 1.0
+    return vector

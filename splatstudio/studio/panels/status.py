@@ -1,0 +1,99 @@
+"""The part of the dock that is always visible: what is open, how far it is, and the main buttons."""
+
+from __future__ import annotations
+
+import html
+
+import viser
+
+from splatstudio.studio.controller import Controller, Status
+from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
+
+
+class StatusPanel:
+    """Name, state, figures, progress bar, and the buttons that steer the training."""
+
+    def __init__(self, server: viser.ViserServer, controller: Controller):
+        self._controller = controller
+        can_train = controller.project.can_train
+        self._head = server.gui.add_html("")
+        self._bar = server.gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
+        self._primary = server.gui.add_button("Start training", color=ACCENT, visible=can_train)
+        self._start_over = server.gui.add_button(
+            "Start over", color="gray", hint="Trains anew into a new run folder; nothing is overwritten."
+        )
+        self._stop = server.gui.add_button(
+            "Stop", color="gray", hint="Saves a checkpoint and ends the training."
+        )
+        self._save = server.gui.add_button("Save checkpoint", color="gray")
+        self._shown: tuple[object, ...] = ()
+        self._primary.on_click(lambda _: controller.press_primary())
+        self._start_over.on_click(lambda _: controller.start_over())
+        self._stop.on_click(lambda _: controller.stop())
+        self._save.on_click(lambda _: controller.save())
+
+    def refresh(self, num_viewers: int) -> None:
+        """Show the present status; what has not changed is not sent again."""
+        controller, status = self._controller, self._controller.status
+        choice = controller.choice()
+        shown = (status, choice, num_viewers, controller.can_start_over)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._head.content = header_html(controller.project.name, status, num_viewers)
+        self._bar.value = 100.0 * status.step / max(1, status.total_steps)
+        self._primary.label = choice.label
+        self._primary.disabled = not choice.enabled
+        self._start_over.visible = controller.can_start_over
+        active = status.state in ("training", "paused")
+        self._stop.visible = active
+        self._save.visible = active
+
+
+def header_html(name: str, status: Status, num_viewers: int) -> str:
+    """Return the head of the dock as HTML; everything from outside is escaped."""
+    word, color = STATE_WORDS[status.state]
+    viewers = f"{num_viewers} viewers" if num_viewers > 1 else ""
+    figures = "".join(_figure(label, value) for label, value in _figures(status))
+    message = ""
+    if status.message:
+        message = (
+            '<div style="margin-top:8px;padding:8px 10px;border-radius:6px;font-size:12px;line-height:1.45;'
+            f'background:rgba(255,92,92,.14);color:#ffb3b3">{html.escape(status.message)}</div>'
+        )
+    return (
+        '<div style="padding:2px 10px 4px 10px;font-variant-numeric:tabular-nums">'
+        '<div style="display:flex;align-items:center;justify-content:space-between;gap:8px">'
+        '<div style="font-size:17px;font-weight:650;overflow:hidden;text-overflow:ellipsis;'
+        f'white-space:nowrap" title="{html.escape(name)}">{html.escape(name)}</div>'
+        f'<div style="white-space:nowrap;font-size:12px;color:{MUTED}">{viewers}</div></div>'
+        '<div style="display:flex;align-items:center;gap:7px;margin:2px 0 8px 0;font-size:13px">'
+        f'<span style="width:9px;height:9px;border-radius:50%;background:{color};'
+        f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'
+        f'<div style="display:grid;grid-template-columns:1fr 1fr;gap:6px 14px">{figures}</div>'
+        f"{message}</div>"
+    )
+
+
+def _figures(status: Status) -> list[tuple[str, str]]:
+    splats = "–" if status.num_gaussians is None else f"{status.num_gaussians:,}"
+    if status.total_steps == 0:
+        return [("Splats", splats)]
+    rate = status.steps_per_second
+    figures = [
+        ("Step", f"{status.step:,} / {status.total_steps:,}"),
+        ("Splats", splats),
+        ("Speed", "–" if rate is None else f"{rate:.1f} it/s"),
+        ("Time left", duration(status.eta_seconds)),
+        ("Loss", "–" if status.loss is None else f"{status.loss:.4f}"),
+        ("Test PSNR", "–" if status.test_psnr is None else f"{status.test_psnr:.2f} dB"),
+    ]
+    return figures
+
+
+def _figure(label: str, value: str) -> str:
+    key = label.lower().replace(" ", "-")
+    return (
+        f'<div><div style="font-size:11px;color:{MUTED}">{label}</div>'
+        f'<div data-splatstudio="{key}" style="font-size:14px;font-weight:550">{value}</div></div>'
+    )

@@ -1,0 +1,146 @@
+"""What the user opened: a scene to train, a run to look at and go on with, or a finished model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.run import Run, new_run_path
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.worker.messages import Job, TrainJob, ViewJob
+from splatstudio.worker.reports import checkpoint_step
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """What is open. `scene` None: only a model; `run_dir` None: nothing that could be trained."""
+
+    path: Path
+    scene: Scene | None
+    model_path: Path | None
+    run_dir: Path | None
+    config: TrainConfig
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return what the user calls it."""
+        if self.scene is not None:
+            return self.scene.path.resolve().name
+        return self.path.resolve().name
+
+    @property
+    def can_train(self) -> bool:
+        """Say whether there are photographs to train on."""
+        return self.scene is not None and self.run_dir is not None
+
+    def checkpoint(self) -> Path | None:
+        """Return the newest good checkpoint of the run."""
+        return newest_checkpoint(self.run_dir) if self.can_train and self.run_dir else None
+
+    @property
+    def resume_step(self) -> int | None:
+        """Return the step at which the run would go on, None where it has no checkpoint or no steps left."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            return None
+        step = checkpoint_step(checkpoint)
+        return step if step < self.config.steps else None
+
+    def first_job(self) -> Job:
+        """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
+        if self.model_path is not None:
+            return ViewJob(self.model_path)
+        return self.training_job(resume=False)
+
+    def training_job(self, *, resume: bool) -> TrainJob:
+        """Return the training to be started, from the newest good checkpoint on if `resume`."""
+        assert self.scene is not None and self.run_dir is not None
+        checkpoint = self.checkpoint() if resume else None
+        return TrainJob(self.scene.path.resolve(), self.run_dir, self.config, checkpoint)
+
+    def started_over(self) -> Project:
+        """Return the project with a new, empty run; what the old run holds stays."""
+        assert self.scene is not None and self.run_dir is not None
+        return replace(self, model_path=None, run_dir=new_run_path(self.scene.path, self.run_dir.parent))
+
+    def export_path(self, step: int | None) -> Path:
+        """Return where a PLY of the model goes when the user names no other place."""
+        if self.run_dir is None:
+            return self.path.with_name(f"{self.path.stem}-export.ply")
+        suffix = f"-{step}" if step else ""
+        return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
+
+
+def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
+    """Tell what `path` is and read what the page needs of it.
+
+    Raises ValueError with one sentence when it is nothing that can be opened.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; open a scene folder, a .ply file or a run folder")
+    if path.is_file() and path.suffix.lower() == ".ply":
+        return Project(path, None, path, None, config)
+    run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
+    if run_folder is not None:
+        chosen = path if (path / "manifest.json").exists() else None
+        return _open_run(path, Run.open(run_folder), chosen)
+    if (path / "manifest.json").exists():
+        return Project(path, None, path, None, config)
+    return _open_scene(path, config, run_dir)
+
+
+def _open_run(path: Path, run: Run, chosen: Path | None) -> Project:
+    model_path = chosen or newest_checkpoint(run.path)
+    scene, notes = None, ()
+    try:
+        scene = load_scene(run.scene_path, downscale=run.config.downscale, test_every=run.config.test_every)
+    except ValueError as error:
+        # The model can still be shown; only its photographs are gone.
+        notes = (f"The scene of this run cannot be read, so only the model is shown: {error}",)
+    if model_path is None:
+        if scene is None:
+            raise ValueError(f"{run.path} has no checkpoint, and its scene {run.scene_path} cannot be read")
+        run_dir = new_run_path(scene.path, run.path.parent)
+        return Project(path, scene, None, run_dir, run.config)
+    return Project(path, scene, model_path, run.path, run.config, notes)
+
+
+def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
+    scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
+    existing = _existing_run(scene, run_dir)
+    if existing is None:
+        chosen = run_dir or new_run_path(scene.path)
+        return Project(path, scene, None, chosen, config, scene.notes)
+    # A run goes on as it was begun; only the number of steps may be asked for anew.
+    steps = config.steps if config.steps != TrainConfig().steps else existing.config.steps
+    kept = replace(existing.config, steps=steps)
+    if (kept.downscale, kept.test_every) != (config.downscale, config.test_every):
+        scene = load_scene(path, downscale=kept.downscale, test_every=kept.test_every)
+    return Project(path, scene, newest_checkpoint(existing.path), existing.path, kept, scene.notes)
+
+
+def _existing_run(scene: Scene, run_dir: Path | None) -> Run | None:
+    """Return the run of this scene to go on with: the named one, else the newest below runs/; None: none."""
+    name = scene.path.resolve().name
+    if run_dir is not None:
+        candidates = [run_dir]
+    else:
+        found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
+        candidates = sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in candidates:
+        if not (folder / "run.json").exists():
+            continue
+        run = Run.open(folder)
+        if run.scene_path == scene.path.resolve() and newest_checkpoint(folder) is not None:
+            return run
+        if run_dir is not None:
+            raise ValueError(
+                f"the run folder {run_dir} belongs to {run.scene_path} or has no checkpoint; "
+                "name another one with --run"
+            )
+    return None

@@ -1,0 +1,150 @@
+"""The things that stand in the viewer's space: sparse points and the cameras of the photographs."""
+
+from __future__ import annotations
+
+import numpy as np
+import viser
+import viser.transforms
+
+from splatstudio.camera import Camera
+from splatstudio.scene.scene import Scene
+from splatstudio.studio.theme import ACCENT, TEST_COLOR
+from splatstudio.studio.viewpoint import fly_to
+
+MAX_POINTS = 300_000  # more would take seconds to send and show no more
+POINT_SIZE = 0.004  # times the scene's extent
+
+
+class Stage:
+    """The points and cameras of a scene, each shown or hidden for all browsers."""
+
+    def __init__(self, server: viser.ViserServer, scene: Scene):
+        self._server = server
+        self._scene = scene
+        self._points = self._add_points()
+        self._cameras = self._add_cameras()
+
+    def show_points(self, visible: bool) -> None:
+        """Show or hide the sparse points."""
+        if self._points is not None:
+            self._points.visible = visible
+
+    def show_cameras(self, visible: bool) -> None:
+        """Show or hide the cameras."""
+        for handle in self._cameras:
+            handle.visible = visible
+
+    def _add_points(self) -> viser.PointCloudHandle | None:
+        points, colors = self._scene.points, self._scene.colors
+        if len(points) == 0:
+            return None
+        if len(points) > MAX_POINTS:
+            chosen = np.random.default_rng(0).choice(len(points), MAX_POINTS, replace=False)
+            points, colors = points[chosen], colors[chosen]
+        return self._server.scene.add_point_cloud(
+            "/points",
+            points=points,
+            colors=colors,
+            point_size=POINT_SIZE * self._scene.extent,
+            point_shape="circle",
+        )
+
+    def _add_cameras(self) -> tuple[viser.BatchedMeshHandle, viser.BatchedMeshHandle]:
+        """Add all cameras as two meshes: thin edges to see and faint pyramids to click on."""
+        cameras, test = self._scene.cameras, set(self._scene.test_indices)
+        rotations = np.stack([camera.viewmat[:3, :3].T for camera in cameras])
+        wxyzs = viser.transforms.SO3.from_matrix(rotations).wxyz
+        positions = np.stack([camera.position for camera in cameras])
+        scales = frustum_size(positions, self._scene.extent) * np.stack(
+            [_shape(camera) for camera in cameras]
+        )
+        colors = np.array([TEST_COLOR if i in test else ACCENT for i in range(len(cameras))], np.uint8)
+        edges = self._server.scene.add_batched_meshes_simple(
+            "/cameras/edges",
+            *_frustum_edges(),
+            wxyzs,
+            positions,
+            batched_scales=scales,
+            batched_colors=colors,
+            lod="off",
+            material="toon3",
+            side="double",
+            cast_shadow=False,
+            receive_shadow=False,
+        )
+        bodies = self._server.scene.add_batched_meshes_simple(
+            "/cameras/bodies",
+            *_frustum_body(),
+            wxyzs,
+            positions,
+            batched_scales=scales,
+            batched_colors=colors,
+            opacity=0.12,
+            lod="off",
+            side="double",
+            cast_shadow=False,
+            receive_shadow=False,
+        )
+
+        @bodies.on_click
+        def _(event: viser.SceneNodePointerEvent) -> None:
+            if event.instance_index is not None and event.client is not None:
+                self.visit(event.client, event.instance_index)
+
+        return edges, bodies
+
+    def visit(self, client: viser.ClientHandle, index: int) -> None:
+        """Move a browser's camera to where photograph `index` was taken."""
+        camera = self._scene.cameras[index]
+        # The cameras' common point of attention is the origin of the scene's frame.
+        fly_to(client, camera, max(float(np.linalg.norm(camera.position)), 0.1 * self._scene.extent))
+
+
+def frustum_size(positions: np.ndarray, extent: float) -> float:
+    """Return the depth of the drawn pyramids, world units: a third of the typical distance of neighbours."""
+    if len(positions) < 2:
+        return 0.1 * extent
+    sample = positions[:: max(1, len(positions) // 500)]
+    distances = np.linalg.norm(sample[:, None] - positions[None], axis=-1)
+    nearest = np.partition(distances, 1, axis=1)[:, 1]
+    return float(np.clip(np.median(nearest) / 3.0, 0.015 * extent, 0.1 * extent))
+
+
+def _shape(camera: Camera) -> np.ndarray:
+    """Return the scale that gives the unit pyramid this camera's field of view, [3]."""
+    # Very wide cameras are drawn narrower: their pyramids would hide everything else.
+    half = np.array([camera.width / 2 / camera.K[0, 0], camera.height / 2 / camera.K[1, 1]])
+    return np.array([*(half / max(1.0, half.max())), 1.0])
+
+
+def _frustum_corners() -> np.ndarray:
+    """Return the apex and the far corners of a pyramid of half width, half height and depth 1, [5, 3]."""
+    return np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]], np.float32)
+
+
+def _frustum_body() -> tuple[np.ndarray, np.ndarray]:
+    faces = [[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1], [1, 3, 2], [1, 4, 3]]
+    return _frustum_corners(), np.array(faces, np.uint32)
+
+
+def _frustum_edges(thickness: float = 0.025) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pyramid's eight edges as thin prisms, and a mark that says which side is up."""
+    corners = _frustum_corners()
+    ends = [(corners[0], corners[i]) for i in range(1, 5)]
+    ends += [(corners[i], corners[i % 4 + 1]) for i in range(1, 5)]
+    top = np.array([0.0, -1.4, 1.0], np.float32)
+    ends += [(corners[1] * (0.6, 1, 1), top), (corners[2] * (0.6, 1, 1), top)]
+    vertices: list[np.ndarray] = []
+    faces: list[list[int]] = []
+    for start, end in ends:
+        along = (end - start) / np.linalg.norm(end - start)
+        side = np.cross(along, [0.3, 0.5, 0.8])
+        side /= np.linalg.norm(side)
+        other = np.cross(along, side)
+        first = len(vertices)
+        ring = [np.cos(a) * side + np.sin(a) * other for a in (0.0, 2.094, 4.189)]
+        vertices += [start + thickness * r for r in ring] + [end + thickness * r for r in ring]
+        for i in range(3):
+            j = (i + 1) % 3
+            faces += [[first + i, first + j, first + 3 + i], [first + j, first + 3 + j, first + 3 + i]]
+    return np.stack(vertices).astype(np.float32), np.array(faces, np.uint32)

@@ -1,0 +1,39 @@
+"""What is said about a model on view, and its way to a PLY file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.gaussians import Gaussians
+from splatstudio.model import Model
+from splatstudio.worker.messages import Event, Exported, ModelLoaded, Warned
+
+
+def export_model(model: Model, path: Path) -> Event:
+    """Write `model` as a PLY in the coordinates of its scene's files; say what came of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save_ply(path)
+    except (OSError, ValueError) as error:
+        return Warned(f"Not exported: {error}")
+    return Exported(path, len(model), path.stat().st_size)
+
+
+def model_loaded(model: Model) -> ModelLoaded:
+    """Describe a model for a viewer that must find its first point of view."""
+    return ModelLoaded(model.step, len(model), *central_bounds(model.gaussians))
+
+
+def central_bounds(gaussians: Gaussians) -> tuple[tuple[float, float, float], float]:
+    """Return the centre and the radius of the 90 % of Gaussians that lie most centrally, world units."""
+    # A sample is enough for a camera's first position; far floaters must not decide it.
+    stride = max(1, len(gaussians) // 100_000)
+    means = gaussians.means.detach()[::stride].double().cpu().numpy()
+    means = means[np.isfinite(means).all(axis=1)]
+    if len(means) == 0:
+        return (0.0, 0.0, 0.0), 1.0
+    center = np.median(means, axis=0)
+    radius = float(np.quantile(np.linalg.norm(means - center, axis=1), 0.9))
+    return (float(center[0]), float(center[1]), float(center[2])), max(radius, 1e-3)

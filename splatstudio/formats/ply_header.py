@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 LONGEST_HEADER = 1 << 20  # bytes; comments included, real ones have a few kilobytes
+MOST_DIGITS = 20  # of a count; more cannot be meant, and would only flood the message
 TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
@@ -78,7 +79,7 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
 
 def _element(words: list[str]) -> Element:
     _, name, count = words
-    if not count.isascii() or not count.isdigit():
+    if not (count.isascii() and count.isdigit() and len(count) <= MOST_DIGITS):
         raise ValueError(count)
     return Element(name, int(count), {})
 
@@ -86,7 +87,9 @@ def _element(words: list[str]) -> Element:
 def _add_property(element: Element, words: list[str]) -> None:
     if words[1] == "list":
         _, _, count_type, item_type, name = words
-        code = "list" if count_type in TYPES and item_type in TYPES else TYPES[item_type]
+        if count_type not in TYPES or item_type not in TYPES:
+            raise ValueError(words[1])
+        code = "list"
     else:
         _, type_name, name = words
         code = TYPES[type_name]

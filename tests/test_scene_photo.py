@@ -103,7 +103,7 @@ def test_undistorted_photograph_is_cached_and_a_bad_cache_file_is_made_again(tmp
     write_colmap(tmp_path, tiny, model="SIMPLE_RADIAL", distortion=(-0.2,))
     scene = load_scene(tmp_path)
     first = scene.photo(0)
-    (cached,) = photo_cache.cache_folder().rglob("*.png")
+    (cached,) = photo_cache.cache_folder().rglob("*.pixels")
     good = cached.read_bytes()
     np.testing.assert_array_equal(scene.photo(0).rgb, first.rgb)
     assert cached.read_bytes() == good
@@ -144,10 +144,10 @@ def test_cache_is_pruned_from_its_oldest_end(tmp_path, monkeypatch):
     names = [f"{i:02d}" * 32 for i in range(4)]
     for age, name in enumerate(names):
         photo_cache.store(name, rgb, None, None)
-        os.utime(photo_cache.cache_folder() / name[:2] / f"{name}.png", (1e9 - age, 1e9 - age))
+        os.utime(photo_cache.cache_folder() / name[:2] / f"{name}.pixels", (1e9 - age, 1e9 - age))
     monkeypatch.setattr(photo_cache, "MAX_BYTES", 12_000)  # two files of about 5 kB
     photo_cache.prune()
-    assert sorted(p.stem for p in photo_cache.cache_folder().rglob("*.png")) == names[:2]
+    assert sorted(p.stem for p in photo_cache.cache_folder().rglob("*.pixels")) == names[:2]
 
 
 def test_downscale_averages_areas_and_scales_the_intrinsics(tmp_path):

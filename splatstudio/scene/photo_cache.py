@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 
 from splatstudio.camera import Camera
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 VERSION = 1  # part of every key: raise it when undistortion changes
 MAX_BYTES = 8 << 30
 MIN_FREE_BYTES = 2 << 30  # a cache must never fill the user's disk
+
+MAGIC = b"splatpix"
+HEAD = struct.Struct("<8sIIBB2xI")  # magic, width, height, mask?, alpha?, CRC-32 of what follows
 
 Stored = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # rgb, mask, alpha
 
@@ -48,39 +52,37 @@ def key(view: View) -> str | None:
 
 
 def load(name: str, camera: Camera) -> Stored | None:
-    """Return what `store` kept under `name`, or None when there is nothing or it is damaged.
-
-    The file is a PNG of 5 stacked planes; PNG's checksums tell a damaged one.
-    """
+    """Return what `store` kept under `name`, or None when there is nothing or it is damaged."""
     try:
         data = _path(name).read_bytes()
     except OSError:
         return None
-    try:
-        planes = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
-    except cv2.error:
+    if len(data) < HEAD.size:
         return None
-    height, width = camera.height, camera.width
-    if planes is None or b"IEND" not in data[-16:] or planes.ndim != 3 or planes.shape[2] != 4:
+    magic, width, height, has_mask, has_alpha, checksum = HEAD.unpack_from(data)
+    pixels = width * height
+    length = 3 * pixels + (pixels if has_mask else 0) + (pixels if has_alpha else 0)
+    body = memoryview(data)[HEAD.size :]
+    if magic != MAGIC or (width, height) != (camera.width, camera.height) or len(body) != length:
         return None
-    if planes.shape[:2] not in ((height, width), (2 * height, width)):
+    if zlib.crc32(body) != checksum:
         return None
-    rgb = np.ascontiguousarray(planes[:height, :, 2::-1])
-    mask = planes[:height, :, 3] > 0
-    alpha = planes[height:, :, 0].copy() if planes.shape[0] > height else None
-    return rgb, None if mask.all() else mask, alpha
+    planes = np.frombuffer(body, np.uint8).copy()  # writable, as torch wants its arrays
+    rgb = planes[: 3 * pixels].reshape(height, width, 3)
+    mask = planes[3 * pixels : 4 * pixels].reshape(height, width) > 0 if has_mask else None
+    alpha = planes[-pixels:].reshape(height, width) if has_alpha else None
+    return rgb, mask, alpha
 
 
 def store(name: str, rgb: np.ndarray, mask: np.ndarray | None, alpha: np.ndarray | None) -> None:
-    """Keep a picture under `name`, atomically; without room or permission nothing is kept."""
+    """Keep a picture under `name`, atomically; without room or permission nothing is kept.
+
+    Pixels are written plainly behind a head with their checksum: packing them as PNG takes longer than
+    undistorting the photograph again.
+    """
     height, width = rgb.shape[:2]
-    planes = np.zeros((height if alpha is None else 2 * height, width, 4), np.uint8)
-    planes[:height, :, :3] = rgb[..., ::-1]
-    planes[:height, :, 3] = 255 if mask is None else mask.astype(np.uint8) * 255
-    if alpha is not None:
-        planes[height:] = alpha[..., None]
-    encoded, data = cv2.imencode(".png", planes, [cv2.IMWRITE_PNG_COMPRESSION, 1])
-    assert encoded, "PNG encodes every 8-bit picture"
+    body = b"".join(np.ascontiguousarray(a, np.uint8).tobytes() for a in (rgb, mask, alpha) if a is not None)
+    head = HEAD.pack(MAGIC, width, height, mask is not None, alpha is not None, zlib.crc32(body))
     path = _path(name)
     temporary = None
     try:
@@ -89,7 +91,8 @@ def store(name: str, rgb: np.ndarray, mask: np.ndarray | None, alpha: np.ndarray
             return
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             temporary = file.name
-            file.write(data.tobytes())
+            file.write(head)
+            file.write(body)
         os.replace(temporary, path)
     except OSError:
         # The cache only saves time; the picture itself is already in hand.
@@ -101,19 +104,17 @@ def prune() -> None:
     """Remove the least recently written pictures beyond `MAX_BYTES`, and what a killed process left."""
     try:
         files = [
-            (entry.stat(), Path(entry.path))
-            for sub in os.scandir(cache_folder())
-            for entry in os.scandir(sub)
+            (entry.stat(), entry.path) for sub in os.scandir(cache_folder()) for entry in os.scandir(sub)
         ]
+        files.sort(key=lambda item: item[0].st_mtime, reverse=True)
+        total = 0
+        for status, path in files:
+            total += status.st_size
+            if total > MAX_BYTES:
+                Path(path).unlink(missing_ok=True)
     except OSError:
-        return  # no cache yet
-    files.sort(key=lambda item: item[0].st_mtime, reverse=True)
-    total = 0
-    for status, path in files:
-        total += status.st_size
-        if total > MAX_BYTES:
-            path.unlink(missing_ok=True)
+        return  # no cache yet, or another process is cleaning it
 
 
 def _path(name: str) -> Path:
-    return cache_folder() / name[:2] / f"{name}.png"
+    return cache_folder() / name[:2] / f"{name}.pixels"

@@ -101,8 +101,8 @@ def _even(camera: Camera) -> Camera:
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif path.exists():
+        path.unlink()
 
 
 @contextmanager
@@ -119,7 +119,8 @@ def _frames(folder: Path) -> Iterator[Write]:
 def _video(path: Path, codec: str, camera: Camera, fps: float, quality: Quality) -> Iterator[Write]:
     # The index goes before the pictures, so that a browser shows the video while it loads.
     container = {"movflags": "+faststart"} if path.suffix.lower() == ".mp4" else {}
-    with iio.imopen(path, "w", plugin=PyAVPlugin, options=container) as file:
+    file = iio.imopen(path, "w", plugin=PyAVPlugin, options=container)
+    try:
         file.init_video_stream(codec, fps=float(fps), pixel_format="yuv420p")
         # imageio has no public way to these; left alone, its streams have low quality and unnamed colours.
         stream = file._video_stream
@@ -132,3 +133,8 @@ def _video(path: Path, codec: str, camera: Camera, fps: float, quality: Quality)
         to_bt709 = ("scale", "out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int")
         file.set_video_filter([to_bt709, ("format", "yuv420p")])
         yield lambda number, image: file.write_frame(image)
+        file.close()
+    except BaseException:
+        # The plugin would flush again when it is collected, into a file that is gone.
+        file._video_stream = file._container = None
+        raise

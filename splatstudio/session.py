@@ -49,6 +49,7 @@ class Session:
                 {
                     "step": step,
                     "loss": stats.loss,
+                    "psnr": stats.psnr,
                     "num_gaussians": stats.num_gaussians,
                     "elapsed_s": round(time.monotonic() - self._started, 3),
                 }

@@ -18,7 +18,7 @@ from splatstudio.config import TrainConfig, changed, check, declaration
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
-from splatstudio.losses import photometric
+from splatstudio.losses import photometric, psnr
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.images import PhotoLoader
@@ -28,6 +28,7 @@ from splatstudio.strategy.default import DefaultStrategy
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 LOOKAHEAD = 8  # photographs decoded ahead of their step
+PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
 FIXED_AT_START = ("seed", "sh_degree", "init_opacity", "init_scale", "init_random", "test_every")
 
 
@@ -45,6 +46,7 @@ class StepStats:
     seconds: float
     view: str  # name of the photograph
     sh_degree: int  # highest degree in use
+    psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
     densified: str | None = None  # what the strategy changed, in words
 
 
@@ -170,6 +172,7 @@ class Trainer:
             seconds=time.perf_counter() - started,
             view=view.name,
             sh_degree=sh_degree,
+            psnr=psnr(rendering.rgb, target, mask) if self.step % PSNR_EVERY == 0 else None,
             densified=None if change is None else str(change),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -31,19 +32,25 @@ def _native() -> Any:
 
     Raises RuntimeError when it has not been built.
     """
-    spec = importlib.util.find_spec("splatstudio._C")
-    if spec is None or spec.origin is None:
+    path = _extension()
+    if path is None:
         raise RuntimeError(
             "the native kernels of splatstudio are not built; "
             "run `pip install --no-build-isolation --no-deps -e .` in the repository"
         )
-    torch.ops.load_library(spec.origin)
+    torch.ops.load_library(path)
     return torch.ops.splatstudio
+
+
+def _extension() -> str | None:
+    """Return the file of the extension: what SPLATSTUDIO_EXTENSION names (another build), else our own."""
+    spec = importlib.util.find_spec("splatstudio._C")
+    return os.environ.get("SPLATSTUDIO_EXTENSION") or (None if spec is None else spec.origin)
 
 
 def is_available() -> bool:
     """Return whether the native kernels have been built."""
-    return importlib.util.find_spec("splatstudio._C") is not None
+    return _extension() is not None
 
 
 def native_version() -> str:

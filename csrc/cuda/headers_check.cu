@@ -70,7 +70,7 @@ __device__ void check_one(const HeadersCheck& args, int64_t i) {
                              coverage.alpha,
                              advance(coverage, 1.0f),
                              is_finite(minimum(sigma, maximum(opacity, 0.0f))) ? 1.0f : 0.0f};
-  for (int k = 0; k < 16; ++k) out[k] = results[k];
+  for (int k = 0; k < 16; ++k) out[k] += results[k];
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ def test_prune_removes_exactly_the_transparent() -> None:
     assert torch.equal(rows(group.gaussians), before[[1, 2]])
 
 
-@pytest.mark.parametrize("name", ["opacities", "means", "scales"])
+@pytest.mark.parametrize("name", ["means", "quats", "scales", "opacities", "sh0", "shN"])
 def test_prune_removes_what_is_not_a_number(name: str) -> None:
     group = population(scales=[0.005] * 3)
     group.gaussians.tensors()[name].detach()[1] = math.nan

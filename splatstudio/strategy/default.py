@@ -114,9 +114,12 @@ class DefaultStrategy:
 
     def _to_prune(self, gaussians: Gaussians, radius2d: Tensor, step: int) -> Tensor:
         config = self.config
-        # Written so that a NaN opacity or size is removed as well.
         keep = torch.sigmoid(gaussians.opacities) >= config.prune_opacity
-        keep &= gaussians.scales.isfinite().all(dim=1) & gaussians.means.isfinite().all(dim=1)
+        for tensor in gaussians.tensors().values():
+            finite = tensor.isfinite()
+            while finite.dim() > 1:
+                finite = finite.all(dim=-1)
+            keep &= finite
         if step > config.reset_every:
             keep &= gaussians.scales.amax(dim=1).exp() <= config.prune_scale3d * self.extent
             if step < config.stop_scale2d_step:

@@ -1,0 +1,259 @@
+"""Checkpoints: everything comes back, damage is named, a failed save harms nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+
+from splatstudio import checkpoint as module
+from splatstudio.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam
+from splatstudio.strategy import Population, trainable
+
+RANK = "rank00000-of-00001.safetensors"
+
+
+def example(step: int = 120, seed: int = 0) -> Checkpoint:
+    """Return a checkpoint whose every number is its own."""
+    generator = torch.Generator().manual_seed(seed)
+    gaussians = blobs(seed)
+    moments = [gaussians.map(lambda t: torch.rand(t.shape, generator=generator)) for _ in range(2)]
+    return Checkpoint(
+        step=step,
+        config=TrainConfig(steps=777, background=(0.25, 0.5, 0.1)),
+        population=Population(
+            trainable(gaussians),
+            SplatAdam(moments[0], moments[1], num_steps=step),
+            {"grad2d": torch.rand(60, generator=generator), "visible": torch.arange(60.0)},
+        ),
+        scene_path=Path("/scenes/garden"),
+        scene_transform=np.linspace(0.1, 1.0, 16).reshape(4, 4),
+        rng_state=generator.get_state(),
+        upcoming=("b.jpg", "ä.jpg"),
+    )
+
+
+def assert_equal(ours: Gaussians, theirs: Gaussians) -> None:
+    for name, tensor in ours.tensors().items():
+        assert torch.equal(tensor.detach(), theirs.tensors()[name].detach()), name
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    saved = example()
+    folder = save_checkpoint(tmp_path, saved)
+    assert folder == tmp_path / "ckpts" / "step_00000120"
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", RANK]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    loaded = load_checkpoint(folder)
+    assert (loaded.step, loaded.config, loaded.scene_path) == (120, saved.config, saved.scene_path)
+    assert loaded.upcoming == saved.upcoming
+    assert np.array_equal(loaded.scene_transform, saved.scene_transform)
+    assert torch.equal(loaded.rng_state, saved.rng_state)
+    assert_equal(loaded.gaussians, saved.gaussians)
+    assert_equal(loaded.population.optimizer.exp_avg, saved.population.optimizer.exp_avg)
+    assert_equal(loaded.population.optimizer.exp_avg_sq, saved.population.optimizer.exp_avg_sq)
+    assert loaded.population.optimizer.num_steps == 120
+    assert loaded.population.counts.keys() == saved.population.counts.keys()
+    for name, count in saved.population.counts.items():
+        assert torch.equal(loaded.population.counts[name], count)
+
+
+def test_a_model_spread_over_three_rank_files_is_read_as_one(tmp_path: Path) -> None:
+    saved = example()
+    folder = save_checkpoint(tmp_path, saved)
+    (folder / RANK).unlink()
+    ranks = []
+    for number, rows in enumerate([slice(0, 17), slice(17, 17), slice(17, 60)]):
+        whole = saved.population
+        part = Population(
+            whole.gaussians[rows],
+            SplatAdam(whole.optimizer.exp_avg[rows], whole.optimizer.exp_avg_sq[rows]),
+            {name: count[rows] for name, count in whole.counts.items()},
+        )
+        file = folder / f"rank{number:05d}-of-00003.safetensors"
+        module.save_file(module._named_tensors(part), file)
+        ranks.append({"file": file.name, "rows": len(part), **_size(file)})
+    _change_manifest(folder, lambda manifest: manifest.update(ranks=ranks))
+    loaded = load_checkpoint(folder)
+    assert_equal(loaded.gaussians, saved.gaussians)
+    assert_equal(loaded.population.optimizer.exp_avg, saved.population.optimizer.exp_avg)
+    assert torch.equal(loaded.population.counts["grad2d"], saved.population.counts["grad2d"])
+
+
+def _size(file: Path) -> dict[str, Any]:
+    data = file.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    file.write_text(json.dumps(manifest))
+
+
+def _replace_rank(folder: Path, data: bytes) -> None:
+    """Exchange the rank's file and let the manifest vouch for it."""
+    (folder / RANK).write_bytes(data)
+    _change_manifest(folder, lambda manifest: manifest["ranks"][0].update(_size(folder / RANK)))
+
+
+def _flip_a_bit(folder: Path) -> None:
+    data = bytearray((folder / RANK).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / RANK).write_bytes(data)
+
+
+def _huge_header(folder: Path) -> None:
+    data = (folder / RANK).read_bytes()
+    _replace_rank(folder, struct.pack("<Q", 1 << 60) + data[8:])
+
+
+def _huge_shape(folder: Path) -> None:
+    data = (folder / RANK).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = data[8 : 8 + length].replace(b'"shape":[60,3]', b'"shape":[1099511627776,3]')
+    _replace_rank(folder, struct.pack("<Q", len(header)) + header + data[8 + length :])
+
+
+def _without_means(folder: Path) -> None:
+    tensors = module.load_file(folder / RANK)
+    del tensors["means"]
+    module.save_file(tensors, folder / RANK)
+    _replace_rank(folder, (folder / RANK).read_bytes())
+
+
+def _with_an_extra_tensor(folder: Path) -> None:
+    tensors = module.load_file(folder / RANK)
+    module.save_file({**tensors, "payload": torch.zeros(60)}, folder / RANK)
+    _replace_rank(folder, (folder / RANK).read_bytes())
+
+
+def _manifest(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: _change_manifest(folder, lambda manifest: manifest.update(values))
+
+
+def _rank_entry(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: _change_manifest(folder, lambda manifest: manifest["ranks"][0].update(values))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no rank file": (lambda f: (f / RANK).unlink(), f"{RANK} cannot be read"),
+    "rank cut off": (lambda f: (f / RANK).write_bytes((f / RANK).read_bytes()[:-1]), "bytes instead of"),
+    "rank empty": (lambda f: (f / RANK).write_bytes(b""), "it has 0 bytes instead of"),
+    "bit flipped": (_flip_a_bit, "SHA-256"),
+    "header of 2^60 bytes": (_huge_header, f"{RANK} is damaged"),
+    "shape of 2^40 rows": (_huge_shape, f"{RANK} is damaged"),
+    "means missing": (_without_means, "the tensor means is missing"),
+    "extra tensor": (_with_an_extra_tensor, "unexpected tensors"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "is no checkpoint"),
+    "manifest cut off": (
+        lambda f: (f / "manifest.json").write_bytes((f / "manifest.json").read_bytes()[:200]),
+        "is not JSON",
+    ),
+    "not ours": (_manifest(format="other"), "is not the manifest of a splatstudio checkpoint"),
+    "newer": (_manifest(format_version=2), "has format version 2; this program reads 1"),
+    "step missing": (_manifest(step=None), "step is None"),
+    "no ranks": (_manifest(ranks=[]), "the ranks' entry None"),
+    "path outside": (_rank_entry(file="../../secret"), "is not a file with its size"),
+    "rows do not add up": (_manifest(num_gaussians=61), "do not add up"),
+    "wrong rows": (
+        lambda f: (_manifest(num_gaussians=61)(f), _rank_entry(rows=61)(f)),
+        "is missing or of a wrong shape",
+    ),
+    "unknown setting": (_manifest(config={"stepz": 1}), "unknown setting 'stepz'"),
+    "transform": (_manifest(scene={"path": "a", "transform": [1]}), "transform"),
+    "no optimiser": (_manifest(optimizer={}), "'num_steps' is missing"),
+    "random state": (_manifest(rng="%"), "manifest.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_gives_one_sentence_with_the_file(name: str, tmp_path: Path) -> None:
+    damage, reason = DAMAGES[name]
+    folder = save_checkpoint(tmp_path, example())
+    damage(folder)
+    with pytest.raises(ValueError) as caught:
+        load_checkpoint(folder)
+    assert reason in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_cut_of_the_rank_file_is_noticed(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, example())
+    data = (folder / RANK).read_bytes()
+    for end in range(0, len(data), len(data) // 20):
+        (folder / RANK).write_bytes(data[:end])
+        with pytest.raises(ValueError, match="bytes instead of"):
+            load_checkpoint(folder)
+
+
+def test_the_newest_good_checkpoint_is_found_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    folders = [save_checkpoint(tmp_path, example(step)) for step in (900, 1000, 99_000_000)]
+    (tmp_path / "ckpts" / "step_x").mkdir()
+    assert newest_checkpoint(tmp_path) == folders[2]
+    _flip_a_bit(folders[2])
+    (folders[1] / "manifest.json").unlink()
+    sentences: list[str] = []
+    assert newest_checkpoint(tmp_path, sentences.append) == folders[0]
+    assert len(sentences) == 2
+    assert str(folders[2]) in sentences[0] and str(folders[1]) in sentences[1]
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, example(seed=0))
+    folder = save_checkpoint(tmp_path, example(seed=1))
+    assert_equal(load_checkpoint(folder).gaussians, example(seed=1).gaussians)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_failed_save_leaves_the_earlier_checkpoint_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_checkpoint(tmp_path, example(seed=0))
+
+    def half_a_file(_: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "save_file", half_a_file)
+    for step in (120, 130):
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(tmp_path, example(step, seed=1))
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert_equal(load_checkpoint(folder).gaussians, example(seed=0).gaussians)
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(OSError, match="MB free; the earlier checkpoints are still good"):
+        save_checkpoint(tmp_path, example())
+    assert list((tmp_path / "ckpts").iterdir()) == []
+
+
+def test_what_a_killed_save_left_is_cleared_or_put_back(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, example(120))
+    folder.rename(folder.with_name(".step_00000120.old-1"))  # killed between the two renames
+    half = folder.with_name(".step_00000140.tmp-1")
+    half.mkdir()
+    (half / RANK).write_bytes(b"half")
+    save_checkpoint(tmp_path, example(150))
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["step_00000120", "step_00000150"]
+    assert load_checkpoint(folder).step == 120

@@ -1,0 +1,114 @@
+"""Evaluation: the scores are those of the definitions, on the images they should be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+
+from splatstudio.evaluate import evaluate, target_image, write_evaluation
+from splatstudio.gaussian_transform import transformed
+from splatstudio.gaussians import Gaussians
+from splatstudio.reference import ssim
+from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene import load_scene
+from splatstudio.scene.photo import Photo
+from splatstudio.scene.scene import Scene
+
+
+@pytest.fixture(scope="module")
+def truth(blob_scene: Scene) -> Gaussians:
+    """The Gaussians that the photographs show, in the scene's frame."""
+    return transformed(blobs(), blob_scene.transform)
+
+
+def test_the_true_model_shows_the_test_photographs_up_to_their_rounding(
+    truth: Gaussians, blob_scene: Scene
+) -> None:
+    evaluation = evaluate(truth, blob_scene)
+    assert [score.name for score in evaluation.images] == ["view_01.png", "view_09.png"]
+    # 8-bit rounding alone is an error of 1/255/sqrt(12): 58.9 dB.
+    assert 57.0 < evaluation.psnr < 61.0 and evaluation.ssim > 0.999
+    assert evaluation.num_gaussians == 60 and evaluation.seconds_per_image > 0
+
+
+def test_the_scores_are_those_of_the_definitions(truth: Gaussians, blob_scene: Scene) -> None:
+    brighter = replace(truth, sh0=truth.sh0 + 1.0)  # some values rise above 1: they are clamped
+    evaluation = evaluate(brighter, blob_scene, indices=[0])
+    with torch.no_grad():
+        image = render(brighter, blob_scene.cameras[0]).rgb.clamp(0, 1)
+    photo = np.asarray(cv2.imread(str(blob_scene.views[0].image_path)))[..., ::-1] / 255.0
+    error = np.mean((image.numpy().astype(np.float64) - photo) ** 2)
+    assert evaluation.psnr == pytest.approx(-10.0 * np.log10(error), abs=1e-4)
+    similarity = ssim(image.double(), torch.from_numpy(photo.copy()), padding="valid")
+    assert evaluation.ssim == pytest.approx(float(similarity), abs=1e-4)
+    assert evaluation.psnr < 30.0 and float(image.max()) == 1.0
+
+
+def test_the_mean_is_over_images(truth: Gaussians, blob_scene: Scene) -> None:
+    seen: list[tuple[str, torch.Size]] = []
+    evaluation = evaluate(
+        truth, blob_scene, indices=[2, 5], on_image=lambda score, rgb: seen.append((score.name, rgb.shape))
+    )
+    assert seen == [("view_03.png", (40, 48, 3)), ("view_06.png", (40, 48, 3))]
+    assert evaluation.psnr == pytest.approx(np.mean([score.psnr for score in evaluation.images]))
+
+
+def test_what_a_mask_hides_does_not_count(truth: Gaussians, blob_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "masked"
+    for part in ("images", "sparse/0", "masks"):
+        (folder / part).mkdir(parents=True)
+    for file in [*(blob_folder / "images").iterdir(), *(blob_folder / "sparse" / "0").iterdir()]:
+        (folder / file.relative_to(blob_folder)).write_bytes(file.read_bytes())
+    spoilt = np.asarray(cv2.imread(str(folder / "images" / "view_01.png")))
+    spoilt[:, :12] = 255
+    cv2.imwrite(str(folder / "images" / "view_01.png"), spoilt)
+    without = evaluate(truth, load_scene(folder), indices=[0])
+    mask = np.full((40, 48), 255, np.uint8)
+    mask[:, :18] = 0  # the window of the SSIM reaches 5 pixels further
+    cv2.imwrite(str(folder / "masks" / "view_01.png"), mask)
+    cv2.imwrite(str(folder / "masks" / "view_09.png"), np.zeros((40, 48), np.uint8))
+    scene = load_scene(folder)
+    masked = evaluate(truth, scene)
+    assert without.psnr < 20.0 and masked.psnr > 55.0 and masked.ssim > 0.999
+    assert [score.name for score in masked.images] == ["view_01.png"]  # the other is hidden altogether
+
+
+def test_a_photograph_with_alpha_is_put_over_the_background() -> None:
+    rgb = np.full((2, 2, 3), 200, np.uint8)
+    alpha = np.array([[0, 255], [51, 102]], np.uint8)
+    target, mask = target_image(Photo(rgb, alpha=alpha), (1.0, 0.0, 0.5), torch.device("cpu"))
+    color, share = 200 / 255, torch.tensor([[0.0, 1.0], [0.2, 0.4]])[..., None]
+    expected = share * color + (1 - share) * torch.tensor([1.0, 0.0, 0.5])
+    torch.testing.assert_close(target, expected)
+    assert mask is None
+
+
+def test_a_background_shows_where_nothing_is(truth: Gaussians, blob_scene: Scene) -> None:
+    black = evaluate(truth, blob_scene)
+    white = evaluate(truth, blob_scene, options=RenderOptions(background=(1.0, 1.0, 1.0)))
+    assert white.psnr < black.psnr - 20
+
+
+def test_without_test_photographs_it_says_so(truth: Gaussians, blob_folder: Path) -> None:
+    with pytest.raises(ValueError, match="has no test photographs to compare with"):
+        evaluate(truth, load_scene(blob_folder, test_every=0))
+
+
+def test_the_file_has_the_promised_keys(truth: Gaussians, blob_scene: Scene, tmp_path: Path) -> None:
+    evaluation = evaluate(truth, blob_scene)
+    path = write_evaluation(tmp_path, 7000, evaluation)
+    assert path == tmp_path / "eval" / "step_00007000.json"
+    values = json.loads(path.read_text())
+    assert set(values) == {"step", "psnr", "ssim", "num_gaussians", "images", "seconds_per_image"}
+    assert values["images"][0] == {
+        "name": "view_01.png",
+        "psnr": evaluation.images[0].psnr,
+        "ssim": evaluation.images[0].ssim,
+    }

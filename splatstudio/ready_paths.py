@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from splatstudio.camera_path import CameraPath, Keyframe
 
 MAX_SIDE = 1920  # px, of frames whose size comes from photographs
 ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
+DENSE = 2001  # points of a curve along which keyframes are spread evenly
 GAP = math.radians(120)  # without a camera: beyond it a capture is not all around
+MIN_SWAY = math.radians(20)  # of an orbit where all cameras stand on one spot
+STEEP = math.radians(80)  # of elevation: beyond it a capture is one from above
 ORIGIN = np.zeros(3)  # of a scene's frame: what the cameras look at
 Z = np.array([0.0, 0.0, 1.0])
 
@@ -42,26 +45,25 @@ def orbit(
 
 
 def orbit_of(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds: float = 12.0) -> CameraPath:
-    """Return a loop around `center` [3] (z up) at the distance and height the capture's cameras have.
+    """Return a loop around `center` [3] (z up) at the heights and distances the capture's cameras have.
 
-    Where the cameras stand on all sides it is a full orbit; where they leave a gap of more than GAP, it
-    sways from one end of what they cover to the other, so that it never shows what no photograph shows.
-    Raises ValueError without cameras and when they stand above `center`.
+    Where the cameras stand on all sides it goes all around, tilted as they are where one side was taken from
+    higher up; where they leave a gap of more than GAP, it sways from one end of what they cover to the other,
+    so that it never shows what no photograph shows. Raises ValueError without cameras and when they stand
+    above `center`.
     """
-    capture = _Capture.of(cameras, center)
-    if capture.radius <= 1e-3 * abs(capture.height):
+    capture = _Capture(cameras, center)
+    if np.median(np.abs(capture.elevations)) > STEEP:
         raise ValueError("the cameras stand above what they look at: an orbit needs them around it")
-    fov_y = capture.fov_y
+    first, last = capture.covered
     if capture.all_around:
-        first = cameras[0].position
-        path = orbit(center, capture.radius, capture.height, start=first, fov_y=fov_y, seconds=seconds)
+        azimuths = first + np.linspace(0.0, 2.0 * math.pi, DENSE)
+        places = _evenly(capture.places(azimuths, np.zeros(DENSE)), ORBIT_KEYFRAMES)
     else:
-        half = ORBIT_KEYFRAMES // 2
-        sweep = np.linspace(capture.azimuths[0], capture.azimuths[-1], half + 1)
-        angles = np.concatenate([sweep, sweep[-2:0:-1]])
-        positions = center + _ring(angles, np.full(len(angles), capture.radius), capture.height)
-        path = _looking(positions, center, Z, fov_y=fov_y, seconds=seconds)
-    return _sized_as(path, cameras[0])
+        sweep = np.linspace(first, last, ORBIT_KEYFRAMES // 2 + 1)
+        azimuths = np.concatenate([sweep, sweep[-2:0:-1]])
+        places = capture.places(azimuths, np.zeros(ORBIT_KEYFRAMES))
+    return _sized_as(_looking(center + places, center, Z, fov_y=capture.fov_y, seconds=seconds), cameras[0])
 
 
 def spiral(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds: float = 12.0) -> CameraPath:
@@ -71,70 +73,76 @@ def spiral(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds: f
     about the cameras' mean place, as wide and high as most of them stand, as by Mildenhall et al. 2019.
     Raises ValueError without cameras and when their mean place is `center`.
     """
-    capture = _Capture.of(cameras, center)
-    phases = np.linspace(0.0, 2.0 * math.pi, 2 * ORBIT_KEYFRAMES, endpoint=False)
-    offsets = np.stack([camera.position for camera in cameras]) - center
+    capture = _Capture(cameras, center)
+    phases, up = np.linspace(0.0, 2.0 * math.pi, DENSE), Z
     if capture.all_around:
-        low, high = np.percentile(offsets[:, 2], [10, 90])
-        heights = (low + high) / 2 - (high - low) / 2 * np.cos(phases)
-        angles = capture.azimuths[0] + 2 * phases
-        positions, up = center + _ring(angles, capture.radius_at(heights, offsets), heights), Z
+        places = capture.places(capture.covered[0] + 2 * phases, -np.cos(phases))
     else:
-        mean = offsets.mean(axis=0)
+        mean = capture.offsets.mean(axis=0)
         distance = float(np.linalg.norm(mean))
         if not distance > 0:
             raise ValueError("the cameras stand around what they look at: a spiral needs a side to stand on")
         upright = np.mean([-camera.viewmat[1, :3] for camera in cameras], axis=0)
         # Straight down there is no horizon: the photographs' own upper edge is kept up.
-        up = Z if abs(mean[2]) < 0.9 * distance else upright
+        up = Z if abs(mean[2]) < math.sin(STEEP) * distance else upright
         axes = look_at(mean, ORIGIN, up)[:3, :3]
-        spread = np.percentile(np.abs((offsets - mean) @ axes.T), 80, axis=0)
+        spread = np.percentile(np.abs((capture.offsets - mean) @ axes.T), 80, axis=0)
         wide, high, deep = np.clip(spread, 0.02 * distance, 0.5 * distance)
         winding = [wide * np.cos(2 * phases), high * np.sin(2 * phases), deep * np.sin(phases)]
-        positions = center + mean + np.stack(winding, axis=1) @ axes
-    return _sized_as(_looking(positions, center, up, fov_y=capture.fov_y, seconds=seconds), cameras[0])
+        places = mean + np.stack(winding, axis=1) @ axes
+    places = _evenly(places, 2 * ORBIT_KEYFRAMES)
+    return _sized_as(_looking(center + places, center, up, fov_y=capture.fov_y, seconds=seconds), cameras[0])
 
 
-@dataclass(frozen=True, eq=False)
 class _Capture:
-    """How the cameras of a scene stand around a point: medians, and azimuths [A] across their largest gap."""
+    """How C cameras stand around a point: where they are by azimuth, and how high and far there.
 
-    radius: float  # horizontal
-    height: float
-    fov_y: float
-    azimuths: np.ndarray
-    all_around: bool
+    The sparse points' up is seldom exact and few people hold a camera at one height, so elevation and
+    distance are fitted as first harmonics of the azimuth: a tilted circle.
+    """
 
-    @classmethod
-    def of(cls, cameras: Sequence[Camera], center: np.ndarray) -> _Capture:
+    def __init__(self, cameras: Sequence[Camera], center: np.ndarray):
         if not cameras:
             raise ValueError("a path around a capture needs its cameras")
-        offsets = np.stack([camera.position for camera in cameras]) - center
-        azimuths = np.sort(np.arctan2(offsets[:, 1], offsets[:, 0]))
+        self.offsets = np.stack([camera.position for camera in cameras]) - center  # [C, 3]
+        self.fov_y = float(np.median([camera.fov_y for camera in cameras]))
+        self.distances = np.linalg.norm(self.offsets, axis=1)
+        azimuths = np.arctan2(self.offsets[:, 1], self.offsets[:, 0])
+        self.elevations = np.arctan2(self.offsets[:, 2], np.linalg.norm(self.offsets[:, :2], axis=1))
+        self._rise = np.linalg.lstsq(_harmonics(azimuths), self.elevations, rcond=None)[0]
+        raised = self.elevations - _harmonics(azimuths) @ self._rise
+        self._spread = float(np.percentile(np.abs(raised), 80))
+        design = np.column_stack([_harmonics(azimuths), raised])
+        self._reach = np.linalg.lstsq(design, self.distances, rcond=None)[0]
+        azimuths = np.sort(azimuths)
         gaps = np.append(azimuths[1:], azimuths[0] + 2 * math.pi) - azimuths
-        first = int(np.argmax(gaps)) + 1
-        azimuths = np.concatenate([azimuths[first:], azimuths[:first] + 2 * math.pi])
-        return cls(
-            radius=float(np.median(np.linalg.norm(offsets[:, :2], axis=1))),
-            height=float(np.median(offsets[:, 2])),
-            fov_y=float(np.median([camera.fov_y for camera in cameras])),
-            azimuths=azimuths,
-            all_around=bool(gaps.max() <= GAP),
-        )
+        widest = int(np.argmax(gaps))
+        first, span = float(azimuths[(widest + 1) % len(azimuths)]), 2 * math.pi - float(gaps[widest])
+        self.all_around = bool(gaps[widest] <= GAP)
+        slack = max(0.0, MIN_SWAY - span) / 2
+        self.covered = (first - slack, first + span + slack)
 
-    def radius_at(self, heights: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Return the horizontal distance the cameras have at `heights` [P]: a line fitted through them."""
-        radii = np.linalg.norm(offsets[:, :2], axis=1)
-        spread = offsets[:, 2] - offsets[:, 2].mean()
-        slope = (spread @ radii) / (spread @ spread) if spread @ spread > 1e-12 else 0.0
-        fitted = radii.mean() + slope * (heights - offsets[:, 2].mean())
-        return np.clip(fitted, *np.percentile(radii, [10, 90]))
+    def places(self, azimuths: np.ndarray, raised: np.ndarray) -> np.ndarray:
+        """Return points [P, 3] about the centre; `raised` -1..1: lowest to highest of the cameras there."""
+        raised = raised * self._spread
+        elevations = _harmonics(azimuths) @ self._rise + raised
+        elevations = np.clip(elevations, self.elevations.min(), self.elevations.max())
+        distances = np.column_stack([_harmonics(azimuths), raised]) @ self._reach
+        distances = np.clip(distances, *np.percentile(self.distances, [10, 90]))
+        level = np.cos(elevations)
+        directions = [level * np.cos(azimuths), level * np.sin(azimuths), np.sin(elevations)]
+        return distances[:, None] * np.stack(directions, axis=1)
 
 
-def _ring(angles: np.ndarray, radii: np.ndarray, heights: np.ndarray | float) -> np.ndarray:
-    """Return the points [P, 3] at azimuths, distances from the z axis and heights [P]."""
-    heights = np.broadcast_to(heights, angles.shape)
-    return np.stack([radii * np.cos(angles), radii * np.sin(angles), heights], axis=1)
+def _evenly(curve: np.ndarray, num: int) -> np.ndarray:
+    """Return `num` points [num, 3] at equal distances along a closed curve [P, 3], whose ends coincide."""
+    walked = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(curve, axis=0), axis=1))])
+    stops = np.linspace(0.0, walked[-1], num, endpoint=False)
+    return np.stack([np.interp(stops, walked, axis) for axis in curve.T], axis=1)
+
+
+def _harmonics(azimuths: np.ndarray) -> np.ndarray:
+    return np.stack([np.ones_like(azimuths), np.cos(azimuths), np.sin(azimuths)], axis=1)
 
 
 def _axes(up: np.ndarray, toward: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -206,6 +206,24 @@ def test_orbit_of_a_full_capture_goes_around_at_its_height() -> None:
     assert path.cameras()[0].fov_y == pytest.approx(cameras[0].fov_y)
 
 
+def test_orbit_of_a_tilted_capture_is_tilted_and_steady() -> None:
+    # As where the ground is not quite level in the scene's frame: from the front low, from the back high.
+    K = np.array([[300.0, 0, 160], [0, 300, 120], [0, 0, 1]])
+    positions: list[np.ndarray] = []
+    for azimuth in np.linspace(0, 2 * math.pi, 24, endpoint=False):
+        elevation = 0.7 - 0.5 * math.cos(azimuth)
+        level = math.cos(elevation)
+        place = [level * math.cos(azimuth), level * math.sin(azimuth), math.sin(elevation)]
+        positions.append((1.0 + 0.1 * math.sin(azimuth)) * np.array(place))
+    cameras = orbit_of([Camera(look_at(p, np.zeros(3), Z), K, 320, 240) for p in positions]).cameras()
+    places = np.stack([camera.position for camera in cameras])
+    nearest = np.linalg.norm(places[:, None] - np.stack(positions), axis=2).min(axis=1)
+    assert nearest.max() < 0.15, "half the distance of two cameras"
+    steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
+    assert steps.max() < 1.05 * steps.min()
+    assert max(abs(camera.viewmat[0, 2]) for camera in cameras) < 0.01, "the horizon is level"
+
+
 @pytest.mark.parametrize("middle", [0.0, math.pi, 2.5])
 def test_orbit_of_a_partial_capture_stays_where_photographs_are(middle: float) -> None:
     cameras = ring_of_cameras(middle + np.linspace(-0.6, 0.6, 9))

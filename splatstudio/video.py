@@ -87,11 +87,19 @@ def render_path(
         os.replace(temporary, output)
         sync_folder(output.parent)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(f"{output} could not be written ({reason}); nothing of it was kept") from error
+        raise ValueError(
+            f"{output} could not be written ({_reason(error)}); nothing of it was kept"
+        ) from error
     finally:
         _remove(temporary)
     return True
+
+
+def _reason(error: BaseException) -> str:
+    # imageio wraps what the system said.
+    while not getattr(error, "strerror", None) and isinstance(error.__cause__ or error.__context__, OSError):
+        error = error.__cause__ or error.__context__ or error
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _even(camera: Camera) -> Camera:

@@ -182,6 +182,8 @@ def test_outputs_that_cannot_be_written_give_one_sentence(
             render_path(model, path.cameras(), tmp_path / name, fps=24)
     with pytest.raises(ValueError, match="could not be written"):
         render_path(model, path.cameras(), tmp_path / "full" / "kept.txt" / "a.mp4", fps=24)
+    with pytest.raises(ValueError, match="No such file or directory"):
+        render_path(model, path.cameras(), Path("/proc/a.mp4"), fps=24)
     with pytest.raises(ValueError, match="no keyframes"):
         render_path(model, [], tmp_path / "a.mp4", fps=24)
     mixed = [path.cameras()[0], path.cameras()[1].resized(50, 50)]

@@ -9,15 +9,16 @@ from collections.abc import Callable
 import msgspec
 import viser
 
+_PATIENCE_SECONDS = 5.0
+
 
 class Prober:
     """Opens WebSockets to a server by hand, with whatever headers are to be tried."""
 
-    def __init__(self, address: tuple[str, int], host: str, token: str, timeout: float = 5.0):
+    def __init__(self, address: tuple[str, int], host: str, token: str):
         self._address = address
         self._host = host
         self._token = token
-        self._timeout = timeout
 
     def check(self, num_refused: Callable[[], int]) -> None:
         """Check that strangers stay outside, that the token opens, and that messages are looked at.
@@ -59,7 +60,7 @@ class Prober:
 
     def wait(self, reached: Callable[[], bool]) -> bool:
         """Wait until something holds; tell whether it did in time."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while not reached() and time.monotonic() < deadline:
             time.sleep(0.002)
         return reached()
@@ -85,7 +86,7 @@ class Prober:
         ]
         if token is not None:
             lines.append(f"Authorization: Bearer {token or self._token}")
-        connection = socket.create_connection(self._address, timeout=self._timeout)
+        connection = socket.create_connection(self._address, timeout=_PATIENCE_SECONDS)
         try:
             connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
             answer = connection.recv(4096).split(b" ", 2)

@@ -67,7 +67,7 @@ def gated() -> Iterator[GatedServer]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 640, "height": 400})
+    context = browser.new_context(viewport={"width": 900, "height": 500})
     yield context.new_page()
     context.close()
 
@@ -102,11 +102,9 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
 
     (client,) = gated.server.get_clients().values()
     before = client.camera.position.copy()
-    canvas = page.locator("canvas").first.bounding_box()
-    x, y = canvas["x"] + 60, canvas["y"] + 200
-    page.mouse.move(x, y)
+    page.mouse.move(200, 250)
     page.mouse.down()
-    page.mouse.move(x + 60, y + 20, steps=5)
+    page.mouse.move(280, 280, steps=8)
     page.mouse.up()
     wait(lambda: (client.camera.position != before).any())
     assert dict(gated.gate.refused) == {}, "the page says something that the gate does not let through"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check
@@ -18,12 +18,15 @@ from splatstudio.config import TrainConfig, check
 
 app = tyro.extras.SubcommandApp()
 
+# A setting is an option of its own: --steps, and for those of a group --optim.means-lr.
+Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
+
 
 @app.command(name="open")
 def open_(
     path: Positional[Path],
     /,
-    config: OmitArgPrefixes[TrainConfig] = TrainConfig(),
+    config: Settings = TrainConfig(),
     run: Path | None = None,
     train: bool = False,
     host: str = "127.0.0.1",
@@ -53,7 +56,7 @@ def open_(
 def train_(
     scene: Positional[Path],
     /,
-    config: OmitArgPrefixes[TrainConfig] = TrainConfig(),
+    config: Settings = TrainConfig(),
     run: Path | None = None,
     resume: bool = False,
 ) -> int:

@@ -68,10 +68,12 @@ def test_eval_of_a_run_equals_eval_of_its_export(
 ) -> None:
     exported = tmp_path / "model.ply"
     assert command(capsys, "export", run_dir, "-o", exported)[0] == 0
-    assert command(capsys, "eval", run_dir, "--json", tmp_path / "run.json")[0] == 0
-    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "ply.json")
+    assert command(capsys, "eval", run_dir, "--json", tmp_path / "of_run.json")[0] == 0
+    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "of_ply.json")
     assert command(capsys, *of_ply)[0] == 0
-    run_scores, ply_scores = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "ply.json"))
+    run_scores, ply_scores = (
+        json.loads((tmp_path / name).read_text()) for name in ("of_run.json", "of_ply.json")
+    )
     assert run_scores["num_gaussians"] == ply_scores["num_gaussians"] == len(read_ply(exported))
     assert run_scores["psnr"] == pytest.approx(ply_scores["psnr"], abs=0.01)
     assert run_scores["psnr"] > 12.0

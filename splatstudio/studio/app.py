@@ -44,7 +44,7 @@ class Studio:
         if port is not None:
             require_bindable(host, port)
         self.project = open_project(path, config, run_dir)
-        self._server = open_server(host, port or first_free_port(host), self.project.name)
+        self._server = open_server(host, port or first_free_port(host), "splatstudio")
         self.url = f"http://{_name_of(host)}:{self._server.get_port()}"
         self.controller = Controller(self.project, self._notify)
         self._first_view = FirstView(self._server)
@@ -95,8 +95,8 @@ class Studio:
         tabs = server.gui.add_tab_group()
         self._train = None
         if self.project.can_train:
-            with tabs.add_tab("Train"):
-                self._train = TrainPanel(server, controller)
+            with tabs.add_tab("Train") as tab:
+                self._train = TrainPanel(server, tab, controller)
         with tabs.add_tab("View"):
             self._view = ViewPanel(server, controller, self._viewport, stage, self._first_view)
         with tabs.add_tab("Export"):

@@ -8,9 +8,11 @@ import numpy as np
 import viser
 
 from splatstudio.scene.scene import Scene
+from splatstudio.studio.stage import frustum_size
 
 Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
 FOV = 0.9  # radians, vertical: about a 28 mm lens
+NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
 
 
 class FirstView:
@@ -21,20 +23,19 @@ class FirstView:
         self._position = np.array([0.0, -3.0, 1.0])
         self._target = np.zeros(3)
         self._up: Axis = "+z"
+        self._fov = FOV
 
     def of_scene(self, scene: Scene) -> None:
-        """Stand a step behind one of the photographers, so that points and cameras are in sight."""
+        """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
+        camera = scene.cameras[0]
         positions = np.stack([camera.position for camera in scene.cameras])
-        self._up, self._target = "+z", np.zeros(3)
-        # The camera nearest to the middle of all is on the usual side of the scene.
-        chosen = positions[np.argmin(np.linalg.norm(positions - positions.mean(axis=0), axis=1))]
-        distance = np.linalg.norm(chosen)
-        if distance < 0.2 * scene.extent:
-            # Cameras that look outward: look along with the first one.
-            chosen, self._target = positions[0], positions[0] + scene.cameras[0].viewmat[2, :3]
-            self._position = chosen
-        else:
-            self._position = chosen * (1.0 + 0.35 * scene.extent / distance)
+        forward = camera.viewmat[2, :3]
+        # The cameras' common point of attention is the origin of the scene's frame.
+        distance = max(float(np.linalg.norm(camera.position)), 0.1 * scene.extent)
+        self._up = "+z"
+        self._fov = max(camera.fov_y, NARROWEST_FOV)
+        self._position = camera.position + 1.2 * frustum_size(positions, scene.extent) * forward
+        self._target = camera.position + distance * forward
         self._announce()
 
     def of_model(self, center: tuple[float, float, float], radius: float, up: Axis) -> None:
@@ -62,7 +63,7 @@ class FirstView:
     def show(self, client: viser.ClientHandle) -> None:
         """Move a browser's camera here."""
         with client.atomic():
-            client.camera.fov = FOV
+            client.camera.fov = self._fov
             client.camera.up_direction = _vector(self._up)
             client.camera.position = self._position
             client.camera.look_at = self._target
@@ -73,7 +74,7 @@ class FirstView:
         camera.position = self._position
         camera.look_at = self._target
         camera.up = _vector(self._up)
-        camera.fov = FOV
+        camera.fov = self._fov
 
 
 def _vector(axis: Axis) -> np.ndarray:

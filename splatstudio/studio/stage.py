@@ -101,13 +101,13 @@ class Stage:
 
 
 def frustum_size(positions: np.ndarray, extent: float) -> float:
-    """Return the depth of the drawn pyramids, world units: a third of the typical distance of neighbours."""
+    """Return the depth of the drawn pyramids, world units: a fifth of the typical distance of neighbours."""
     if len(positions) < 2:
-        return 0.1 * extent
+        return 0.06 * extent
     sample = positions[:: max(1, len(positions) // 500)]
     distances = np.linalg.norm(sample[:, None] - positions[None], axis=-1)
     nearest = np.partition(distances, 1, axis=1)[:, 1]
-    return float(np.clip(np.median(nearest) / 3.0, 0.015 * extent, 0.1 * extent))
+    return float(np.clip(np.median(nearest) / 5.0, 0.01 * extent, 0.06 * extent))
 
 
 def _shape(camera: Camera) -> np.ndarray:
@@ -127,7 +127,7 @@ def _frustum_body() -> tuple[np.ndarray, np.ndarray]:
     return _frustum_corners(), np.array(faces, np.uint32)
 
 
-def _frustum_edges(thickness: float = 0.025) -> tuple[np.ndarray, np.ndarray]:
+def _frustum_edges(thickness: float = 0.014) -> tuple[np.ndarray, np.ndarray]:
     """Return the pyramid's eight edges as thin prisms, and a mark that says which side is up."""
     corners = _frustum_corners()
     ends = [(corners[0], corners[i]) for i in range(1, 5)]

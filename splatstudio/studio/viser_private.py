@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http
+import io
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -38,7 +40,9 @@ def open_server(host: str, port: int, label: str) -> viser.ViserServer:
     serve = server_module.serve
     server_module.serve = _guarded(serve, host)
     try:
-        server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
+        # viser prints its own address, in a box; the studio prints the one to open.
+        with contextlib.redirect_stdout(io.StringIO()):
+            server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
     finally:
         server_module.serve = serve
     if server.get_port() != port:

@@ -28,6 +28,7 @@ from splatstudio.worker.messages import (
     ModelLoaded,
     Progress,
     ReturnSlot,
+    Saved,
     SetView,
     Started,
     State,
@@ -113,8 +114,8 @@ class WorkerClient:
 
     @property
     def alive(self) -> bool:
-        """Say whether the process runs."""
-        return self._process.is_alive()
+        """Say whether the process runs and has been started."""
+        return self._reader.is_alive()
 
     def send(self, command: Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""
@@ -158,11 +159,9 @@ class WorkerClient:
         """Let the worker save and leave; after `timeout` seconds it is killed."""
         self._closing = True
         self.send(Close())
-        self._process.join(timeout)
-        if self._process.is_alive():
-            self._process.kill()
-        self._reader.join(10.0)
-        self._outbox.close()
+        self._reader.join(timeout)
+        if self.alive:
+            self.kill()
 
     def kill(self) -> None:
         """End the worker at once; unsaved steps are lost."""
@@ -179,6 +178,7 @@ class WorkerClient:
             except (EOFError, OSError):
                 break
             self._receive(event)
+        # Only this thread asks for the exit code: the fork server tells it once.
         self._process.join()
         self._report_death()
         self._slots.unlink()
@@ -197,7 +197,7 @@ class WorkerClient:
             self.state = event.state
             # Both processes have the file open by now: it needs no name any more.
             self._slots.unlink()
-        elif isinstance(event, (Progress, Started, ModelLoaded)):
+        elif isinstance(event, (Progress, Started, ModelLoaded, Saved)):
             self.step = event.step or 0
         if isinstance(event, Started):
             self._last_word = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -84,7 +85,8 @@ class Training:
         self._rate = StepRate()
         self._started = time.monotonic()
         self._progress_due = 0.0
-        self._loss = self._psnr = None
+        self._loss: float | None = None
+        self._psnr: float | None = None
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -245,6 +247,8 @@ class Training:
         trainer, stats = session.trainer, advance.stats
         rate = self._rate.count(trainer.step)
         self._loss = _running_mean(self._loss, stats.loss)
+        if stats.psnr is not None and math.isfinite(stats.psnr):
+            self._psnr = _running_mean(self._psnr, stats.psnr)
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
@@ -270,5 +274,5 @@ class Training:
 
 
 def _running_mean(mean: float | None, value: float) -> float:
-    """Return the exponential mean over about 20 values: single photographs differ more than steps do."""
-    return value if mean is None else mean + (value - mean) * 0.05
+    """Return the exponential mean over about 10 values: single photographs differ more than steps do."""
+    return value if mean is None else mean + (value - mean) * 0.1

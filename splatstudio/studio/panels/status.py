@@ -9,6 +9,8 @@ import viser
 from splatstudio.studio.controller import Controller, Status
 from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
 
+STOP, SAVE = "Stop", "Save"
+
 
 class StatusPanel:
     """Name, state, figures, progress bar, and the buttons that steer the training."""
@@ -22,15 +24,16 @@ class StatusPanel:
         self._start_over = server.gui.add_button(
             "Start over", color="gray", hint="Trains anew into a new run folder; nothing is overwritten."
         )
-        self._stop = server.gui.add_button(
-            "Stop", color="gray", hint="Saves a checkpoint and ends the training."
+        self._running = server.gui.add_button_group(
+            "Training",
+            (STOP, SAVE),
+            visible=False,
+            hint="Stop saves a checkpoint and ends the training; Save writes one and goes on.",
         )
-        self._save = server.gui.add_button("Save checkpoint", color="gray")
         self._shown: tuple[object, ...] = ()
         self._primary.on_click(lambda _: controller.press_primary())
         self._start_over.on_click(lambda _: controller.start_over())
-        self._stop.on_click(lambda _: controller.stop())
-        self._save.on_click(lambda _: controller.save())
+        self._running.on_click(lambda event: self._press_running(event.target.value))
 
     def refresh(self, num_viewers: int) -> None:
         """Show the present status; what has not changed is not sent again."""
@@ -45,9 +48,13 @@ class StatusPanel:
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
         self._start_over.visible = controller.can_start_over
-        active = status.state in ("training", "paused")
-        self._stop.visible = active
-        self._save.visible = active
+        self._running.visible = status.state in ("training", "paused")
+
+    def _press_running(self, button: str) -> None:
+        if button == STOP:
+            self._controller.stop()
+        else:
+            self._controller.save()
 
 
 def header_html(name: str, status: Status, num_viewers: int) -> str:

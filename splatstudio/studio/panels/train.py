@@ -11,17 +11,18 @@ from splatstudio.studio.history import Curve
 from splatstudio.studio.theme import ACCENT, MUTED, TEST_COLOR, css
 from splatstudio.worker.messages import Evaluate
 
-PLOT_HEIGHT = 170
+PLOT_HEIGHT = 160
 GRID = "rgba(255,255,255,0.07)"
 
 
 class Plot:
     """One chart that appears with its second value and is sent again only when there are new ones."""
 
-    def __init__(self, server: viser.ViserServer, folder: viser.GuiFolderHandle, title: str):
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, title: str, order: float):
         self._server = server
-        self._folder = folder
+        self._tab = tab
         self._title = title
+        self._order = order  # charts appear after the rest of the tab, but above it
         self._handle: viser.GuiUplotHandle | None = None
         self._shown: tuple[int, ...] = ()
 
@@ -36,25 +37,26 @@ class Plot:
             self._handle.data = data
             return
         series = [uplot.Series(label="step")]
-        for (label, curve), color in zip(curves.items(), colors, strict=True):
-            sparse = len(curve) < 40
+        for label, color in zip(curves, colors, strict=True):
             series.append(
                 uplot.Series(
                     label=label,
                     stroke=color,
                     width=1.6,
                     spanGaps=True,
-                    points=uplot.Series_Points(show=sparse, size=5, fill=color),
+                    points=uplot.Series_Points(show=label == "test", size=6, fill=color),
                 )
             )
-        with self._folder:
+        with self._tab:
             self._handle = self._server.gui.add_uplot(
                 data=data,
                 series=tuple(series),
                 title=self._title,
                 scales={"x": uplot.Scale(time=False)},
                 axes=(_axis(30), _axis(46)),
+                legend=uplot.Legend(show=len(curves) > 1),
                 height=PLOT_HEIGHT,
+                order=self._order,
             )
 
     def remove(self) -> None:
@@ -67,7 +69,7 @@ class Plot:
 class TrainPanel:
     """Plots, the Evaluate button, and what this run is trained with."""
 
-    def __init__(self, server: viser.ViserServer, controller: Controller):
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, controller: Controller):
         self._controller = controller
         self._history = controller.history
         self._hint = server.gui.add_html(_muted("The curves appear when the training has begun."))
@@ -78,10 +80,8 @@ class TrainPanel:
             visible=False,
         )
         self._evaluate.on_click(lambda _: controller.send(Evaluate()))
-        plots = server.gui.add_folder("Curves", visible=False)
-        self._folder = plots
-        self._loss = Plot(server, plots, "Loss")
-        self._psnr = Plot(server, plots, "PSNR, dB")
+        self._loss = Plot(server, tab, "Loss", order=-2.0)
+        self._psnr = Plot(server, tab, "PSNR, dB", order=-1.0)
         with server.gui.add_folder("Settings of this run", expand_by_default=False):
             server.gui.add_html(settings_html(controller))
 
@@ -95,7 +95,6 @@ class TrainPanel:
             self._psnr.remove()
         has_curves = len(history.loss) > 1
         self._hint.visible = not has_curves
-        self._folder.visible = has_curves
         scene = controller.project.scene
         active = controller.status.state in ("training", "paused", "finished")
         self._evaluate.visible = active and scene is not None and len(scene.test_indices) > 0

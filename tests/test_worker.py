@@ -1,0 +1,433 @@
+"""The background process on a real tiny scene: orders, events, frames, and every way it may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from splatstudio.camera import Camera
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.formats.ply import read_ply
+from splatstudio.model import load_model
+from splatstudio.rendering import render_image
+from splatstudio.scene.scene import Scene
+from splatstudio.worker import messages
+from splatstudio.worker.channel import FrameSlots, Outbox
+from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.messages import (
+    Evaluate,
+    Evaluated,
+    Event,
+    Export,
+    Exported,
+    Failed,
+    Finished,
+    ModelLoaded,
+    Pause,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    SetView,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    ViewJob,
+    ViewOptions,
+    Warned,
+)
+
+TIMEOUT = 60.0  # for anything to happen on a busy machine
+E = TypeVar("E", bound=Event)
+MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+
+
+class Watcher:
+    """A worker client and all events it has told so far."""
+
+    def __init__(self, client: WorkerClient):
+        self.client = client
+        self.events: list[Event] = []
+
+    def wait(self, kind: type[E], wanted: Callable[[E], bool] = lambda _: True) -> E:
+        """Return the next event of a kind; those before it are kept in `events`."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            for event in self.take():
+                if isinstance(event, kind) and wanted(event):
+                    return event
+        raise AssertionError(f"no {kind.__name__} came; there were {self.events[-10:]}")
+
+    def take(self) -> Iterator[Event]:
+        """Yield the events one by one as they come, for a moment."""
+        if not hasattr(self, "_pending"):
+            self._pending: list[Event] = []
+        self._pending += self.client.poll(0.2)
+        while self._pending:
+            event = self._pending.pop(0)
+            self.events.append(event)
+            yield event
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Return the events of a kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[[messages.Job], Watcher]]:
+    """Start workers; whatever is left of them is ended after the test."""
+    watchers: list[Watcher] = []
+
+    def start(job: messages.Job) -> Watcher:
+        watchers.append(Watcher(WorkerClient(job).start()))
+        return watchers[-1]
+
+    yield start
+    for watcher in watchers:
+        if watcher.client.alive:
+            watcher.client.kill()
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.05)
+
+
+def front_camera(scene: Scene) -> Camera:
+    return scene.cameras[1].resized(96, 80)
+
+
+def test_a_training_from_start_to_finish(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(steps=40, eval_steps=(20,), save_steps=(), sh_degree=1)
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    worker.wait(StateChanged, lambda event: event.state == "ready")
+    assert not (tmp_path / "run").exists(), "only a training makes a run folder"
+    worker.client.send(Start())
+    started = worker.wait(Started)
+    assert (started.step, started.total_steps, started.num_train, started.num_test) == (0, 40, 7, 2)
+    finished = worker.wait(Finished)
+    assert finished.completed and finished.step == 40
+    steps = [event.step for event in worker.of(Progress)]
+    assert steps == sorted(steps) and steps[-1] == 40
+    assert [event.step for event in worker.of(Evaluated)] == [20, 40]
+    assert worker.of(Saved)[-1].path == newest_checkpoint(tmp_path / "run")
+    worker.client.close()
+    assert worker.client.state == "ended" and not worker.of(Failed)
+    log = (tmp_path / "run" / "logs" / "worker.log").read_text()
+    assert "trains here" in log and "Traceback" not in log
+
+
+def test_pause_stops_the_steps_and_resume_goes_on(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    worker.wait(Progress, lambda event: event.step > 5)
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    # A save tells the true step, whatever Progress may have left out.
+    worker.client.send(Save())
+    first = worker.wait(Saved).step
+    time.sleep(0.5)
+    worker.client.send(Save())
+    assert worker.wait(Saved).step == first
+    worker.client.send(Resume())
+    assert worker.wait(Progress).step > first
+    worker.client.send(Stop())
+    finished = worker.wait(Finished)
+    assert not finished.completed and finished.step > first
+    assert newest_checkpoint(tmp_path / "run") == worker.of(Saved)[-1].path
+    worker.client.send(Resume())
+    assert worker.wait(Progress).step > finished.step, "a stopped training can go on"
+
+
+def test_a_saved_training_resumes_in_another_process(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
+) -> None:
+    first = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    first.client.send(Start())
+    first.wait(Progress, lambda event: event.step > 5)
+    first.client.close()
+    checkpoint = newest_checkpoint(tmp_path / "run")
+    assert checkpoint is not None, "leaving saves an unfinished training"
+    config = TrainConfig(steps=100_001, eval_steps=(), save_steps=(), sh_degree=1)
+    second = launch(TrainJob(blob_folder, tmp_path / "run", config, checkpoint))
+    second.client.send(Start())
+    started = second.wait(Started)
+    assert started.step == int(checkpoint.name.removeprefix("step_")) > 5
+    assert started.total_steps == 100_001
+    assert second.wait(Progress).step > started.step
+
+
+def test_frames_while_training_show_the_model_from_the_camera_asked_for(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    first = worker.wait(Progress, lambda event: event.step > 20).step
+    camera = front_camera(blob_scene)
+    options = ViewOptions(background=(1.0, 0.0, 1.0))
+    worker.client.send(SetView(view=3, seq=1, camera=camera, options=options))
+    received = worker.client.wait_for_frame(3, 1, TIMEOUT)
+    assert received is not None and received.frame.step >= first
+    assert received.image.shape == (80, 96, 3)
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    worker.client.send(Save())
+    saved = worker.wait(Saved).path
+    for seq in range(2, 12):  # more frames than slots: credits come back
+        worker.client.send(SetView(3, seq, camera, options))
+        received = worker.client.wait_for_frame(3, seq, TIMEOUT)
+        assert received is not None and received.frame.seq == seq
+    model = load_model(saved)
+    expected = render_image(model.gaussians, camera, replace(model.options, background=options.background))
+    assert np.abs(received.image.astype(int) - expected.astype(int)).max() <= 1
+    black = render_image(model.gaussians, camera, model.options)
+    assert received.image.mean() > black.mean() + 5, "the background asked for is not to be seen"
+
+
+def test_save_evaluate_export_and_settings_while_training(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    worker = launch(TrainJob(blob_folder, run, MANY))
+    worker.client.send(Save())
+    assert "press Start" in worker.wait(Warned).sentence
+    worker.client.send(Start())
+    worker.wait(Progress)
+    worker.client.send(Evaluate())
+    evaluated = worker.wait(Evaluated)
+    assert evaluated.num_images == 2 and 5 < evaluated.psnr < 60
+    ply = tmp_path / "new folder" / "model.ply"
+    worker.client.send(Export(ply))
+    exported = worker.wait(Exported)
+    assert exported.num_bytes == ply.stat().st_size
+    gaussians = read_ply(ply)
+    assert len(gaussians) == exported.num_gaussians
+    # In the files' own coordinates the blobs lie around the origin, about half a unit wide.
+    assert torch.isfinite(gaussians.means).all() and 0.2 < float(gaussians.means.std()) < 1.5
+    worker.client.send(Export(Path("/proc/nowhere/model.ply")))
+    assert "Not exported" in worker.wait(Warned).sentence
+    worker.client.send(UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3), ("steps", 100_002))))
+    assert "seed" in worker.wait(Warned).sentence
+    worker.wait(Progress, lambda event: event.total_steps == 100_002)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["setting"] for row in rows if "setting" in row] == ["optim.means_lr", "steps"]
+
+
+def test_a_killed_worker_has_failed_not_finished(
+    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    worker.wait(Progress)
+    worker.client.send(Save())
+    step = worker.wait(Saved).step
+    os.kill(worker.client.pid, signal.SIGKILL)
+    failed = worker.wait(Failed)
+    assert "SIGKILL" in failed.sentence and f"step {step:,} is safe" in failed.sentence
+    assert "Resume" in failed.sentence and failed.step >= step
+    assert worker.client.state == "failed" and not worker.of(Finished)
+    assert failed.log_path == tmp_path / "run" / "logs" / "worker.log"
+
+
+def test_an_error_is_told_once_in_a_sentence(
+    launch: Callable[[messages.Job], Watcher], tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(tmp_path / "missing", tmp_path / "run", MANY))
+    worker.client.send(Start())
+    failed = worker.wait(Failed)
+    assert "does not exist" in failed.sentence and "Traceback" not in failed.sentence
+    assert failed.log_path is not None and "Traceback" in failed.log_path.read_text()
+    wait_until(lambda: not worker.client.alive, "the failed worker leaves")
+    list(worker.take())
+    assert len(worker.of(Failed)) == 1
+
+
+def test_a_finished_model_is_viewed_and_exported(
+    launch: Callable[[messages.Job], Watcher], blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(steps=5, eval_steps=(), save_steps=(), sh_degree=1)
+    trained = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    trained.client.send(Start())
+    trained.wait(Finished)
+    viewer = launch(ViewJob(tmp_path / "run"))
+    loaded = viewer.wait(ModelLoaded)
+    viewer.wait(StateChanged, lambda event: event.state == "viewing")
+    assert loaded.step == 5 and loaded.num_gaussians == 60
+    viewer.client.send(SetView(1, 1, front_camera(blob_scene)))
+    received = viewer.client.wait_for_frame(1, 1, TIMEOUT)
+    assert received is not None and received.image.std() > 5, "an empty picture"
+    viewer.client.send(Export(tmp_path / "again.ply"))
+    viewer.wait(Exported)
+    shown = launch(ViewJob(tmp_path / "again.ply"))
+    assert shown.wait(ModelLoaded).num_gaussians == 60
+    shown.client.send(Start())
+    assert "not trained" in shown.wait(Warned).sentence
+    shown.client.close()
+    assert shown.client.state == "ended" and not shown.of(Failed)
+
+
+def test_the_newest_view_wins(
+    launch: Callable[[messages.Job], Watcher], blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    # Before there is a model the requests wait, and replace each other.
+    for seq in range(1, 30):
+        worker.client.send(SetView(1, seq, front_camera(blob_scene)))
+    worker.client.send(Start())
+    received = worker.client.wait_for_frame(1, 1, TIMEOUT)
+    assert received is not None and received.frame.seq == 29
+
+
+PARENT = """
+    import sys, time
+    from pathlib import Path
+    from splatstudio.config import TrainConfig
+    from splatstudio.worker.client import WorkerClient
+    from splatstudio.worker.messages import Progress, Start, TrainJob
+
+    def main():
+        config = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+        client = WorkerClient(TrainJob(Path(sys.argv[1]), Path(sys.argv[2]), config)).start()
+        client.send(Start())
+        while not any(isinstance(e, Progress) and e.step > 5 for e in client.poll(1.0)):
+            pass
+        print(client.pid, flush=True)
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_worker_saves_and_leaves_when_its_parent_dies(
+    blob_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(blob_folder), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        # As Ctrl-C in a terminal does, SIGINT goes to the whole process group.
+        os.killpg(parent.pid, number) if number == signal.SIGINT else os.kill(parent.pid, number)
+        parent.wait(TIMEOUT)
+        wait_until(lambda: not alive(pid), "the orphan leaves")
+        wait_until(lambda: newest_checkpoint(tmp_path / "run") is not None, "the orphan saves")
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        if parent.poll() is None:
+            parent.kill()
+
+
+def test_messages_are_frozen_and_pickle() -> None:
+    kinds = [
+        kind
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, (messages.Command, messages.Event))
+    ]
+    assert len(kinds) > 20
+    for kind in kinds:
+        if kind in (messages.Command, messages.Event):
+            continue
+        assert is_dataclass(kind) and kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+        assert not any("Tensor" in str(f.type) for f in fields(kind)), kind
+    camera = Camera(np.eye(4), np.eye(3), 4, 3)
+    again = pickle.loads(pickle.dumps(SetView(1, 2, camera)))
+    assert again.seq == 2 and np.array_equal(again.camera.K, camera.K)
+
+
+def test_an_outbox_never_blocks_and_keeps_the_newest_of_a_key() -> None:
+    ours, theirs = Pipe()
+    outbox = Outbox(ours, "test")
+    big = bytes(300_000)  # more than a pipe holds: the sender waits, the writer does not
+    start = time.monotonic()
+    outbox.put(("first", big))
+    for number in range(100):
+        outbox.put(("view", number, big), key="view")
+        outbox.put(("order", number))
+    assert time.monotonic() - start < 2.0
+    received = []
+    while not received or received[-1] != ("order", 99):
+        assert theirs.poll(TIMEOUT)
+        received.append(theirs.recv())
+    orders = [message[1] for message in received if message[0] == "order"]
+    views = [message[1] for message in received if message[0] == "view"]
+    assert orders == list(range(100)), "orders are never dropped nor swapped"
+    assert views[-1] == 99 and len(views) < 10
+    theirs.close()
+    outbox.put("nobody listens")
+    outbox.put("any more")
+    assert outbox.flush(5.0)
+
+
+def test_frame_slots_are_shared_and_leave_nothing_behind() -> None:
+    slots = FrameSlots.create(num_slots=2, slot_bytes=300)
+    assert slots.file.path.stat().st_mode & 0o777 == 0o600
+    attached = FrameSlots.attach(slots.file)
+    attached.view(1, 5, 4)[:] = 7
+    assert (slots.view(1, 5, 4) == 7).all() and (slots.view(0, 5, 4) == 0).all()
+    slots.unlink()
+    assert not slots.file.path.exists()
+    attached.view(0, 2, 2)[:] = 9
+    assert (slots.view(0, 2, 2) == 9).all(), "mapped memory outlives the name"
+
+
+def test_frame_slots_fall_back_to_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.posix_fallocate
+    refused: list[int] = []
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        if not refused:
+            refused.append(length)
+            raise OSError(28, "No space left on device")
+        real(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = set(Path("/dev/shm").glob("splatstudio-frames-*"))
+    slots = FrameSlots.create(num_slots=1, slot_bytes=300)
+    assert refused and slots.file.path.parent != Path("/dev/shm")
+    assert set(Path("/dev/shm").glob("splatstudio-frames-*")) == before, "the refused file was left behind"
+    slots.unlink()

@@ -12,6 +12,7 @@ from pathlib import Path
 from splatstudio.config import TrainConfig
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.first_view import FirstView
+from splatstudio.studio.gate import open_server
 from splatstudio.studio.panels.export import ExportPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
@@ -20,10 +21,8 @@ from splatstudio.studio.project import open_project
 from splatstudio.studio.stage import Stage
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
-from splatstudio.studio.viser_private import open_server, require_bindable
 from splatstudio.worker.messages import Event, ModelLoaded
 
-DEFAULT_PORT = 8080
 DOCK_WIDTH = 390
 REFRESH_SECONDS = 0.25
 PLOT_SECONDS = 0.75
@@ -41,11 +40,10 @@ class Studio:
         config: TrainConfig = TrainConfig(),
         run_dir: Path | None = None,
     ):
-        if port is not None:
-            require_bindable(host, port)
         self.project = open_project(path, config, run_dir)
-        self._server = open_server(host, port or first_free_port(host), "splatstudio")
-        self.url = f"http://{_name_of(host)}:{self._server.get_port()}"
+        self._gated = open_server(host=host, port=port)
+        self._server = self._gated.server
+        self.url = self._gated.url
         self.controller = Controller(self.project, self._notify)
         self._first_view = FirstView(self._server)
         self._viewport = Viewport(self._server, self.controller)
@@ -78,13 +76,14 @@ class Studio:
         self._stopped.set()
         self._viewport.close()
         self.controller.close()
-        self._server.stop()
+        self._gated.stop()
 
     def _build_page(self) -> None:
         server, controller, scene = self._server, self.controller, self.project.scene
         server.gui.configure_theme(
             dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
         )
+        server.gui.set_panel_label("splatstudio")
         server.gui.main_panel.dock_right()
         server.gui.main_panel.set_width(DOCK_WIDTH)
         stage = None
@@ -148,9 +147,9 @@ def open_studio(
 ) -> Studio:
     """Open a scene folder, a .ply file or a run folder in the studio and print its address.
 
-    `port` None takes the first free one from 8080 on. `train` starts at once, `browser` opens the default
-    browser where there is a display. Raises ValueError with one sentence for a path or address that cannot
-    be used.
+    `port` None takes the first free one from 8080 on. Only who has the printed address, which holds a secret,
+    gets in. `train` starts at once, `browser` opens the default browser where there is a display. Raises
+    ValueError with one sentence for a path or an address that cannot be used.
     """
     studio = Studio(Path(path), host=host, port=port, config=config, run_dir=run_dir)
     print(f"The studio is open at {studio.url}", flush=True)
@@ -161,26 +160,6 @@ def open_studio(
     if browser and _has_display():
         webbrowser.open(studio.url)
     return studio
-
-
-def first_free_port(host: str) -> int:
-    """Return the first port from 8080 on that is free; raises ValueError when `host` cannot be used."""
-    for port in range(DEFAULT_PORT, DEFAULT_PORT + 100):
-        try:
-            require_bindable(host, port)
-        except ValueError as error:
-            if "in use" not in str(error):
-                raise
-            continue
-        return port
-    raise ValueError(f"no port from {DEFAULT_PORT} to {DEFAULT_PORT + 99} is free; name one with --port")
-
-
-def _name_of(host: str) -> str:
-    """Return the name under which a browser on this machine reaches `host`."""
-    if host in ("0.0.0.0", "::", ""):
-        return "localhost"
-    return f"[{host}]" if ":" in host else host
 
 
 def _has_display() -> bool:

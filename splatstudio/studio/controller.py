@@ -54,7 +54,6 @@ class Status:
     num_gaussians: int | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
-    elapsed_seconds: float | None = None
     loss: float | None = None
     test_psnr: float | None = None
     message: str = ""  # why it failed; empty otherwise
@@ -84,7 +83,7 @@ class Controller(FrameSource):
     def __init__(self, project: Project, notify: Callable[[Notice], None]):
         self.project = project
         self.history = History()
-        self.status = Status(total_steps=project.config.steps)
+        self.status = Status(total_steps=project.config.steps if project.can_train else 0)
         self.bounds: ModelLoaded | None = None
         self.options = ViewOptions(background=project.config.background)
         self.last_export: Exported | None = None
@@ -252,7 +251,6 @@ def _followed(status: Status, event: Event) -> Status:
             num_gaussians=event.num_gaussians,
             steps_per_second=event.steps_per_second,
             eta_seconds=event.eta_seconds,
-            elapsed_seconds=event.elapsed_seconds,
             loss=event.loss,
         )
     if isinstance(event, Evaluated):

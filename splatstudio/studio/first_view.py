@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -44,14 +45,14 @@ class FirstView:
         self._target = np.array(center)
         upward = _vector(up)
         # In the usual frames of files forward is z when y is up or down, and y when z is.
-        forward = np.array([0.0, 0.0, 1.0]) if up[1] == "y" else np.array([0.0, 1.0, 0.0])
-        self._position = self._target + radius * (0.6 * upward - 1.9 * forward)
+        forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
+        self._position = self._target + radius * (0.8 * upward - 2.0 * forward)
         self._announce()
         self.show_all()
 
     def set_up(self, up: Axis) -> None:
         """Turn the world so that another axis is up."""
-        radius = float(np.linalg.norm(self._position - self._target)) / 2.0
+        radius = float(np.linalg.norm(self._position - self._target)) / math.hypot(0.8, 2.0)
         x, y, z = (float(value) for value in self._target)
         self.of_model((x, y, z), radius, up)
 

@@ -167,7 +167,7 @@ class Frame(Event):
 
 @dataclass(frozen=True)
 class ModelLoaded(Event):
-    """A model is ready to be looked at; bounds are of its central 90 %, in the viewer's frame."""
+    """A model is ready to be looked at; bounds are of the half nearest its centre, in the viewer's frame."""
 
     step: int | None
     num_gaussians: int

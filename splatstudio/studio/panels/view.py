@@ -12,7 +12,14 @@ from splatstudio.studio.stage import Stage
 from splatstudio.studio.viewport import Viewport
 
 RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
-UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z"}
+UP_AXES: dict[str, Axis] = {
+    "-y (COLMAP)": "-y",
+    "+y": "+y",
+    "+z": "+z",
+    "-z": "-z",
+    "+x": "+x",
+    "-x": "-x",
+}
 
 
 class ViewPanel:

@@ -50,7 +50,8 @@ def leaves_of(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
+    difference = (ours - theirs).detach()
+    return float(difference.norm() / theirs.detach().norm().clamp_min(1e-12))
 
 
 def random_like(tensor: Tensor, seed: int) -> Tensor:

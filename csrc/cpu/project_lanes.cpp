@@ -101,15 +101,15 @@ SPLAT_LANES Vec3<F8> shade(const GaussianArrays& g, int degree, Vec3<F8> directi
   for (; bits != 0; bits &= bits - 1) {
     const int lane = __builtin_ctz(bits);
     const float* sh0 = g.sh0 + (begin + lane) * 3;
-    const float* shN = g.shN + (begin + lane) * 3 * g.num_rest - 3;
+    const float* shN = g.shN + (begin + lane) * 3 * g.num_rest;
     float r = 0.5f + basis[0][lane] * sh0[0];
     float gr = 0.5f + basis[0][lane] * sh0[1];
     float b = 0.5f + basis[0][lane] * sh0[2];
-    for (int k = 1; k < num; ++k) {
+    for (int k = 1; k < num; ++k, shN += 3) {
       const float weight = basis[k][lane];
-      r += weight * shN[3 * k];
-      gr += weight * shN[3 * k + 1];
-      b += weight * shN[3 * k + 2];
+      r += weight * shN[0];
+      gr += weight * shN[1];
+      b += weight * shN[2];
     }
     red[lane] = r;
     green[lane] = gr;
@@ -164,14 +164,14 @@ SPLAT_LANES Vec3<F8> shade_vjp(const ProjectBwd& args, Vec3<F8> mean, const Rows
     float v[3];
     for (int c = 0; c < 3; ++c) v[c] = args.colors[3 * i + c] > 0 ? args.v_colors[3 * i + c] : 0;
     for (int c = 0; c < 3; ++c) args.v_sh0[3 * i + c] = basis[0][lane] * v[c];
-    const float* shN = g.shN + i * 3 * g.num_rest - 3;
-    float* v_shN = args.v_shN + i * 3 * g.num_rest - 3;
-    for (int k = 1; k < num; ++k) {
+    const float* shN = g.shN + i * 3 * g.num_rest;
+    float* v_shN = args.v_shN + i * 3 * g.num_rest;
+    for (int k = 1; k < num; ++k, shN += 3, v_shN += 3) {
       const float weight = basis[k][lane];
-      v_shN[3 * k] = weight * v[0];
-      v_shN[3 * k + 1] = weight * v[1];
-      v_shN[3 * k + 2] = weight * v[2];
-      v_basis[k][lane] = shN[3 * k] * v[0] + shN[3 * k + 1] * v[1] + shN[3 * k + 2] * v[2];
+      v_shN[0] = weight * v[0];
+      v_shN[1] = weight * v[1];
+      v_shN[2] = weight * v[2];
+      v_basis[k][lane] = shN[0] * v[0] + shN[1] * v[1] + shN[2] * v[2];
     }
   }
   const Vec3<F8> v_unit = sh_basis_vjp(degree, direction.unit, v_basis);

@@ -19,6 +19,7 @@ namespace splat {
 constexpr int kLanes = 8;
 typedef float F8 __attribute__((vector_size(32)));
 typedef int32_t I8 __attribute__((vector_size(32)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
 
 template <typename F>
 inline F constant(float value);
@@ -104,7 +105,8 @@ SPLAT_LANES F8 angle_of(F8 y, F8 x) {
   return x;
 }
 
-// exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for NaN.
+// exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for x < -87
+// and NaN.
 // 2^t = 2^n 2^f, n the nearest whole number, f in [-0.5, 0.5] by a minimax polynomial of degree 5.
 SPLAT_LANES F8 exp_negative(F8 x) {
   const F8 t = maximum(x * constant<F8>(-1.44269504f), constant<F8>(-125.0f));
@@ -116,7 +118,7 @@ SPLAT_LANES F8 exp_negative(F8 x) {
   p = multiply_add(p, f, constant<F8>(2.402224208e-1f));
   p = multiply_add(p, f, constant<F8>(6.931469776e-1f));
   p = multiply_add(p, f, constant<F8>(1.0f));
-  return (F8)((I8)p + (to_int(n) << 23));
+  return (F8)((U8)p + ((U8)to_int(n) << 23));
 }
 
 SPLAT_LANES float sum_lanes(F8 x) {

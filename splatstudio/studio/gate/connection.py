@@ -98,14 +98,10 @@ class Gate:
         return process_request
 
     def admit(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """Return a connection handler that counts the browsers and never lets in too many."""
+        """Return a connection handler that keeps count of the browsers."""
 
         async def handle(connection: ServerConnection) -> None:
-            if self.num_clients >= self.limits.max_clients:
-                # Several came at once: each was still below the limit when it asked.
-                self.refuse("clients")
-                await connection.close(CloseCode.TRY_AGAIN_LATER, "too many browsers")
-                return
+            # This begins in the same turn of the event loop in which `answer` let it in: the limit is exact.
             self._connections.add(connection)
             try:
                 await handler(connection)

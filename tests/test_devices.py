@@ -324,3 +324,13 @@ def test_the_real_library_gives_rows_on_this_machine() -> None:
     rows = monitor.sample()
     assert rows and all(row.name for row in rows)
     monitor.close()
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_memory_of_the_ranks_is_not_counted_among_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = types.SimpleNamespace(total=100 * GIB, available=60 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    (row,) = DeviceMonitor(lambda: [os.getpid()]).sample()
+    assert row.memory_used_by_us is not None and row.memory_used_by_us > 10_000_000
+    assert row.memory_used_by_others == 40 * GIB - row.memory_used_by_us
+    assert row.memory_total == 100 * GIB

@@ -50,13 +50,16 @@ class Studio:
         self._stopped = threading.Event()
         self._build_page()
         self.controller.listen(self._follow)
+        self.controller.open()
         self._ticker = threading.Thread(target=self._tick, name="page", daemon=True)
         self._ticker.start()
 
     def start_training(self) -> None:
-        """Start or resume as the primary button would; a run with all steps done is started over."""
-        if self.controller.choice().enabled or not self.project.can_train:
-            self.controller.press_primary()
+        """Start or resume at once; a run with all steps done is started over.
+
+        Raises ValueError when what is open cannot be trained.
+        """
+        self.controller.train_at_once()
 
     def run_forever(self) -> None:
         """Serve until Ctrl-C or SIGTERM, then save and end; a second Ctrl-C ends at once."""

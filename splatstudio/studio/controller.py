@@ -37,6 +37,7 @@ from splatstudio.worker.messages import (
     State,
     StateChanged,
     Stop,
+    TrainJob,
     ViewOptions,
     Warned,
 )
@@ -93,7 +94,11 @@ class Controller(FrameSource):
         self._listeners: list[Callable[[Event], None]] = []
         self._resume_step = project.resume_step
         self._load_history()
-        self._worker = self._launch(project.first_job())
+        self._worker = self._new_worker(project.first_job())
+
+    def open(self) -> None:
+        """Start the worker, with what the project has to show; call it when all listeners are there."""
+        self._worker.start()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Call `listener` with every event of the worker, after the status has taken it in."""
@@ -141,13 +146,23 @@ class Controller(FrameSource):
     def start_over(self) -> None:
         """Train anew into a new run folder; the old one stays as it is."""
         with self._lock:
-            if not self.can_start_over:
-                return
-            self.project = self.project.started_over()
-            self.history = History()
-            self.status = Status(total_steps=self.project.config.steps)
-            self._resume_step = None
-            self._begin(resume=False)
+            if self.can_start_over:
+                self._start_anew()
+
+    def train_at_once(self) -> None:
+        """Start or resume without waiting for the page; a run whose steps are all done is started over.
+
+        Raises ValueError when there is nothing that could be trained.
+        """
+        if not self.project.can_train:
+            raise ValueError(f"{self.project.path} is a finished model, which cannot be trained")
+        with self._lock:
+            if isinstance(self._worker.job, TrainJob):
+                self.send(Start())
+            elif self._resume_step is not None:
+                self._begin(resume=True)
+            else:
+                self._start_anew()
 
     def send(self, command: Command) -> None:
         """Give the worker an order."""
@@ -188,18 +203,27 @@ class Controller(FrameSource):
 
     # ---- the worker
 
-    def _launch(self, job: Job) -> WorkerClient:
+    def _new_worker(self, job: Job) -> WorkerClient:
         worker = WorkerClient(job)
         worker.subscribe(lambda event: self._take(worker, event))
-        self._worker = worker
-        return worker.start()
+        return worker
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
         old = self._worker
         self.status = replace(self.status, state="loading", message="", has_model=False)
-        self._launch(self.project.training_job(resume=resume)).send(Start())
+        # Known before it starts: the events of a worker that is not the present one are dropped.
+        self._worker = self._new_worker(self.project.training_job(resume=resume))
+        self._worker.start()
+        self._worker.send(Start())
         old.close()
+
+    def _start_anew(self) -> None:
+        self.project = self.project.started_over()
+        self.history = History()
+        self.status = Status(total_steps=self.project.config.steps)
+        self._resume_step = None
+        self._begin(resume=False)
 
     def _take(self, worker: WorkerClient, event: Event) -> None:
         """Follow an event; those of a worker that has been replaced no longer matter."""

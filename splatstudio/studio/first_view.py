@@ -46,13 +46,13 @@ class FirstView:
         upward = _vector(up)
         # In the usual frames of files forward is z when y is up or down, and y when z is.
         forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
-        self._position = self._target + radius * (0.8 * upward - 2.0 * forward)
+        self._position = self._target + radius * (1.0 * upward - 2.8 * forward)
         self._announce()
         self.show_all()
 
     def set_up(self, up: Axis) -> None:
         """Turn the world so that another axis is up."""
-        radius = float(np.linalg.norm(self._position - self._target)) / math.hypot(0.8, 2.0)
+        radius = float(np.linalg.norm(self._position - self._target)) / math.hypot(1.0, 2.8)
         x, y, z = (float(value) for value in self._target)
         self.of_model((x, y, z), radius, up)
 

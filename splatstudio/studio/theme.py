@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from splatstudio.worker.messages import State
 
 ACCENT = (64, 160, 255)
@@ -18,7 +16,7 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
     "training": ("Training", "#3ecf7a"),
     "paused": ("Paused", "#e0b040"),
     "finished": ("Finished", "#40a0ff"),
-    "viewing": ("Finished model", "#40a0ff"),
+    "viewing": ("Saved model", "#40a0ff"),
     "failed": ("Failed", "#ff5c5c"),
     "ended": ("Ended", "#8b95a5"),
 }
@@ -48,6 +46,3 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit != "MB" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.2f} GB"
-
-
-Action = Callable[[], None]

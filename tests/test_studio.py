@@ -1,0 +1,381 @@
+"""The studio without a browser: what is opened, what the buttons do, cameras, curves, pictures."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import viser
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.formats.ply import write_ply
+from splatstudio.model import load_model
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.studio import viser_private
+from splatstudio.studio.app import Studio
+from splatstudio.studio.controller import Controller, Notice, Status
+from splatstudio.studio.foreign import ForeignSource
+from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
+from splatstudio.studio.panels.status import header_html
+from splatstudio.studio.panels.train import joined
+from splatstudio.studio.project import open_project
+from splatstudio.studio.stage import frustum_size
+from splatstudio.studio.theme import duration, size
+from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.studio.viewport import MIN_SCALE, ModelState, Pace
+from splatstudio.trainer import Trainer
+from splatstudio.worker.channel import MAX_FRAME_PIXELS
+from splatstudio.worker.messages import TrainJob, ViewJob
+from tests.conftest import blobs, write_blob_scene
+
+TIMEOUT = 60.0
+MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blob_folder: Path) -> Path:
+    """The current folder is an empty one, in which the studio makes its runs/."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained_run(scene: Scene, run: Path, steps: int = 3, config: TrainConfig = MANY) -> Path:
+    """Make a run folder with a checkpoint, without a worker."""
+    from splatstudio.run import Run
+
+    Run.create(run, scene.path, config)
+    trainer = Trainer(scene, config)
+    for _ in range(steps):
+        trainer.train_step()
+    checkpoint = trainer.save(run)
+    trainer.close()
+    return checkpoint
+
+
+# ---- what is opened
+
+
+def test_a_scene_folder_waits_for_start_in_a_new_run(own_folder: Path, blob_folder: Path) -> None:
+    project = open_project(blob_folder, MANY, None)
+    assert project.can_train and project.name == "blobs" and project.resume_step is None
+    assert project.run_dir == Path("runs/blobs") and not project.run_dir.exists()
+    job = project.first_job()
+    assert isinstance(job, TrainJob) and job.checkpoint is None
+
+
+def test_a_scene_with_a_run_offers_to_go_on_and_to_start_over(
+    own_folder: Path, blob_scene: Scene, blob_folder: Path
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.resume_step == 3 and project.config == MANY, "a run goes on with its own settings"
+    assert project.first_job() == ViewJob(checkpoint)
+    assert project.training_job(resume=True).checkpoint == checkpoint
+    again = project.started_over()
+    assert again.run_dir == Path("runs/blobs-2") and again.resume_step is None
+    assert isinstance(again.first_job(), TrainJob)
+    assert open_project(blob_folder, TrainConfig(steps=3), None).resume_step is None, "all steps are done"
+
+
+def test_a_run_folder_a_checkpoint_and_a_ply(own_folder: Path, tmp_path: Path) -> None:
+    folder = write_blob_scene(tmp_path / "capture")
+    checkpoint = trained_run(load_scene(folder), Path("elsewhere/one"))
+    opened = open_project(Path("elsewhere/one"), TrainConfig(), None)
+    assert opened.scene is not None and opened.resume_step == 3 and opened.model_path == checkpoint
+    assert open_project(checkpoint, TrainConfig(), None).model_path == checkpoint
+    (folder / "sparse" / "0" / "cameras.txt").unlink()
+    without = open_project(Path("elsewhere/one"), TrainConfig(), None)
+    assert without.scene is None and not without.can_train and without.model_path == checkpoint
+    assert "only the model is shown" in without.notes[0]
+    write_ply(tmp_path / "a.PLY", blobs())
+    ply = open_project(tmp_path / "a.PLY", TrainConfig(), None)
+    assert ply.first_job() == ViewJob(tmp_path / "a.PLY") and not ply.can_train
+
+
+def test_what_cannot_be_opened_is_said_in_a_sentence(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        open_project(tmp_path / "nothing", MANY, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        open_project(tmp_path / "empty", MANY, None)
+    trained_run(load_scene(write_blob_scene(tmp_path / "other")), Path("taken"))
+    with pytest.raises(ValueError, match=r"belongs to .*other"):
+        open_project(blob_folder, MANY, Path("taken"))
+
+
+# ---- what the buttons do
+
+
+@dataclass
+class Desk:
+    """A controller and what it told the user."""
+
+    controller: Controller
+    notices: list[Notice]
+
+    def wait(self, condition: Callable[[Status], bool], what: str) -> Status:
+        deadline = time.monotonic() + TIMEOUT
+        while not condition(self.controller.status):
+            assert time.monotonic() < deadline, f"never: {what}; {self.controller.status}"
+            time.sleep(0.02)
+        return self.controller.status
+
+
+@pytest.fixture
+def desk(own_folder: Path) -> Iterator[Callable[..., Desk]]:
+    """Make controllers; their workers are ended after the test."""
+    desks: list[Desk] = []
+
+    def make(path: Path, config: TrainConfig = MANY) -> Desk:
+        notices: list[Notice] = []
+        desks.append(Desk(Controller(open_project(path, config, None), notices.append), notices))
+        desks[-1].controller.open()
+        return desks[-1]
+
+    yield make
+    for each in desks:
+        each.controller.close()
+
+
+def test_the_primary_button_through_a_training(desk: Callable[..., Desk], blob_folder: Path) -> None:
+    it = desk(blob_folder)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
+    assert controller.choice().label == "Start training" and not controller.can_start_over
+    assert controller.model_state().step is None
+    controller.press_primary()
+    it.wait(lambda status: status.state == "training" and status.step > 3, "training")
+    assert controller.choice().label == "Pause" and controller.model_state().training
+    controller.press_primary()
+    it.wait(lambda status: status.state == "paused", "paused")
+    step = controller.status.step
+    time.sleep(0.3)
+    assert controller.status.step == step
+    assert controller.choice().label == "Resume" and controller.status.eta_seconds is None
+    controller.press_primary()
+    it.wait(lambda status: status.step > step, "going on")
+    controller.stop()
+    it.wait(lambda status: status.state == "finished", "stopped")
+    assert controller.choice().label == "Resume" and controller.can_start_over
+    assert any(notice.title.startswith("Training stopped") for notice in it.notices)
+    assert len(controller.history.loss) > 1
+
+
+def test_a_killed_worker_is_failed_and_resume_goes_on(desk: Callable[..., Desk], blob_folder: Path) -> None:
+    it = desk(blob_folder)
+    controller = it.controller
+    controller.press_primary()
+    it.wait(lambda status: status.state == "ready", "ready")
+    controller.press_primary()
+    it.wait(lambda status: status.step > 3, "training")
+    controller.save()
+    run = cast(Path, controller.project.run_dir)
+    it.wait(lambda _: newest_checkpoint(run) is not None, "saved")
+    os.kill(controller._worker.pid, signal.SIGKILL)
+    status = it.wait(lambda status: status.state == "failed", "failed")
+    assert "is safe" in status.message and not status.has_model
+    assert it.notices[-1].bad and not any("finished" in notice.title for notice in it.notices)
+    label = controller.choice().label
+    assert label.startswith("Resume from step ")
+    controller.press_primary()
+    saved = int(label.rpartition(" ")[2].replace(",", ""))
+    status = it.wait(lambda status: status.state == "training" and status.step > saved, "training again")
+    assert status.message == ""
+
+
+def test_starting_over_leaves_the_old_run_alone(
+    desk: Callable[..., Desk], blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    before = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
+    it = desk(blob_folder)
+    status = it.wait(lambda status: status.state == "viewing", "the old model on view")
+    assert status.step == 3 and it.controller.choice().label == "Resume from step 3"
+    it.controller.start_over()
+    it.wait(lambda status: status.state == "training" and status.step > 0, "training anew")
+    it.controller.save()
+    it.wait(lambda _: newest_checkpoint(Path("runs/blobs-2")) is not None, "saved in a new folder")
+    it.controller.close()
+    after = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
+    assert before == after and newest_checkpoint(Path("runs/blobs")) == checkpoint
+
+
+def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blob_folder: Path) -> None:
+    studio = Studio(blob_folder, port=0, config=MANY)
+    try:
+        studio.start_training()
+        deadline = time.monotonic() + TIMEOUT
+        while studio.controller.status.step < 5:
+            assert time.monotonic() < deadline, studio.controller.status
+            time.sleep(0.05)
+        assert studio.url.startswith("http://127.0.0.1:") and "token=" in studio.url
+        port = studio._gated.port
+        with pytest.raises(ValueError, match=str(port)):
+            Studio(blob_folder, port=port, config=MANY)
+    finally:
+        studio.close()
+    saved = newest_checkpoint(Path("runs/blobs"))
+    assert saved is not None and load_model(saved).step == studio.controller.status.step
+
+
+# ---- cameras
+
+
+def fake_camera(**changes: Any) -> viser.CameraHandle:
+    values: dict[str, Any] = {
+        "wxyz": np.array([1.0, 0.0, 0.0, 0.0]),
+        "position": np.array([0.0, 0.0, -2.0]),
+        "fov": 1.0,
+        "image_width": 900,
+        "image_height": 600,
+    }
+    return cast(viser.CameraHandle, type("Camera", (), values | changes)())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fov": math.nan},
+        {"fov": 0.0},
+        {"fov": 4.0},
+        {"image_height": 0},
+        {"image_width": 1_000_000_000, "image_height": 1_000_000_000},
+        {"wxyz": np.zeros(4)},
+        {"wxyz": np.full(4, math.nan)},
+        {"position": np.array([math.inf, 0, 0])},
+        {"position": np.array([1e30, 0, 0])},
+        {"position": np.zeros(2)},
+    ],
+)
+def test_cameras_that_cannot_be_are_ignored(changes: dict[str, Any]) -> None:
+    assert read_viewpoint(fake_camera()) is not None
+    assert read_viewpoint(fake_camera(**changes)) is None
+
+
+def test_a_reduced_picture_covers_exactly_the_same_view() -> None:
+    viewpoint = read_viewpoint(fake_camera(image_width=901, image_height=603))
+    assert viewpoint is not None
+    point = np.array([0.31, -0.22, 1.7]) - viewpoint.position  # camera axes are the world's here
+    for scale in (1.0, 0.5, 0.333, 0.15):
+        camera = viewpoint.camera(scale)
+        pixel = camera.K @ point / point[2]
+        # As a share of the picture, where three.js's projection puts it on the canvas.
+        tangent = math.tan(viewpoint.fov / 2)
+        share = 0.5 + 0.5 * point[:2] / point[2] / (tangent * 901 / 603, tangent)
+        assert np.allclose(pixel[:2] / (camera.width, camera.height), share, atol=1e-12)
+    giant = Viewpoint(viewpoint.wxyz, viewpoint.position, 1.0, 8000, 4000).camera(1.0)
+    assert giant.width * giant.height <= MAX_FRAME_PIXELS and abs(giant.width / giant.height - 2.0) < 0.01
+
+
+def test_the_pace_finds_the_scale_that_takes_the_wanted_time() -> None:
+    pace = Pace(0.08, 0.5)
+    for _ in range(40):
+        pace.measured(pace.scale, 0.02 + 0.9 * pace.scale**2)  # a slow machine: 0.92 s at full size
+    assert abs(0.02 + 0.9 * pace.scale**2 - 0.08) < 0.01
+    for _ in range(40):
+        pace.measured(pace.scale, 0.001)
+    assert pace.scale == 1.0
+    for _ in range(40):
+        pace.measured(pace.scale, 100.0)
+    assert pace.scale == MIN_SCALE
+
+
+def test_frustums_do_not_overlap_their_neighbours(blob_scene: Scene) -> None:
+    positions = np.stack([camera.position for camera in blob_scene.cameras])
+    size = frustum_size(positions, blob_scene.extent)
+    nearest = np.linalg.norm(positions[0] - positions[1])
+    assert 0.005 < size < 0.5 * nearest
+    assert frustum_size(positions[:1], 1.0) > 0
+
+
+# ---- the page's parts
+
+
+def test_curves_are_thinned_and_overwritten_after_a_resume() -> None:
+    curve = Curve()
+    for step in range(50_000):
+        curve.add(step, math.sin(step / 3000))
+    steps, values = curve.arrays()
+    assert MAX_PLOT_POINTS / 3 < len(steps) <= MAX_PLOT_POINTS and (np.diff(steps) > 0).all()
+    assert steps[0] == 0 and steps[-1] > 49_500
+    assert np.abs(np.interp(np.arange(40_000), steps, values) - np.sin(np.arange(40_000) / 3000)).max() < 0.01
+    curve.add(1024, 7.0)
+    assert curve.arrays()[0][-1] == 1024 and curve.arrays()[1][-1] == 7.0
+
+
+def test_curves_of_different_steps_share_one_axis() -> None:
+    history = History()
+    history.load(
+        [
+            {"step": 10, "psnr": 20.0},
+            {"step": 20, "psnr": None, "test_psnr": 18.0},
+            {"step": 30, "psnr": 22.0},
+        ]
+    )
+    steps, train, test = joined([history.train_psnr, history.test_psnr])
+    assert steps.tolist() == [10, 20, 30]
+    assert np.array_equal(train, [20, np.nan, 22], equal_nan=True)
+    assert np.array_equal(test, [np.nan, 18, np.nan], equal_nan=True)
+
+
+def test_names_and_messages_cannot_inject_html() -> None:
+    text = header_html('<img src=x onerror="alert(1)">', Status(state="failed", message="<script>"), 2)
+    assert "<img" not in text and "<script" not in text and "2 viewers" in text and "Failed" in text
+
+
+def test_numbers_are_said_as_people_say_them() -> None:
+    assert [duration(s) for s in (None, 7, 65, 3700, math.inf)] == ["–", "7 s", "1:05 min", "1:01 h", "–"]
+    assert [size(n) for n in (12, 45_000, 1_234_567, 2.5e9)] == ["12 B", "45 kB", "1.2 MB", "2.50 GB"]
+
+
+def test_viser_still_has_what_the_viewport_takes_from_its_inside() -> None:
+    server = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
+    try:
+        queued: list[Any] = []
+        client = cast(
+            viser.ClientHandle, type("Client", (), {"scene": server.scene, "flush": lambda self: None})()
+        )
+        original = server.scene._websock_interface.queue_message
+        server.scene._websock_interface.queue_message = queued.append  # type: ignore[method-assign]
+        viser_private.push_background_jpeg(client, b"jpeg")
+        server.scene._websock_interface.queue_message = original  # type: ignore[method-assign]
+        queued_ours = replace(queued[0])
+        # The public call must still send the same kind of message, with the same fields.
+        server.scene._websock_interface.queue_message = queued.append  # type: ignore[method-assign]
+        server.scene.set_background_image(np.zeros((4, 4, 3), np.uint8), format="jpeg")
+        assert type(queued[-1]) is type(queued_ours) and queued[-1].format == "jpeg"
+        assert isinstance(queued[-1].rgb_data, bytes) and queued_ours.rgb_data == b"jpeg"
+        server.scene._websock_interface.queue_message = original  # type: ignore[method-assign]
+    finally:
+        server.stop()
+
+
+def test_a_render_function_of_nerfviews_contract() -> None:
+    seen: list[Any] = []
+
+    def render_fn(camera_state: Any, tab_state: Any) -> np.ndarray:
+        seen.append((camera_state, tab_state))
+        K = camera_state.get_K((tab_state.viewer_width, tab_state.viewer_height))
+        return np.full((tab_state.viewer_height, tab_state.viewer_width, 3), 0.5) * (K[2, 2] == 1)
+
+    source = ForeignSource(render_fn)
+    viewpoint = read_viewpoint(fake_camera())
+    assert viewpoint is not None and source.model_state() == ModelState(0, training=False)
+    camera = viewpoint.camera(0.5)
+    received = source.render(1, camera)
+    assert received is not None and received.image.shape == (300, 450, 3) and (received.image == 128).all()
+    camera_state, tab_state = seen[0]
+    assert np.allclose(camera_state.get_K((450, 300)), camera.K)
+    assert np.allclose(camera_state.c2w[:3, 3], (0, 0, -2)) and (tab_state.viewer_width == 450)

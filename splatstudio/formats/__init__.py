@@ -1,0 +1,183 @@
+"""Gaussians in files: every format that can be read or written, chosen by a file's ending and its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
+from splatstudio.formats.gsplat_checkpoint import (
+    gaussians_of_gsplat,
+    is_gsplat_checkpoint,
+    write_gsplat_checkpoint,
+)
+from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
+from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.formats.ply_header import LONGEST_HEADER, parse_header
+from splatstudio.formats.splat import read_splat, write_splat
+from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
+from splatstudio.formats.torch_file import load_tensors
+from splatstudio.gaussians import Gaussians
+
+Reader = Callable[[Path], Gaussians]
+Writer = Callable[[Path, Gaussians], None]
+ZIP = b"PK\x03\x04"
+PLY = (b"ply\n", b"ply\r")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format for Gaussians, as a list of choices shows it."""
+
+    name: str
+    endings: tuple[str, ...]  # the first is the usual one
+    purpose: str  # who reads it
+    loses: str  # what a file does not keep, in words; empty when it keeps everything
+    bytes_each: tuple[float, float, float, float]  # a Gaussian, by SH degree; typical where it is compressed
+    read: Reader | None
+    write: Writer | None
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Return whether what is written is read back bit by bit."""
+        return not self.loses
+
+    def estimated_bytes(self, num_gaussians: int, sh_degree: int) -> int:
+        """Return about how large a file of that many Gaussians is."""
+        return round(num_gaussians * self.bytes_each[sh_degree])
+
+
+def _read_ply(path: Path) -> Gaussians:
+    """Return the Gaussians of a PLY of either kind."""
+    try:
+        with open(path, "rb") as file:
+            compressed = is_compressed(parse_header(path, file.read(LONGEST_HEADER)))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    return read_compressed_ply(path) if compressed else read_ply(path)
+
+
+def _read_torch(path: Path) -> Gaussians:
+    """Return the Gaussians of a checkpoint of gsplat's or the original trainer."""
+    content = load_tensors(path)
+    if is_gsplat_checkpoint(content):
+        return gaussians_of_gsplat(path, content)
+    if is_inria_checkpoint(content):
+        return gaussians_of_inria(path, content)
+    raise ValueError(f"{path} is a file of PyTorch, but no checkpoint of gsplat's or the original trainer")
+
+
+FORMATS = (
+    Format(
+        name="PLY",
+        endings=(".ply",),
+        purpose="what nearly every program for Gaussian splatting reads",
+        loses="",
+        bytes_each=(68, 104, 164, 248),
+        read=_read_ply,
+        write=write_ply,
+    ),
+    Format(
+        name="Compressed PLY",
+        endings=(".compressed.ply",),
+        purpose="SuperSplat, PlayCanvas and other web viewers",
+        loses="positions keep 10 to 11 bits within a group of 256 neighbours, colour, opacity and SH 8 bits",
+        bytes_each=(16.3, 25.3, 40.3, 61.3),
+        read=_read_ply,
+        write=write_compressed_ply,
+    ),
+    Format(
+        name="SPZ",
+        endings=(".spz",),
+        purpose="Scaniverse, Niantic Studio and many viewers",
+        loses="positions keep 24 bits, all else 8 bits or fewer, SH 4 to 5 bits and no more than 1",
+        bytes_each=(16, 20, 27, 34),
+        read=read_spz,
+        write=write_spz,
+    ),
+    Format(
+        name="splat",
+        endings=(".splat",),
+        purpose="antimatter15's viewer and others in browsers",
+        loses="no view-dependent colour; colour, opacity and rotation keep 8 bits",
+        bytes_each=(32, 32, 32, 32),
+        read=read_splat,
+        write=write_splat,
+    ),
+    Format(
+        name="gsplat checkpoint",
+        endings=(".pt",),
+        purpose="gsplat's trainer and viewer, with --ckpt",
+        loses="",
+        bytes_each=(56, 92, 152, 236),
+        read=_read_torch,
+        write=write_gsplat_checkpoint,
+    ),
+    Format(
+        name="original trainer's checkpoint",
+        endings=(".pth",),
+        purpose="chkpnt*.pth of the first implementation of 3D Gaussian splatting",
+        loses="",
+        bytes_each=(56, 92, 152, 236),
+        read=_read_torch,
+        write=None,
+    ),
+)
+
+
+def format_of(path: Path | str) -> Format | None:
+    """Return the format that a file's name says, by its longest matching ending, or None."""
+    name = Path(path).name.lower()
+    matching = [(len(ending), form) for form in FORMATS for ending in form.endings if name.endswith(ending)]
+    return max(matching, key=lambda pair: pair[0])[1] if matching else None
+
+
+def format_to_write(path: Path | str) -> Format:
+    """Return the format to write `path` in; ValueError, naming those there are, when its ending says none."""
+    form = format_of(path)
+    if form is None or form.write is None:
+        endings = ", ".join(form.endings[0] for form in FORMATS if form.write)
+        raise ValueError(f"cannot write {Path(path).name}: its name must end in one of {endings}")
+    return form
+
+
+def write_gaussians(path: Path | str, gaussians: Gaussians) -> None:
+    """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
+
+    An older file of that name stays until the new one is complete. Raises ValueError, and writes nothing,
+    for an unknown ending, a parameter that is not finite, or a file that cannot be written.
+    """
+    form = format_to_write(path)
+    assert form.write is not None
+    form.write(Path(path), gaussians)
+
+
+def read_gaussians(path: Path | str) -> Gaussians:
+    """Return the Gaussians of a file, by its content where that tells the format, else by its ending.
+
+    Raises ValueError, naming the file and the reason, for one that is missing, damaged or of no known kind.
+    """
+    path = Path(path)
+    form = format_of(path)
+    reader = _reader_by_content(path) or (form.read if form else None)
+    if reader is None:
+        endings = ", ".join(ending for form in FORMATS if form.read for ending in form.endings)
+        raise ValueError(f"{path} is no model that can be read; files are known by the endings {endings}")
+    return reader(path)
+
+
+def _reader_by_content(path: Path) -> Reader | None:
+    """Return the reader for what a file begins with, or None when it has no mark of its own."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    if start in PLY:
+        return _read_ply
+    if start == MAGIC or start[:2] == GZIP:
+        return read_spz
+    if start == ZIP:
+        return _read_torch
+    return None

@@ -1,0 +1,106 @@
+"""Between Gaussians and the arrays that files are made of: whole files, checked values, unit quaternions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from splatstudio.durable import write_durably
+from splatstudio.gaussians import Gaussians
+
+NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
+CHUNK = 65_536  # Gaussians handled at a time, so that temporary arrays stay small
+
+
+@dataclass(frozen=True)
+class ModelArrays:
+    """The six tensors of Gaussians as float32 arrays in memory, every value finite."""
+
+    means: np.ndarray  # [N, 3]
+    quats: np.ndarray  # [N, 4] w, x, y, z
+    scales: np.ndarray  # [N, 3] natural logarithm
+    opacities: np.ndarray  # [N] logit
+    sh0: np.ndarray  # [N, 3]
+    shN: np.ndarray  # [N, K-1, 3]
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    @property
+    def sh_degree(self) -> int:
+        """Return the degree of the spherical harmonics, 0..3."""
+        return NUM_SHN[self.shN.shape[1]]
+
+    def __getitem__(self, index: slice | np.ndarray) -> ModelArrays:
+        return ModelArrays(
+            self.means[index],
+            self.quats[index],
+            self.scales[index],
+            self.opacities[index],
+            self.sh0[index],
+            self.shN[index],
+        )
+
+    def chunks(self) -> list[tuple[slice, ModelArrays]]:
+        """Return views of consecutive rows, with the rows they are."""
+        rows = [slice(start, min(start + CHUNK, len(self))) for start in range(0, len(self), CHUNK)]
+        return [(part, self[part]) for part in rows]
+
+
+def arrays_to_write(path: Path, gaussians: Gaussians) -> ModelArrays:
+    """Return the values of `gaussians`, to be written to `path`.
+
+    Raises ValueError when there are none, or when one is not finite.
+    """
+    if len(gaussians) == 0:
+        raise ValueError(f"{path} is not written: the model has no Gaussians")
+    arrays = {name: part.detach().float().cpu().numpy() for name, part in gaussians.tensors().items()}
+    for name, array in arrays.items():
+        _refuse_non_finite(path, name, array, "cannot be written")
+    return ModelArrays(**{**arrays, "sh0": arrays["sh0"][:, 0]})
+
+
+def gaussians_read(path: Path, arrays: ModelArrays) -> Gaussians:
+    """Return the Gaussians of `arrays`, read from `path`; ValueError when a value is not finite."""
+    num = len(arrays)
+    parts = {**vars(arrays), "sh0": arrays.sh0.reshape(num, 1, 3)}
+    for name, part in parts.items():
+        _refuse_non_finite(path, name, part, "is damaged")
+    return Gaussians(**{name: torch.from_numpy(_owned(part)) for name, part in parts.items()})
+
+
+def _owned(array: np.ndarray) -> np.ndarray:
+    """Return `array` as contiguous float32 that may be written to; a copy only where it must be one."""
+    array = np.ascontiguousarray(array, np.float32)
+    return array if array.flags.writeable else array.copy()
+
+
+def _refuse_non_finite(path: Path, name: str, array: np.ndarray, verdict: str) -> None:
+    """Raise ValueError naming the first value that is not finite."""
+    # A sum is finite only if all its terms are, and needs no table of booleans; large terms may overflow it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum()):
+            return
+    wrong = np.argwhere(~np.isfinite(array))
+    if len(wrong):
+        value = array[tuple(wrong[0])]
+        raise ValueError(f"{path} {verdict}: {name!r} of Gaussian {wrong[0][0]} is {value}")
+
+
+def read_file(path: Path) -> bytes:
+    """Return the whole content of `path`; ValueError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write `content` to `path`, where an older file stays until it is complete; ValueError on failure."""
+    try:
+        write_durably(path, content)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,279 @@
+"""Gaussians as SPZ, Niantic's layout: about a tenth of a PLY's size.
+
+After a header come all positions (24-bit fixed point), opacities, colours, scales (bytes), rotations and SH
+(bytes), in the axes of OpenGL (x right, y up, z back). Versions 2 and 3 are one gzip stream, and differ in
+their rotations; version 4 has a stream of zstd each. Written is version 3, which every reader knows.
+Source: the description and reference implementation of nianticlabs/spz (MIT).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.formats.half_turn import ABOUT_X, half_turned
+from splatstudio.formats.model_arrays import (
+    ModelArrays,
+    arrays_to_write,
+    gaussians_read,
+    read_file,
+    write_file,
+)
+from splatstudio.formats.quantize import (
+    opacity_bytes,
+    opacity_logits,
+    rounded,
+    unit_quats,
+    with_largest,
+    without_largest,
+)
+from splatstudio.gaussians import Gaussians
+
+MAGIC = b"NGSP"
+HEADER = struct.Struct("<4sIIBBBB")  # magic, version, count, SH degree, fractional bits, flags, streams
+HEADER_4_BYTES = 32
+GZIP = b"\x1f\x8b"
+HAS_EXTENSIONS = 0x2
+COORDINATE_SYSTEM = 0xADBE0003  # the extension that says which axes; 4 is the usual one
+RIGHT_UP_BACK = 4
+COLOR_SCALE = 0.15  # of the first coefficient, so that colours somewhat outside 0..1 fit
+SQRT_HALF = 0.5**0.5
+NUM_COEFFICIENTS = (0, 3, 8, 15)  # a channel, by SH degree
+SH_STEPS = np.array([8] * 3 + [16] * 12)[:, None]  # 5 bits for degree 1 and 4 beyond, as the reference
+MOST_EXPANSION = 1032  # times, that gzip can shrink anything
+GZIP_LEVEL = 5
+FARTHEST = 2**23 - 1  # of a 24-bit number
+WXYZ_OF_XYZW = [3, 0, 1, 2]
+XYZW_OF_WXYZ = [1, 2, 3, 0]
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The columns of a file, before they mean anything."""
+
+    fractional_bits: int
+    positions: np.ndarray  # [N, 3, 3] uint8, little-endian
+    opacities: np.ndarray  # [N] uint8
+    colors: np.ndarray  # [N, 3] uint8
+    scales: np.ndarray  # [N, 3] uint8
+    rotations: np.ndarray  # [N, 4] uint8, or [N, 3] in version 2
+    sh: np.ndarray  # [N, K-1, 3] uint8
+
+
+def write_spz(path: Path | str, gaussians: Gaussians) -> None:
+    """Write the Gaussians to `path` as SPZ version 3, in their order.
+
+    Raises ValueError, and writes nothing, when there are none, a parameter is not finite, one lies too far
+    out, or the file cannot be written.
+    """
+    path = Path(path)
+    model = arrays_to_write(path, gaussians)
+    bits = _fractional_bits(path, model.means)
+    num, num_shn = len(model), model.shN.shape[1]
+    packed = _Packed(
+        bits,
+        positions=np.empty((num, 3, 3), np.uint8),
+        opacities=np.empty(num, np.uint8),
+        colors=np.empty((num, 3), np.uint8),
+        scales=np.empty((num, 3), np.uint8),
+        rotations=np.empty((num, 4), np.uint8),
+        sh=np.empty((num, num_shn, 3), np.uint8),
+    )
+    for rows, chunk in model.chunks():
+        part = half_turned(chunk, ABOUT_X)
+        fixed = np.floor(np.ldexp(part.means.astype(np.float64), bits) + 0.5).astype("<i4")
+        packed.positions[rows] = fixed.view(np.uint8).reshape(len(part), 3, 4)[:, :, :3]
+        packed.opacities[rows] = opacity_bytes(part.opacities)
+        packed.colors[rows] = rounded(255.0 * COLOR_SCALE * part.sh0 + 127.5, 0, 255)
+        packed.scales[rows] = rounded(16.0 * (part.scales + 10.0), 0, 255)
+        packed.rotations[rows] = _smallest_three(part.quats)
+        steps = SH_STEPS[:num_shn]
+        codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
+        packed.sh[rows] = np.clip(codes, 0, 255)
+    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, 0, 0)
+    compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
+    parts = [compressor.compress(header)]
+    for column in (
+        packed.positions,
+        packed.opacities,
+        packed.colors,
+        packed.scales,
+        packed.rotations,
+        packed.sh,
+    ):
+        parts.append(compressor.compress(column.data))
+    write_file(path, b"".join([*parts, compressor.flush()]))
+
+
+def _fractional_bits(path: Path, means: np.ndarray) -> int:
+    """Return how many of a coordinate's 24 bits lie behind the point: 12, as usual, in a scene of 4 units.
+
+    Scenes have any scale, so the step follows most Gaussians' extent; the farthest must still fit.
+    """
+    farthest = float(np.abs(means).max())
+    if not farthest < FARTHEST:
+        raise ValueError(
+            f"{path} cannot be written: SPZ holds coordinates up to {FARTHEST}, one is {farthest:g}"
+        )
+    sample = means[:: max(1, len(means) // 100_000)].astype(np.float64)
+    extent = float(np.quantile(np.abs(sample - np.median(sample, axis=0)), 0.9))
+    wanted = 14 - math.floor(math.log2(max(extent, 1e-6)))
+    possible = math.floor(math.log2(FARTHEST / max(farthest, 1e-6)))
+    return max(0, min(wanted, possible, 24))
+
+
+def _smallest_three(quats: np.ndarray) -> np.ndarray:
+    """Return rotations as [n, 4] bytes: the largest's index, three signs and magnitudes in 1 + 9 bits."""
+    index, others = without_largest(unit_quats(quats)[:, XYZW_OF_WXYZ])
+    sizes = rounded(np.abs(others) * (511.0 / SQRT_HALF), 0, 511)
+    thirds = (others < 0.0).astype(np.uint32) << 9 | sizes
+    codes = index.astype(np.uint32) << 30 | thirds[:, 0] << 20 | thirds[:, 1] << 10 | thirds[:, 2]
+    return codes.astype("<u4").view(np.uint8).reshape(-1, 4)
+
+
+def read_spz(path: Path | str) -> Gaussians:
+    """Return the Gaussians of an SPZ file, version 2, 3 or 4, with SH up to degree 3.
+
+    Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    content = read_file(path)
+    packed = _streams_of_zstd(path, content) if content[:4] == MAGIC else _stream_of_gzip(path, content)
+    num = len(packed.opacities)
+    model = ModelArrays(
+        means=np.empty((num, 3), np.float32),
+        quats=np.empty((num, 4), np.float32),
+        scales=packed.scales.astype(np.float32) / 16 - 10,
+        opacities=opacity_logits(packed.opacities),
+        sh0=(packed.colors.astype(np.float32) / 255 - 0.5) / COLOR_SCALE,
+        shN=np.empty(packed.sh.shape, np.float32),
+    )
+    fixed = np.zeros((min(num, 65_536), 3, 4), np.uint8)
+    for rows, chunk in model.chunks():
+        # The lowest byte stays 0, so that the sign is the sign of a 32-bit number.
+        fixed[: len(chunk), :, 1:] = packed.positions[rows]
+        whole = fixed[: len(chunk)].reshape(-1).view("<i4").reshape(-1, 3)
+        chunk.means[:] = np.ldexp(whole.astype(np.float64), -8 - packed.fractional_bits)
+        chunk.quats[:] = _rotations(packed.rotations[rows])
+        chunk.shN[:] = (packed.sh[rows].astype(np.float32) - 128) / 128
+        turned = half_turned(chunk, ABOUT_X)
+        chunk.means[:], chunk.quats[:], chunk.shN[:] = turned.means, turned.quats, turned.shN
+    return gaussians_read(path, model)
+
+
+def _rotations(codes: np.ndarray) -> np.ndarray:
+    """Return the quaternions (w, x, y, z) of [n, 4] bytes of version 3, or [n, 3] of version 2."""
+    if codes.shape[1] == 3:
+        xyz = codes.astype(np.float32) / 127.5 - 1
+        w = np.sqrt(np.maximum(0.0, 1 - (xyz * xyz).sum(axis=1, keepdims=True)))
+        return unit_quats(np.concatenate([w, xyz], axis=1))
+    whole = np.ascontiguousarray(codes).view("<u4")[:, 0]
+    thirds = np.stack([whole >> np.uint32(shift) & np.uint32(1023) for shift in (20, 10, 0)], axis=1)
+    sizes = (thirds & np.uint32(511)).astype(np.float32) * np.float32(SQRT_HALF / 511)
+    others = np.where(thirds >> np.uint32(9), -sizes, sizes)
+    return with_largest((whole >> np.uint32(30)).astype(np.intp), others)[:, WXYZ_OF_XYZW]
+
+
+def _column_shapes(path: Path, header: bytes, size: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the columns that a header promises, if a file of `size` bytes can hold them."""
+    if len(header) < HEADER.size:
+        raise ValueError(f"{path} is cut off within its header")
+    magic, version, num, degree, _, _, _ = HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise ValueError(f"{path} is not an SPZ file: it does not begin with {MAGIC.decode()}")
+    if version not in (2, 3, 4):
+        raise ValueError(f"{path} is SPZ version {version}; versions 2, 3 and 4 can be read")
+    if degree >= len(NUM_COEFFICIENTS):
+        raise ValueError(f"{path} has SH of degree {degree}; degrees 0 to 3 can be read")
+    if num == 0:
+        raise ValueError(f"{path} holds no Gaussians")
+    rotation = 3 if version == 2 else 4
+    shapes = [(num, 3, 3), (num,), (num, 3), (num, 3), (num, rotation), (num, NUM_COEFFICIENTS[degree], 3)]
+    if sum(math.prod(shape) for shape in shapes) > MOST_EXPANSION * size:
+        raise ValueError(f"{path} is damaged: its header promises {num} Gaussians, too many for its size")
+    return shapes
+
+
+def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
+    """Return the columns of version 2 or 3."""
+    if content[:2] != GZIP:
+        raise ValueError(f"{path} is not an SPZ file: it is neither gzip nor begins with {MAGIC.decode()}")
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        header = stream.decompress(content, HEADER.size)
+        shapes = _column_shapes(path, header, len(content))
+        _, version, _, _, bits, flags, _ = HEADER.unpack(header)
+        if version == 4:
+            raise ValueError(f"{path} is damaged: SPZ version 4 is not gzip")
+        columns = []
+        for shape in shapes:
+            column = _inflated(stream, math.prod(shape))
+            if len(column) < math.prod(shape):
+                raise ValueError(f"{path} is cut off: it ends before {shape[0]} Gaussians are complete")
+            columns.append(np.frombuffer(column, np.uint8).reshape(shape))
+        extensions = _inflated(stream, 1 << 20)
+    except zlib.error as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if flags & HAS_EXTENSIONS:
+        _refuse_other_axes(path, extensions)
+    elif extensions:
+        raise ValueError(f"{path} is damaged: data follow its Gaussians")
+    if not stream.eof:
+        raise ValueError(f"{path} is cut off: its last bytes, with the checksum, are missing")
+    return _Packed(bits, *columns)
+
+
+def _inflated(stream: zlib._Decompress, num_bytes: int) -> bytes:  # type: ignore[name-defined]
+    """Return the next `num_bytes` of the stream, or fewer at its end."""
+    return stream.decompress(stream.unconsumed_tail, num_bytes) if num_bytes else b""
+
+
+def _streams_of_zstd(path: Path, content: bytes) -> _Packed:
+    """Return the columns of version 4."""
+    import zstandard
+
+    shapes = _column_shapes(path, content, len(content))
+    _, version, _, _, bits, flags, num_streams = HEADER.unpack_from(content)
+    if version != 4 or len(content) < HEADER_4_BYTES:
+        raise ValueError(f"{path} is damaged: SPZ version {version} is not stored like this")
+    (table,) = struct.unpack_from("<I", content, HEADER.size)
+    end = table + 16 * num_streams
+    filled = [shape for shape in shapes if math.prod(shape)]
+    if table < HEADER_4_BYTES or end > len(content) or num_streams != len(filled):
+        raise ValueError(f"{path} is damaged: its table of {num_streams} streams is not complete")
+    if flags & HAS_EXTENSIONS:
+        _refuse_other_axes(path, content[HEADER_4_BYTES:table])
+    columns = []
+    for number, shape in enumerate(filled):
+        packed_size, size = struct.unpack_from("<QQ", content, table + 16 * number)
+        if size != math.prod(shape) or end + packed_size > len(content):
+            raise ValueError(f"{path} is cut off or damaged: stream {number} has the wrong size")
+        try:
+            # Read as a stream, since what a frame says of its own size may be a lie.
+            column = zstandard.ZstdDecompressor().stream_reader(content[end : end + packed_size]).read(size)
+        except zstandard.ZstdError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        if len(column) != size:
+            raise ValueError(f"{path} is damaged: stream {number} ends too early")
+        columns.append(np.frombuffer(column, np.uint8).reshape(shape))
+        end += packed_size
+    if end != len(content):
+        raise ValueError(f"{path} is damaged: data follow its last stream")
+    columns += [np.empty(shape, np.uint8) for shape in shapes[len(filled) :]]
+    return _Packed(bits, *columns)
+
+
+def _refuse_other_axes(path: Path, extensions: bytes) -> None:
+    """Raise ValueError when the records of extensions say that the axes are not right, up, back."""
+    position = 0
+    while position + 8 <= len(extensions):
+        kind, size = struct.unpack_from("<II", extensions, position)
+        value = extensions[position + 8 : position + 8 + size]
+        if kind == COORDINATE_SYSTEM and value not in (bytes(4), RIGHT_UP_BACK.to_bytes(4, "little")):
+            raise ValueError(f"{path} has axes other than SPZ's usual right, up, back, which cannot be read")
+        position += 8 + size

@@ -87,9 +87,12 @@ class GroundCover(Material):
         stone[:3] *= 1 + 0.10 * large[0] + 0.05 * ragged[0]
         green = grass().sample(p[0] / 2, p[1] / 2, texels)
         other = grass().sample(p[1] / 3.1 + 0.3, p[0] / 3.1, texels * 0.65)
-        green[:3] = 0.5 * (green[:3] + other[:3]) * (1 + 0.16 * large[0] + 0.10 * large[2])
+        # Two lawns of different scale hide the tile; the wear adds tufts that are seen from afar.
+        green[:3] = np.sqrt(green[:3] * other[:3]) * (
+            1 + 0.14 * large[0] + 0.14 * ragged[1] + 0.10 * ragged[0]
+        )
         green[:3] = mix(
-            green[:3], green[:3] * col("f0d9a0") * 1.3, 0.5 * smoothstep(0.3, 1.6, large[1] + large[0])
+            green[:3], green[:3] * col("f0d9a0") * 1.3, 0.35 * smoothstep(0.3, 1.8, large[1] + large[0])
         )
         both = mix(stone, green, lawn)
         tilt = bumped(n, vec(0.82, 0.57, 0), vec(-0.57, 0.82, 0), both[3:] * 0.8)
@@ -120,7 +123,9 @@ class Oak(Material):
         found = wood().sample(u, v, foot * 1024)
         tilt = bumped(n, X, Y, np.where(flat, found[3:], 0))
         gloss = 0.34 + 0.10 * np.clip(wear(p[0] * 2, p[1] * 2)[0], -1, 1.5)
-        return Surface(found[:3] * self.tint, tilt, gloss, 0.04)
+        # No varnish shines in the gaps between the planks.
+        f0 = 0.04 * smoothstep(0.02, 0.10, found[0])
+        return Surface(found[:3] * self.tint, tilt, gloss, f0)
 
 
 class Plain(Material):
@@ -164,7 +169,7 @@ class PaintedVase(Plain):
         angle, z = np.arctan2(p[1], p[0]) / (2 * np.pi), p[2]
         color = np.broadcast_to(self.color, p.shape).copy()
         cream, ink, teal = col("e6d6b4"), col("2a2322"), col("2f6f73")
-        hand = 0.0012 * np.sin(angle * 61) + 0.0007 * np.sin(angle * 143)
+        hand = 0.0010 * np.sin(2 * np.pi * 5 * angle) + 0.0006 * np.sin(2 * np.pi * 13 * angle + 1)
         h = z + hand
         for low, high, paint in (
             (0.045, 0.050, ink),

@@ -11,13 +11,14 @@ WIDTH = 4096
 PER_DEGREE = WIDTH / 360
 LOWEST = -2.5  # degrees of elevation of the last row
 HEIGHT = int((90 - LOWEST) * PER_DEGREE)
+LAND = 224  # rows from the bottom that hills and trees can reach
 SUN = np.array([-0.42, 0.50, 0.757], np.float32) / np.float32(np.linalg.norm([-0.42, 0.50, 0.757]))
 
 
 def sky(z: np.ndarray, toward_sun: np.ndarray) -> np.ndarray:
     """Return the clear sky's radiance [3, N] for the sine of the elevation and the cosine to the sun."""
     height = np.clip(z, 0, 1) ** 0.55
-    base = mix(np.array([0.80, 0.86, 0.92])[:, None], np.array([0.16, 0.34, 0.74])[:, None], height)
+    base = mix(np.array([0.72, 0.85, 1.02])[:, None], np.array([0.16, 0.34, 0.76])[:, None], height)
     glow = np.clip(toward_sun, 0, 1) ** 12
     return (base + glow * np.array([0.55, 0.47, 0.34])[:, None]).astype(np.float32)
 
@@ -42,12 +43,13 @@ def _paint_sky() -> np.ndarray:
     cover = smoothstep(0.15, 1.7, density + 0.35 * wisp).reshape(HEIGHT, WIDTH)
     cover *= smoothstep(0.02, 0.12, z)
     shade = smoothstep(0.6, 2.6, density.reshape(HEIGHT, WIDTH))[..., None]
-    cloud = mix(np.array([1.35, 1.33, 1.30]), np.array([0.72, 0.77, 0.86]), 0.7 * shade)
+    cloud = mix(np.array([1.75, 1.72, 1.66]), np.array([0.95, 1.00, 1.08]), 0.7 * shade)
     return mix(image, cloud, 0.85 * cover[..., None]).astype(np.float32)
 
 
 def _paint_hills(image: np.ndarray) -> None:
-    elevation, _ = _elevations()
+    """Paint the ridges into the panorama's lowest rows."""
+    elevation = _elevations()[0][-len(image) :]
     ridges = (
         (71, 4.6, 1.5, "8fa6c0", "a3b5c6", 0.05),
         (72, 3.1, 1.2, "6f8b93", "8ea39a", 0.10),
@@ -56,8 +58,8 @@ def _paint_hills(image: np.ndarray) -> None:
     for seed, base, amplitude, dark, light, contrast in ridges:
         line = base + amplitude * fractal(seed, 4, WIDTH, beta=2.0, stretch=(30, 1))[:1]
         line = line + 0.05 * fractal(seed + 10, 4, WIDTH, beta=0.6, stretch=(30, 1))[:1]
-        fields = fractal(seed + 20, HEIGHT, WIDTH, beta=1.1, stretch=(1, 4))
-        grain = fractal(seed + 30, HEIGHT, WIDTH, beta=0.5)
+        fields = fractal(seed + 20, len(image), WIDTH, beta=1.1, stretch=(1, 4))
+        grain = fractal(seed + 30, len(image), WIDTH, beta=0.5)
         tone = np.clip(0.5 + 0.35 * fields, 0, 1)[..., None]
         paint = mix(rgb(dark), rgb(light), tone) * (1 + contrast * grain)[..., None] * 1.35
         cover = smoothstep(0, 0.12, line - elevation)[..., None]
@@ -126,14 +128,14 @@ def _paint_trees(image: np.ndarray) -> None:
 def panorama() -> Texture:
     """Return the panorama [HEIGHT, WIDTH, 3] of radiance: u is the azimuth, row 0 the zenith."""
     image = _paint_sky()
-    _paint_hills(image)
-    before = image.copy()
+    land = image[-LAND:]
+    _paint_hills(land)
+    before = land.copy()
     _paint_trees(image)
-    trees = (np.abs(image - before).max(-1, keepdims=True) > 1e-4).astype(np.float32)
-    leafy = fractal(82, HEIGHT, WIDTH, beta=0.35, low=200)[..., None]
-    image *= 1 + trees * 0.22 * np.clip(leafy, -2, 2)
-    haze = rgb("b9c7d2")
-    image[:] = mix(image, haze, 0.07 * trees)
+    trees = (np.abs(land - before).max(-1, keepdims=True) > 1e-4).astype(np.float32)
+    leafy = fractal(82, LAND, WIDTH, beta=0.35, low=200)[..., None]
+    land *= 1 + trees * 0.22 * np.clip(leafy, -2, 2)
+    land[:] = mix(land, rgb("b9c7d2"), 0.07 * trees)
     soft = (image + np.roll(image, 1, 1) + np.roll(image, 1, 0) + np.roll(image, (1, 1), (0, 1))) / 4
     return Texture(soft)
 

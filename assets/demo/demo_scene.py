@@ -224,6 +224,19 @@ def _fruit_and_toys() -> list[Shape]:
     ]
 
 
+def _fallen_leaves() -> Shape:
+    rng = np.random.default_rng(211)
+    places = np.array(
+        [(0.12, 0.41), (0.19, 0.46), (-0.33, 0.33), (0.02, -0.13), (0.33, -0.02), (-0.12, -0.50)]
+    )
+    bases = np.column_stack([places, np.full(len(places), 0.004)])
+    turn = rng.uniform(0, 2 * np.pi, len(places))
+    out = np.stack([np.cos(turn), np.sin(turn), np.full(len(places), 0.22)], 1)
+    axes = _leaf_axes(out, np.array([0, 0, 1.0]) + 0.12 * rng.normal(size=(len(places), 3)))
+    sizes = np.stack([rng.uniform(0.045, 0.065, len(places)), rng.uniform(0.012, 0.017, len(places))], 1)
+    return Leaves(Foliage("8a4a1c", "c9a13c", 212), (0, 0, TABLE), bases, axes, sizes)
+
+
 def _vase() -> Shape:
     outer = [
         (0.048, 0.0), (0.056, 0.004), (0.078, 0.050), (0.104, 0.120), (0.108, 0.170),
@@ -265,7 +278,15 @@ def _planter(place: tuple[float, float], seed: int, size: float, greens: tuple[s
 @cache
 def scene() -> tuple[Shape, ...]:
     """Return all shapes, the ground and the dome last."""
-    shapes: list[Shape] = [*_furniture(), *_books(), *_mug(), *_potted_plant(), *_fruit_and_toys(), _vase()]
+    shapes: list[Shape] = [
+        *_furniture(),
+        *_books(),
+        *_mug(),
+        *_potted_plant(),
+        *_fruit_and_toys(),
+        _vase(),
+        _fallen_leaves(),
+    ]
     shapes.append(Boxes(Mat(), (-0.26, -0.14, TABLE), [((-0.23, -0.16, 0), (0.23, 0.16, 0.0025))], yaw=24))
     shapes += _planter((-2.55, 1.55), 301, 1.15, ("2f5527", "8aa34a"))
     shapes += _planter((-1.2, -2.85), 311, 1.0, ("3a5a3a", "8fae6a"))

@@ -126,7 +126,7 @@ def wood() -> Texture:
     edge = np.minimum(across, 1 - across) / planks * 1.5  # metres to the plank's edge
     gap = 1 - smoothstep(0.0008, 0.0022, edge)
     color = mix(color, rgb("20130a"), (0.92 * gap * np.ones_like(x))[..., None])
-    height = 0.0016 * smoothstep(0.0, 0.005, edge) + 0.00008 * grain - 0.00022 * smoothstep(0.8, 2.4, pores)
+    height = 0.0008 * smoothstep(0.0, 0.005, edge) + 0.00008 * grain - 0.00022 * smoothstep(0.8, 2.4, pores)
     return Texture(with_relief(color, height, (1.5 / size, 1.5 / size)))
 
 
@@ -172,7 +172,8 @@ def grass() -> Texture:
         ),
     )
     clumps = fractal(24, size, size, beta=1.3)
-    tone = np.clip(0.28 + 0.24 * blades + 0.10 * clumps, 0, 1)[..., None]
+    tufts = fractal(27, size, size, beta=0.8, low=14)
+    tone = np.clip(0.30 + 0.20 * blades + 0.13 * tufts + 0.09 * clumps, 0, 1)[..., None]
     color = mix(rgb("2a3620"), rgb("7f8955"), tone)
     dry = smoothstep(0.6, 2.2, fractal(25, size, size, beta=1.1))[..., None]
     color = mix(color, rgb("a39a5c") * (0.4 + tone), 0.5 * dry)

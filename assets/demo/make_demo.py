@@ -29,7 +29,7 @@ from demo_points import KEYPOINT_SIGMA, SparsePoints, corners, sparse_points
 from demo_render import Pinhole, render
 
 WIDTH, HEIGHT, FOCAL = 640, 400, 560.0
-JPEG_QUALITY = 84
+JPEG_QUALITY = 82
 UNMATCHED = 40  # keypoints an image that found no partner, as a real reconstruction has
 RINGS = ((17, 1.42, 1.10, 0.81, 0.0), (17, 1.26, 1.50, 0.76, 9.0), (14, 0.92, 1.16, 0.82, 4.0))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
+from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
     gaussians_of_gsplat,
     is_gsplat_checkpoint,
@@ -15,6 +16,7 @@ from splatstudio.formats.gsplat_checkpoint import (
 from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.ply_header import LONGEST_HEADER, parse_header
+from splatstudio.formats.point_cloud import write_point_cloud
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
 from splatstudio.formats.torch_file import load_tensors
@@ -40,7 +42,7 @@ class Format:
 
     @property
     def keeps_everything(self) -> bool:
-        """Return whether what is written is read back bit by bit."""
+        """Return whether a file holds every value, as float32."""
         return not self.loses
 
     def estimated_bytes(self, num_gaussians: int, sh_degree: int) -> int:
@@ -104,6 +106,24 @@ FORMATS = (
         bytes_each=(32, 32, 32, 32),
         read=read_splat,
         write=write_splat,
+    ),
+    Format(
+        name="glTF",
+        endings=(".glb",),
+        purpose="Cesium, Babylon.js, PlayCanvas and other programs that know KHR_gaussian_splatting",
+        loses="",
+        bytes_each=(60, 96, 156, 240),
+        read=None,
+        write=write_glb,
+    ),
+    Format(
+        name="Point cloud",
+        endings=(".points.ply",),
+        purpose="MeshLab, CloudCompare, Blender: centres with their colours",
+        loses="only centres and colours: no sizes, rotations, opacities or view-dependent colour",
+        bytes_each=(15, 15, 15, 15),
+        read=None,
+        write=write_point_cloud,
     ),
     Format(
         name="gsplat checkpoint",

@@ -67,7 +67,9 @@ class DensifyConfig:
     """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
 
     enabled: bool = setting(True, "Add and remove Gaussians while training.", live=True)
-    start_step: int = setting(500, "Step after which Gaussians may be added or removed.", 0)
+    start_step: int = setting(
+        500, "Step after which Gaussians are added and removed; at the latest after a sixth of the steps.", 0
+    )
     stop_step: int = setting(
         15_000, "Step from which none are added or removed; at the latest after half of the steps.", 0
     )

@@ -206,6 +206,13 @@ def test_short_trainings_stop_at_half_of_their_steps() -> None:
     assert not strategy(steps=1400).observes(700) and strategy(steps=1400).observes(699)
 
 
+def test_short_trainings_start_after_a_sixth_of_their_steps() -> None:
+    for step, num in [(100, 1), (200, 2)]:
+        group = population(scales=[0.005])
+        strategy(steps=1000).after_step(group, seen([HIGH]), step)
+        assert len(group) == num, step
+
+
 def test_a_pause_after_the_reset_is_kept() -> None:
     config = DensifyConfig(pause_after_reset=200)
     for step, num in [(3000, 1), (3100, 1), (3200, 2)]:

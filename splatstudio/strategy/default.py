@@ -35,6 +35,11 @@ class DefaultStrategy:
         self.generator = generator
 
     @property
+    def start_step(self) -> int:
+        """Return the step after which Gaussians are added and removed, earlier in a short training."""
+        return min(self.config.start_step, self.steps // 6)
+
+    @property
     def stop_step(self) -> int:
         """Return the step from which nothing is added, removed or reset any more."""
         return min(self.config.stop_step, self.steps // 2)
@@ -59,7 +64,7 @@ class DefaultStrategy:
         self._count(population.counts, seen, step)
         change = None
         paused = step % config.reset_every < config.pause_after_reset
-        if step > config.start_step and step % config.every == 0 and not paused:
+        if step > self.start_step and step % config.every == 0 and not paused:
             change = self._densify(population, step)
         if step > 0 and step % config.reset_every == 0:
             reset_opacities(population, 2.0 * config.prune_opacity)

@@ -68,7 +68,7 @@ def trained_run(scene: Scene, run: Path, steps: int = 3, config: TrainConfig = M
 def test_a_scene_folder_waits_for_start_in_a_new_run(own_folder: Path, blob_folder: Path) -> None:
     project = open_project(blob_folder, MANY, None)
     assert project.can_train and project.name == "blobs" and project.resume_step is None
-    assert project.run_dir == Path("runs/blobs") and not project.run_dir.exists()
+    assert project.run_dir == Path("runs/blobs") and not Path("runs").exists()
     job = project.first_job()
     assert isinstance(job, TrainJob) and job.checkpoint is None
 

@@ -109,7 +109,7 @@ class Training:
         elif self._session is None:
             self._emit(Warned("The training has not started yet; press Start first."))
         elif isinstance(command, Pause):
-            self._pause()
+            self._pause(self._session)
         elif isinstance(command, Resume):
             self._resume(self._session)
         elif isinstance(command, Stop):
@@ -179,8 +179,10 @@ class Training:
         self._progress_due = 0.0
         self._change_state("training")
 
-    def _pause(self) -> None:
+    def _pause(self, session: Session) -> None:
         if self.running:
+            # The step at which it stands still is told exactly.
+            self._emit_progress(session.trainer, self._rate.count(session.trainer.step))
             self._change_state("paused")
 
     def _resume(self, session: Session) -> None:
@@ -254,10 +256,14 @@ class Training:
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
         if advance.saved is not None:
             self._emit(Saved(trainer.step, advance.saved))
+        if time.monotonic() >= self._progress_due or session.finished:
+            self._emit_progress(trainer, rate)
+
+    def _emit_progress(self, trainer: Trainer, rate: float) -> None:
         now = time.monotonic()
-        if now < self._progress_due and not session.finished:
-            return
         self._progress_due = now + PROGRESS_SECONDS
+        if self._loss is None:
+            return
         left = trainer.config.steps - trainer.step
         self._emit(
             Progress(
@@ -265,7 +271,7 @@ class Training:
                 total_steps=trainer.config.steps,
                 loss=self._loss,
                 psnr=self._psnr,
-                num_gaussians=stats.num_gaussians,
+                num_gaussians=len(trainer.gaussians),
                 steps_per_second=rate,
                 eta_seconds=left / rate if rate > 0 else None,
                 elapsed_seconds=now - self._started,

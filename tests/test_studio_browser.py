@@ -1,0 +1,349 @@
+"""The studio's page in a real browser, against a real training: what a user sees and what the buttons do.
+
+SPLATSTUDIO_SCREENSHOTS=FOLDER also trains the bundled scene for a while and writes pictures of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.formats.ply import read_ply
+from splatstudio.model import load_model
+from splatstudio.rendering import render_image
+from splatstudio.studio.app import Studio
+from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
+
+TIMEOUT = 60.0
+ROOT = Path(__file__).parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
+# The browser draws without a GPU and, once it is there, asks nothing of the network.
+ARGUMENTS = [
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+
+pytestmark = [
+    pytest.mark.gui,
+    # A build server must not pass by leaving the browser away.
+    pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Screen:
+    """A browser page with the studio in it."""
+
+    page: Any
+    studio: Studio
+    errors: list[str]
+
+    def close_notices(self) -> None:
+        """Put away what covers the picture, as the warning that there is no GPU."""
+        buttons = self.page.locator(".mantine-Notification-closeButton")
+        while buttons.count():
+            buttons.first.click()
+            time.sleep(0.3)
+
+    def text(self, name: str) -> str:
+        """Return a figure of the dock, as "step"."""
+        return self.page.locator(f'[data-splatstudio="{name}"]').inner_text()
+
+    @property
+    def step(self) -> int:
+        """Return the step that the page shows."""
+        return int(self.text("step").partition("/")[0].replace(",", ""))
+
+    def button(self, name: str) -> Any:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def switch(self, name: str) -> Any:
+        return self.page.get_by_role("checkbox", name=name, exact=True)
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    @property
+    def viewpoint(self) -> Viewpoint:
+        """Return where this browser looks from, with the size that its canvas has on the screen."""
+        (client,) = self.studio._server.get_clients().values()
+        viewpoint = read_viewpoint(client.camera)
+        assert viewpoint is not None
+        # viser tells the pixels that it draws, which it makes fewer when the browser is slow.
+        box = self.page.locator("canvas").first.bounding_box()
+        return replace(viewpoint, width=round(box["width"]), height=round(box["height"]))
+
+    def picture(self) -> np.ndarray:
+        """Return what the user sees beside the dock, [H, W, 3] uint8."""
+        viewpoint = self.viewpoint
+        clip = {"x": 0, "y": 0, "width": viewpoint.width, "height": viewpoint.height}
+        png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
+        decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
+        assert decoded is not None
+        return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+
+    def drag(self, pixels: int, moves: int = 10) -> None:
+        """Turn the camera with the left mouse button."""
+        self.page.mouse.move(150, 300)
+        self.page.mouse.down()
+        for i in range(1, moves + 1):
+            self.page.mouse.move(150 + i * pixels // moves, 300)
+            time.sleep(0.03)
+        self.page.mouse.up()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < deadline, f"never: {what}; {self.studio.controller.status}"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def open_page(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Screen]]:
+    """Open the studio and its page; both are closed after the test."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[Screen] = []
+
+    def make(
+        path: Path, config: TrainConfig = MANY, width: int = 1000, height: int = 600, **settings: Any
+    ) -> Screen:
+        studio = Studio(path, port=0, config=config, **settings)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        opened.append(Screen(page, studio, errors))
+        page.goto(studio.url)
+        page.wait_for_selector("canvas", timeout=1000 * TIMEOUT)
+        opened[-1].wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
+        opened[-1].close_notices()
+        return opened[-1]
+
+    yield make
+    for screen in opened:
+        screen.page.close()
+        screen.studio.close()
+
+
+def likeness(picture: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of two pictures of one size, 1: equal up to brightness."""
+    a, b = (image.astype(float).ravel() - image.mean() for image in (picture, other))
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-9))
+
+
+def test_from_the_first_look_to_the_exported_file(
+    open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
+) -> None:
+    screen = open_page(blob_folder)
+    studio = screen.studio
+    # Before any training: points and cameras.
+    assert screen.text("state") == "Ready"
+    screen.wait(lambda: np.ptp(screen.picture(), axis=2).max() > 40, "coloured points are on screen")
+
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.text("state") == "Training" and screen.step > 10, "the step counter moves")
+    screen.tab("View")
+    # The switch for the points went off by itself when the model appeared.
+    assert not screen.switch("Points").is_checked()
+    screen.switch("Cameras").click()
+    time.sleep(1.0)
+    before, step = screen.picture(), screen.step
+    screen.drag(220)
+    screen.wait(lambda: screen.step > step, "training goes on while the picture turns")
+    screen.wait(
+        lambda: np.abs(screen.picture().astype(int) - before).mean() > 3, "dragging changes the picture"
+    )
+    screen.wait(lambda: screen.step > step + 200, "training goes on")
+
+    screen.button("Pause").click()
+    screen.wait(lambda: screen.text("state") == "Paused", "paused")
+    screen.button("Save").click()
+    run = tmp_path / "runs" / "blobs"
+    screen.wait(lambda: newest_checkpoint(run) is not None, "saved")
+    step = screen.step
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    screen.page.get_by_text(f"Saved step {step:,}").wait_for()
+    screen.page.get_by_text(str(checkpoint.relative_to(tmp_path))).wait_for()
+    model = load_model(checkpoint)
+    assert model.step == step
+    screen.close_notices()
+    # What is on the screen is this model, seen by this browser's camera, pixel by pixel.
+    camera = screen.viewpoint.camera(1.0)
+    expected = render_image(model.gaussians, camera, model.options)
+    assert expected.std() > 10, "the picture to compare with is empty"
+    screen.wait(lambda: likeness(screen.picture(), expected) > 0.99, "the model is on screen")
+    error = np.abs(screen.picture().astype(int) - expected.astype(int)).mean()
+    assert error < 3, f"the pixels differ by {error} on average"
+    assert screen.step == step, "paused means that no step is trained"
+
+    screen.tab("Export")
+    screen.page.get_by_role("textbox").locator("visible=true").fill(str(tmp_path / "out" / "model"))
+    screen.button("Export PLY").click()
+    screen.page.get_by_text("Exported").first.wait_for()
+    ply = tmp_path / "out" / "model.ply"
+    screen.page.get_by_text(str(ply)).first.wait_for()
+    assert len(read_ply(ply)) == len(model) == int(screen.text("splats").replace(",", ""))
+    with screen.page.expect_download() as download:
+        screen.page.get_by_role("button", name="Download model.ply").click()
+        screen.page.get_by_role("link", name="model.ply").or_(
+            screen.page.locator("a[download]")
+        ).first.click()
+    assert Path(download.value.path()).read_bytes() == ply.read_bytes()
+
+    screen.tab("Train")
+    screen.button("Evaluate now").click()
+    screen.wait(lambda: screen.text("test-psnr").endswith("dB"), "the evaluation is shown")
+    assert screen.page.locator(".uplot").count() == 2, "loss and PSNR are plotted"
+    screen.button("Resume").click()
+    screen.wait(lambda: screen.step > step, "training goes on after Resume")
+    screen.button("Stop").click()
+    screen.wait(lambda: screen.text("state") == "Finished", "stopped")
+    saved = newest_checkpoint(run)
+    assert saved is not None and load_model(saved).step == studio.controller.status.step > step
+    assert screen.errors == []
+
+
+def test_frames_lie_exactly_under_the_points(open_page: Callable[..., Screen], blob_folder: Path) -> None:
+    # After one step the splats still stand where the points are; made small and opaque they are dots.
+    config = TrainConfig(
+        steps=1, eval_steps=(), save_steps=(), sh_degree=0, init_scale=0.05, init_opacity=0.99
+    )
+    screen = open_page(blob_folder, config)
+    screen.studio.start_training()
+    screen.wait(lambda: screen.text("state") == "Finished", "the one step")
+    screen.tab("View")
+    screen.switch("Cameras").click()
+    screen.drag(60)  # a view from the side, of no special symmetry
+    screen.close_notices()
+    time.sleep(2.0)
+    splats = screen.picture()
+    screen.switch("Splats").click()
+    screen.switch("Points").click()
+    time.sleep(2.0)
+    points = screen.picture()
+    bright = [(picture.max(axis=2) > 90).astype(np.float32) for picture in (splats, points)]
+    assert all(mask.sum() > 100 for mask in bright), "dots are missing"
+    (shift_x, shift_y), response = cv2.phaseCorrelate(*bright)
+    assert response > 0.2 and abs(shift_x) < 0.6 and abs(shift_y) < 0.6, (shift_x, shift_y, response)
+
+
+def test_a_click_on_a_camera_flies_there_and_two_browsers_look_apart(
+    open_page: Callable[..., Screen], blob_folder: Path, browser: Any
+) -> None:
+    screen = open_page(blob_folder)
+    scene = screen.studio.project.scene
+    assert scene is not None
+    time.sleep(1.0)
+    # The camera whose pyramid is nearest to the middle of the picture.
+    view = screen.viewpoint.camera(1.0)
+    size = 0.03
+    spots = []
+    for index, camera in enumerate(scene.cameras):
+        middle = camera.camera_to_world @ (0, 0, size, 1)
+        x, y, z = view.K @ (view.viewmat @ middle)[:3]
+        if z > 0.3 and 20 < x / z < view.width - 20 and 20 < y / z < view.height - 20:
+            spots.append((abs(x / z - view.width / 2), index, x / z, y / z))
+    assert spots, "no camera is in sight"
+    _, index, x, y = min(spots)
+    screen.page.mouse.click(x, y)
+    wanted = scene.cameras[index]
+    screen.wait(
+        lambda: bool(np.allclose(screen.viewpoint.position, wanted.position, atol=1e-3)), "it flies there"
+    )
+    assert np.allclose(screen.viewpoint.camera(1.0).viewmat, wanted.viewmat, atol=1e-3)
+
+    screen.studio.start_training()
+    second = browser.new_page(viewport={"width": 700, "height": 500})
+    second.goto(screen.studio.url)
+    screen.page.get_by_text("2 viewers").wait_for(timeout=1000 * TIMEOUT)
+    positions = {
+        tuple(np.round(client.camera.position, 3)) for client in screen.studio._server.get_clients().values()
+    }
+    assert len(positions) == 2, "each browser has a camera of its own"
+    # One leaves in the middle of a frame: neither the training nor the other one notices.
+    second.mouse.move(100, 100)
+    second.mouse.down()
+    second.mouse.move(200, 120)
+    second.close()
+    step = screen.step
+    screen.wait(lambda: screen.step > step + 50, "training goes on")
+    screen.wait(lambda: screen.studio._viewport.num_viewers == 1, "the stream of the other one ends")
+    before = screen.picture()
+    screen.drag(150)
+    screen.wait(lambda: np.abs(screen.picture().astype(int) - before).mean() > 2, "it still gets pictures")
+
+
+def test_failure_is_told_and_resume_offered(open_page: Callable[..., Screen], blob_folder: Path) -> None:
+    screen = open_page(blob_folder)
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.step > 20, "training")
+    screen.button("Save").click()
+    screen.page.get_by_text("Saved step").first.wait_for()
+    screen.studio.controller._worker.kill()
+    screen.wait(lambda: screen.text("state") == "Failed", "the failure is shown")
+    screen.page.get_by_text("is safe; press Resume").first.wait_for()
+    assert screen.page.get_by_text("Training finished").count() == 0
+    screen.page.get_by_role("button", name="Resume from step").click()
+    screen.wait(lambda: screen.text("state") == "Training", "training again")
+
+
+@pytest.mark.skipif(SCREENSHOTS is None, reason="pictures of the page are written on demand")
+@pytest.mark.timeout(1800)
+def test_pictures_for_the_documentation(open_page: Callable[..., Screen]) -> None:
+    folder = Path(str(SCREENSHOTS))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = TrainConfig(steps=2000, eval_steps=(500, 1000, 1500), save_steps=(), sh_degree=2)
+    screen = open_page(ROOT / "assets" / "demo", config, width=1440, height=900)
+    time.sleep(3.0)
+    screen.page.screenshot(path=folder / "studio-ready.png")
+    screen.button("Start training").click()
+    deadline = time.monotonic() + 1200
+    for step in (60, 1100):
+        while screen.step < step and time.monotonic() < deadline:
+            time.sleep(1.0)
+        screen.close_notices()
+        screen.page.screenshot(path=folder / f"studio-training-{step}.png")
+    screen.tab("View")
+    screen.switch("Cameras").click()
+    while screen.text("state") == "Training" and time.monotonic() < deadline:
+        time.sleep(1.0)
+    time.sleep(3.0)
+    screen.close_notices()
+    screen.page.screenshot(path=folder / "studio-finished.png")
+    screen.tab("Export")
+    screen.button("Export PLY").click()
+    screen.page.get_by_text("Exported").first.wait_for()
+    time.sleep(1.0)
+    screen.page.screenshot(path=folder / "studio-export.png")

@@ -107,12 +107,24 @@ void moments_of_row(const ImageLoss& args, int64_t y, float* padded, float* weig
   }
 }
 
-// One row of the map from its moments: adds up 1 - SSIM and writes the three partial derivatives.
-double similarity_row(const float* moments, const float* weights, float scale, int64_t num,
-                      int64_t map_size, float* __restrict partials) {
+// The sum of a row in a fixed order, in eight parts so that it need not be added one by one.
+double sum_of_row(const float* row, int64_t num) {
+  double parts[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= num; i += 8) {
+    for (int k = 0; k < 8; ++k) parts[k] += row[i + k];
+  }
+  for (; i < num; ++i) parts[0] += row[i];
+  return ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
+         ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
+// One row of the map from its moments: writes 1 - SSIM and the three partial derivatives.
+void similarity_row(const float* __restrict moments, const float* __restrict weights, float scale,
+                    int64_t num, int64_t map_size, float* __restrict loss,
+                    float* __restrict partials) {
   const float *mean_x = moments, *mean_y = mean_x + num, *square_x = mean_y + num;
   const float *square_y = square_x + num, *product = square_y + num;
-  double sum = 0;
   for (int64_t i = 0; i < num; ++i) {
     const float mx = mean_x[i], my = mean_y[i];
     const float a1 = 2 * mx * my + kC1, a2 = 2 * (product[i] - mx * my) + kC2;
@@ -120,7 +132,7 @@ double similarity_row(const float* moments, const float* weights, float scale, i
     const float b2 = (square_x[i] - mx * mx) + (square_y[i] - my * my) + kC2;
     const float inverse = 1.0f / (b1 * b2);
     const float value = a1 * a2 * inverse;
-    sum += weights[i] * (1.0f - value);
+    loss[i] = weights[i] * (1.0f - value);
     const float w = weights[i] * scale;
     const float v_variance = -value * b1 * inverse;
     const float v_covariance = 2 * a1 * inverse;
@@ -130,7 +142,25 @@ double similarity_row(const float* moments, const float* weights, float scale, i
     partials[map_size + i] = w * 2 * v_variance;
     partials[2 * map_size + i] = w * v_covariance;
   }
-  return sum;
+}
+
+void l1_gradient(const float* __restrict image, const float* __restrict target,
+                 const float* __restrict weights, float scale, int64_t num,
+                 float* __restrict grad) {
+  for (int64_t i = 0; i < num; ++i) {
+    const float sign = (image[i] > target[i] ? 1.0f : 0.0f) - (image[i] < target[i] ? 1.0f : 0.0f);
+    grad[i] = weights[i] * scale * sign;
+  }
+}
+
+// `sums` are the filtered partial derivatives with respect to the mean, the square, the product.
+void add_ssim_gradient(const float* __restrict image, const float* __restrict target,
+                       const float* __restrict weights, const float* __restrict sums, int64_t num,
+                       float* __restrict grad) {
+  for (int64_t i = 0; i < num; ++i) {
+    const float v = sums[i] + image[i] * sums[num + i] + target[i] * sums[2 * num + i];
+    grad[i] += weights[i] != 0 ? v : 0.0f;
+  }
 }
 
 }  // namespace
@@ -149,8 +179,10 @@ void ssim_rows(const ImageLoss& args, const ImageRows& rows) {
     if (center < rows.begin) continue;
     for (int map = 0; map < 5; ++map) ring.column(map, center, moments + map * num, num);
     ssim_weights(args, center, weights);
-    rows.ssim_rows[center] = similarity_row(moments, weights, -rows.ssim_scale, num,
-                                            args.height * num, args.partials + center * num);
+    float* loss = weights + num;
+    similarity_row(moments, weights, -rows.ssim_scale, num, args.height * num, loss,
+                   args.partials + center * num);
+    rows.ssim_rows[center] = sum_of_row(loss, num);
   }
 }
 
@@ -179,20 +211,17 @@ void grad_rows(const ImageLoss& args, const ImageRows& rows) {
     l1_weights(args, center, weights);
     const float* image = args.image + center * num;
     const float* target = args.target + center * num;
-    double l1 = 0;
+    float* difference = weights + num;
     for (int64_t i = 0; i < num; ++i) {
-      l1 += weights[i] != 0 ? std::fabs(image[i] - target[i]) : 0.0f;
+      difference[i] = weights[i] != 0 ? std::fabs(image[i] - target[i]) : 0.0f;
     }
-    rows.l1_rows[center] = l1;
+    rows.l1_rows[center] = sum_of_row(difference, num);
     if (args.grad == nullptr) continue;
-    for (int map = 0; map < 3 && with_ssim; ++map) ring.column(map, center, sums + map * num, num);
     float* grad = args.grad + center * num;
-    for (int64_t i = 0; i < num; ++i) {
-      const float x = image[i], t = target[i];
-      float v = x > t ? rows.l1_scale : (x < t ? -rows.l1_scale : 0.0f);
-      if (with_ssim) v += sums[i] + x * sums[num + i] + t * sums[2 * num + i];
-      grad[i] = weights[i] != 0 ? v : 0.0f;
-    }
+    l1_gradient(image, target, weights, rows.l1_scale, num, grad);
+    if (!with_ssim) continue;
+    for (int map = 0; map < 3; ++map) ring.column(map, center, sums + map * num, num);
+    add_ssim_gradient(image, target, weights, sums, num, grad);
   }
 }
 

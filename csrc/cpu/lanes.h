@@ -56,7 +56,7 @@ constexpr int kSsimHalf = 5;  // the window has 11 x 11 px
 inline int64_t image_scratch_size(const ImageLoss& args) {
   const int64_t row = args.width * args.channels;
   const int64_t padded = row + 2 * kSsimHalf * args.channels;
-  return 5 * padded + 5 * (2 * kSsimHalf + 1) * row + 6 * row;
+  return 5 * padded + 5 * (2 * kSsimHalf + 1) * row + 7 * row;
 }
 
 }  // namespace splat::cpu

@@ -12,6 +12,9 @@ from splatstudio.studio.theme import ACCENT, TEST_COLOR
 from splatstudio.studio.viewpoint import fly_to
 
 MAX_POINTS = 300_000  # more would take seconds to send and show no more
+LINE_PIXELS = 1.5
+# Pairs of corners of a drawn camera: the edges of its pyramid, and a roof that says which side is up.
+FRUSTUM_LINES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
 POINT_SIZE = 0.004  # times the scene's extent
 
 
@@ -49,8 +52,8 @@ class Stage:
             point_shape="circle",
         )
 
-    def _add_cameras(self) -> tuple[viser.BatchedMeshHandle, viser.BatchedMeshHandle]:
-        """Add all cameras as two meshes: thin edges to see and faint pyramids to click on."""
+    def _add_cameras(self) -> tuple[viser.LineSegmentsHandle, viser.BatchedMeshHandle]:
+        """Add all cameras as one set of lines to see and one mesh of faint pyramids to click on."""
         cameras, test = self._scene.cameras, set(self._scene.test_indices)
         rotations = np.stack([camera.viewmat[:3, :3].T for camera in cameras])
         wxyzs = viser.transforms.SO3.from_matrix(rotations).wxyz
@@ -59,18 +62,15 @@ class Stage:
             [_shape(camera) for camera in cameras]
         )
         colors = np.array([TEST_COLOR if i in test else ACCENT for i in range(len(cameras))], np.uint8)
-        edges = self._server.scene.add_batched_meshes_simple(
+        # [C, corners, 3] in the world, then [C, lines, 2, 3].
+        corners = np.einsum("cij,ckj->cki", rotations, _frustum_corners() * scales[:, None])
+        lines = (corners + positions[:, None])[:, FRUSTUM_LINES]
+        edges = self._server.scene.add_line_segments(
             "/cameras/edges",
-            *_frustum_edges(),
-            wxyzs,
-            positions,
-            batched_scales=scales,
-            batched_colors=colors,
-            lod="off",
-            material="toon3",
-            side="double",
-            cast_shadow=False,
-            receive_shadow=False,
+            lines.reshape(-1, 2, 3),
+            np.broadcast_to(_linear(colors)[:, None, None], lines.shape).reshape(-1, 2, 3),
+            thickness=LINE_PIXELS,
+            thickness_units="screen",
         )
         bodies = self._server.scene.add_batched_meshes_simple(
             "/cameras/bodies",
@@ -88,10 +88,22 @@ class Stage:
 
         @bodies.on_click
         def _(event: viser.SceneNodePointerEvent) -> None:
-            if event.instance_index is not None and event.client is not None:
-                self.visit(event.client, event.instance_index)
+            if event.client is not None:
+                self.visit(event.client, self._clicked(event))
 
         return edges, bodies
+
+    def _clicked(self, event: viser.SceneNodePointerEvent) -> int:
+        """Return the index of the camera that was clicked on."""
+        if event.instance_index is not None:
+            return event.instance_index
+        # viser does not say which one when the click meets the outline of the camera under the mouse.
+        cameras = self._scene.cameras
+        ahead = frustum_size(np.stack([camera.position for camera in cameras]), self._scene.extent) / 2.0
+        middles = np.stack([camera.position + ahead * camera.viewmat[2, :3] for camera in cameras])
+        directions = middles - np.asarray(event.ray_origin)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        return int(np.argmax(directions @ np.asarray(event.ray_direction)))
 
     def visit(self, client: viser.ClientHandle, index: int) -> None:
         """Move a browser's camera to where photograph `index` was taken."""
@@ -117,34 +129,19 @@ def _shape(camera: Camera) -> np.ndarray:
     return np.array([*(half / max(1.0, half.max())), 1.0])
 
 
+def _linear(colors: np.ndarray) -> np.ndarray:
+    """Return sRGB colours as the linear ones that viser takes a line's colours for, uint8."""
+    return np.rint(255.0 * (colors / 255.0) ** 2.2).astype(np.uint8)
+
+
 def _frustum_corners() -> np.ndarray:
-    """Return the apex and the far corners of a pyramid of half width, half height and depth 1, [5, 3]."""
-    return np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]], np.float32)
+    """Return the corners of a pyramid of half width, half height and depth 1, [6, 3].
+
+    The apex, the four corners of the picture, and the tip of a roof over its upper edge.
+    """
+    return np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [0, -1.4, 1]], np.float32)
 
 
 def _frustum_body() -> tuple[np.ndarray, np.ndarray]:
     faces = [[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1], [1, 3, 2], [1, 4, 3]]
     return _frustum_corners(), np.array(faces, np.uint32)
-
-
-def _frustum_edges(thickness: float = 0.014) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pyramid's eight edges as thin prisms, and a mark that says which side is up."""
-    corners = _frustum_corners()
-    ends = [(corners[0], corners[i]) for i in range(1, 5)]
-    ends += [(corners[i], corners[i % 4 + 1]) for i in range(1, 5)]
-    top = np.array([0.0, -1.4, 1.0], np.float32)
-    ends += [(corners[1] * (0.6, 1, 1), top), (corners[2] * (0.6, 1, 1), top)]
-    vertices: list[np.ndarray] = []
-    faces: list[list[int]] = []
-    for start, end in ends:
-        along = (end - start) / np.linalg.norm(end - start)
-        side = np.cross(along, [0.3, 0.5, 0.8])
-        side /= np.linalg.norm(side)
-        other = np.cross(along, side)
-        first = len(vertices)
-        ring = [np.cos(a) * side + np.sin(a) * other for a in (0.0, 2.094, 4.189)]
-        vertices += [start + thickness * r for r in ring] + [end + thickness * r for r in ring]
-        for i in range(3):
-            j = (i + 1) % 3
-            faces += [[first + i, first + j, first + 3 + i], [first + j, first + 3 + j, first + 3 + i]]
-    return np.stack(vertices).astype(np.float32), np.array(faces, np.uint32)

@@ -27,7 +27,7 @@ from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.foreign import ForeignSource
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
 from splatstudio.studio.panels.status import header_html
-from splatstudio.studio.panels.train import joined
+from splatstudio.studio.panels.train import axis_ranges, joined
 from splatstudio.studio.project import open_project
 from splatstudio.studio.stage import frustum_size
 from splatstudio.studio.theme import duration, size
@@ -379,3 +379,11 @@ def test_a_render_function_of_nerfviews_contract() -> None:
     camera_state, tab_state = seen[0]
     assert np.allclose(camera_state.get_K((450, 300)), camera.K)
     assert np.allclose(camera_state.c2w[:3, 3], (0, 0, -2)) and (tab_state.viewer_width == 450)
+
+
+def test_plot_axes_hold_the_data_and_seldom_change() -> None:
+    steps = np.array([3.0, 250.0])
+    assert np.allclose(axis_ranges((steps, np.array([0.31, 0.12])), 0.1), ((0.0, 500.0), (0.1, 0.4)))
+    with_gap = (steps, np.array([13.0, np.nan]), np.array([np.nan, np.nan]))
+    assert axis_ranges(with_gap, 5.0) == ((0.0, 500.0), (10.0, 15.0))
+    assert axis_ranges((np.array([40.0]), np.array([20.0])), 5.0) == ((0.0, 100.0), (20.0, 25.0))

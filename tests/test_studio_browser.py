@@ -70,10 +70,10 @@ class Screen:
 
     def close_notices(self) -> None:
         """Put away what covers the picture, as the warning that there is no GPU."""
+        # In one go: some go away by themselves meanwhile.
         buttons = self.page.locator(".mantine-Notification-closeButton")
-        while buttons.count():
-            buttons.first.click()
-            time.sleep(0.3)
+        buttons.evaluate_all("buttons => buttons.forEach(button => button.click())")
+        time.sleep(0.5)
 
     def text(self, name: str) -> str:
         """Return a figure of the dock, as "step"."""

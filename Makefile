@@ -59,12 +59,21 @@ cuda-check:
 	  echo "$$source compute_$$arch: ok"; \
 	done; done
 
+# The kernel tests under the address and undefined-behaviour sanitizers (gcc). Python itself leaks by design.
+SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
+sanitize: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S csrc -B build/sanitize -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
+	  $(BIN)/python -m pytest -q tests/test_ops.py tests/test_fuzz.py
+
 lock: setup
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --no-header \
 	  pyproject.toml -c requirements.txt -o requirements.new
-	(head -2 requirements.txt; grep -vE '^(nvidia-(cu|nccl|nv)|cuda-|triton)' requirements.new) > requirements.txt.tmp
-	mv requirements.txt.tmp requirements.txt; rm requirements.new
+	(head -2 requirements.txt; grep -vE '^(nvidia-(cu|nccl|nv)|cuda-|triton)' requirements.new) > requirements.lock
+	mv requirements.lock requirements.txt; rm requirements.new
 
 clean:
 	rm -rf $(VENV) build

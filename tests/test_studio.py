@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from splatstudio.model import load_model
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.studio import viser_private
-from splatstudio.studio.app import Studio
+from splatstudio.studio.app import Studio, open_studio
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.foreign import ForeignSource
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
@@ -228,6 +230,40 @@ def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blo
         studio.close()
     saved = newest_checkpoint(Path("runs/blobs"))
     assert saved is not None and load_model(saved).step == studio.controller.status.step
+
+
+def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> None:
+    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "open", str(blob_folder)]
+    command += ["--train", "--no-browser", "--port", "0", "--steps", "100000", "--sh-degree", "1"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "http://127.0.0.1:" in process.stdout.readline()
+        metrics = Path("runs/blobs/metrics.jsonl")
+        deadline = time.monotonic() + TIMEOUT
+        while not metrics.exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    checkpoint = newest_checkpoint(Path("runs/blobs"))
+    assert process.returncode == 0 and checkpoint is not None
+    assert f"Saved {checkpoint}" in output.replace("\n", "") and "Traceback" not in output
+
+
+def test_a_finished_model_cannot_be_trained(own_folder: Path, tmp_path: Path) -> None:
+    write_ply(tmp_path / "model.ply", blobs())
+    with pytest.raises(ValueError, match="cannot be trained"):
+        open_studio(tmp_path / "model.ply", port=0, train=True, browser=False)
 
 
 # ---- cameras

@@ -70,9 +70,17 @@ class Studio:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if self.controller.status.state in ("training", "paused"):
+        unsaved = self.controller.status.state in ("training", "paused")
+        if unsaved:
             print("Saving ... (Ctrl-C again ends at once)", flush=True)
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:
+            self.controller.kill()
+            raise
+        saved = self.controller.last_saved
+        if unsaved and saved is not None:
+            print(f"Saved {saved.path}. Go on with: splatstudio open {self.controller.project.run_dir}")
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -159,7 +167,11 @@ def open_studio(
     for note in studio.project.notes:
         print(note, flush=True)
     if train:
-        studio.start_training()
+        try:
+            studio.start_training()
+        except ValueError:
+            studio.close()
+            raise
     if browser and _has_display():
         webbrowser.open(studio.url)
     return studio

@@ -88,6 +88,7 @@ class Controller(FrameSource):
         self.bounds: ModelLoaded | None = None
         self.options = ViewOptions(background=project.config.background)
         self.last_export: Exported | None = None
+        self.last_saved: Saved | None = None
         self._notify = notify
         self._lock = threading.RLock()
         self._seq = count(1)
@@ -184,6 +185,10 @@ class Controller(FrameSource):
         """Let the worker save what is unsaved and leave."""
         self._worker.close()
 
+    def kill(self) -> None:
+        """End the worker at once; what is unsaved is lost."""
+        self._worker.kill()
+
     # ---- where pictures come from
 
     def model_state(self) -> ModelState:
@@ -240,6 +245,8 @@ class Controller(FrameSource):
             self.history.test_psnr.add(event.step, event.psnr)
         elif isinstance(event, Exported):
             self.last_export = event
+        elif isinstance(event, Saved):
+            self.last_saved = event
         elif isinstance(event, Failed):
             self._resume_step = self.project.resume_step
             log.error("%s (log: %s)", event.sentence, event.log_path)

@@ -15,7 +15,7 @@ MAX_POINTS = 300_000  # more would take seconds to send and show no more
 LINE_PIXELS = 1.5
 # Pairs of corners of a drawn camera: the edges of its pyramid, and a roof that says which side is up.
 FRUSTUM_LINES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
-POINT_SIZE = 0.004  # times the scene's extent
+POINT_SIZE = 0.0025  # times the scene's extent
 
 
 class Stage:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
-from multiprocessing import Pipe
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +26,6 @@ from splatstudio.model import load_model
 from splatstudio.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker import messages
-from splatstudio.worker.channel import FrameSlots, Outbox
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import (
     Evaluate,
@@ -360,74 +357,3 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
             os.kill(pid, signal.SIGKILL)
         if parent.poll() is None:
             parent.kill()
-
-
-def test_messages_are_frozen_and_pickle() -> None:
-    kinds = [
-        kind
-        for kind in vars(messages).values()
-        if isinstance(kind, type) and issubclass(kind, (messages.Command, messages.Event))
-    ]
-    assert len(kinds) > 20
-    for kind in kinds:
-        if kind in (messages.Command, messages.Event):
-            continue
-        assert is_dataclass(kind) and kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
-        assert not any("Tensor" in str(f.type) for f in fields(kind)), kind
-    camera = Camera(np.eye(4), np.eye(3), 4, 3)
-    again = pickle.loads(pickle.dumps(SetView(1, 2, camera)))
-    assert again.seq == 2 and np.array_equal(again.camera.K, camera.K)
-
-
-def test_an_outbox_never_blocks_and_keeps_the_newest_of_a_key() -> None:
-    ours, theirs = Pipe()
-    outbox = Outbox(ours, "test")
-    big = bytes(300_000)  # more than a pipe holds: the sender waits, the writer does not
-    start = time.monotonic()
-    outbox.put(("first", big))
-    for number in range(100):
-        outbox.put(("view", number, big), key="view")
-        outbox.put(("order", number))
-    assert time.monotonic() - start < 2.0
-    received = []
-    while not received or received[-1] != ("order", 99):
-        assert theirs.poll(TIMEOUT)
-        received.append(theirs.recv())
-    orders = [message[1] for message in received if message[0] == "order"]
-    views = [message[1] for message in received if message[0] == "view"]
-    assert orders == list(range(100)), "orders are never dropped nor swapped"
-    assert views[-1] == 99 and len(views) < 10
-    theirs.close()
-    outbox.put("nobody listens")
-    outbox.put("any more")
-    assert outbox.flush(5.0)
-
-
-def test_frame_slots_are_shared_and_leave_nothing_behind() -> None:
-    slots = FrameSlots.create(num_slots=2, slot_bytes=300)
-    assert slots.file.path.stat().st_mode & 0o777 == 0o600
-    attached = FrameSlots.attach(slots.file)
-    attached.view(1, 5, 4)[:] = 7
-    assert (slots.view(1, 5, 4) == 7).all() and (slots.view(0, 5, 4) == 0).all()
-    slots.unlink()
-    assert not slots.file.path.exists()
-    attached.view(0, 2, 2)[:] = 9
-    assert (slots.view(0, 2, 2) == 9).all(), "mapped memory outlives the name"
-
-
-def test_frame_slots_fall_back_to_a_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.posix_fallocate
-    refused: list[int] = []
-
-    def full(descriptor: int, offset: int, length: int) -> None:
-        if not refused:
-            refused.append(length)
-            raise OSError(28, "No space left on device")
-        real(descriptor, offset, length)
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    before = set(Path("/dev/shm").glob("splatstudio-frames-*"))
-    slots = FrameSlots.create(num_slots=1, slot_bytes=300)
-    assert refused and slots.file.path.parent != Path("/dev/shm")
-    assert set(Path("/dev/shm").glob("splatstudio-frames-*")) == before, "the refused file was left behind"
-    slots.unlink()

@@ -120,6 +120,20 @@ def precision_of(ending: str, gaussians: Gaussians) -> Precision:
             color_range=(0.0, 1.0),
             sh=None,
         )
+    if ending == ".sog":
+        # A logarithm in 16 bits: steps grow with the distance from the origin. Codebooks have 256 values.
+        logs = gaussians.means.sign() * gaussians.means.abs().log1p()
+        step = float((logs.max(dim=0).values - logs.min(dim=0).values).max()) / 65_535
+        colors = gaussians.sh0 * SH_C0
+        coefficients = gaussians.shN if gaussians.shN.numel() else torch.zeros(1)
+        return Precision(
+            means=0.51 * step * (1.0 + farthest) + rounding,
+            rotation=0.018,
+            scale=float(gaussians.scales.max() - gaussians.scales.min()) / 100 + 1e-5,
+            opacity=0.51 / 255,
+            color=float(colors.max() - colors.min()) / 100 + 1e-5,
+            sh=float(coefficients.max() - coefficients.min()) / 100 + 1e-5,
+        )
     assert ending in (".ply", ".pt")
     return Precision(means=0.0, rotation=1e-6)
 

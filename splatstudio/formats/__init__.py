@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_ch
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.ply_header import LONGEST_HEADER, parse_header
 from splatstudio.formats.point_cloud import write_point_cloud
+from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
 from splatstudio.formats.torch_file import load_tensors
@@ -70,6 +72,16 @@ def _read_torch(path: Path) -> Gaussians:
     raise ValueError(f"{path} is a file of PyTorch, but no checkpoint of gsplat's or the original trainer")
 
 
+def _read_zip(path: Path) -> Gaussians:
+    """Return the Gaussians of an archive: SOG, or a checkpoint of PyTorch."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_sog = "meta.json" in archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from error
+    return read_sog(path) if is_sog else _read_torch(path)
+
+
 FORMATS = (
     Format(
         name="PLY",
@@ -97,6 +109,15 @@ FORMATS = (
         bytes_each=(16, 20, 27, 34),
         read=read_spz,
         write=write_spz,
+    ),
+    Format(
+        name="SOG",
+        endings=(".sog",),
+        purpose="PlayCanvas and SuperSplat: the smallest files",
+        loses="all is rounded: positions keep 16 bits, all else 8, SH choose from a palette of 65,536",
+        bytes_each=(9.5, 12, 14, 16),
+        read=read_sog,
+        write=write_sog,
     ),
     Format(
         name="splat",
@@ -162,15 +183,19 @@ def format_to_write(path: Path | str) -> Format:
     return form
 
 
-def write_gaussians(path: Path | str, gaussians: Gaussians) -> None:
+def write_gaussians(path: Path | str, gaussians: Gaussians, *, step: int | None = None) -> None:
     """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
 
-    An older file of that name stays until the new one is complete. Raises ValueError, and writes nothing,
-    for an unknown ending, a parameter that is not finite, or a file that cannot be written.
+    `step` is the training's, for the formats that note it. An older file of that name stays until the new one
+    is complete. Raises ValueError, and writes nothing, for an unknown ending, a parameter that is not finite,
+    or a file that cannot be written.
     """
     form = format_to_write(path)
     assert form.write is not None
-    form.write(Path(path), gaussians)
+    if form.write is write_gsplat_checkpoint and step is not None:
+        write_gsplat_checkpoint(path, gaussians, step=step)
+    else:
+        form.write(Path(path), gaussians)
 
 
 def read_gaussians(path: Path | str) -> Gaussians:
@@ -180,6 +205,8 @@ def read_gaussians(path: Path | str) -> Gaussians:
     """
     path = Path(path)
     form = format_of(path)
+    if path.name.lower() == "meta.json":
+        return read_sog(path)
     reader = _reader_by_content(path) or (form.read if form else None)
     if reader is None:
         endings = ", ".join(ending for form in FORMATS if form.read for ending in form.endings)
@@ -199,5 +226,5 @@ def _reader_by_content(path: Path) -> Reader | None:
     if start == MAGIC or start[:2] == GZIP:
         return read_spz
     if start == ZIP:
-        return _read_torch
+        return _read_zip
     return None

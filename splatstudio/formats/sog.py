@@ -1,0 +1,217 @@
+"""Gaussians as SOG, PlayCanvas' layout: lossless images and a description, about a fifteenth of a PLY's size.
+
+An image has a pixel for each Gaussian, in the same place in each: positions as 16 bits of their logarithm
+(two images), rotations as the three smaller components, scales and colours as bytes that choose from
+codebooks, SH as an index into a palette. A .sog is a ZIP archive of them; they may also lie beside their
+meta.json in a folder. Written and read is version 2. Source: PlayCanvas' specification of the format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from splatstudio.formats.codebook import codebook, nearest, palette
+from splatstudio.formats.model_arrays import ModelArrays, arrays_to_write, gaussians_read, write_file
+from splatstudio.formats.quantize import (
+    opacity_logits,
+    rounded,
+    sigmoid,
+    unit_quats,
+    with_largest,
+    without_largest,
+)
+from splatstudio.formats.sog_description import SogDescription, parsed_description
+from splatstudio.formats.spatial_order import morton_order
+from splatstudio.gaussians import Gaussians
+
+MOST_GAUSSIANS = 16_380 * 16_380  # pixels of the largest WebP image
+PALETTE_SIZE = 65_536  # of SH; two bytes choose from it
+PALETTE_WIDTH = 64  # entries side by side in its image
+FIRST_TAG = 252  # of a rotation's largest component
+SQRT_2 = 2.0**0.5
+MOST_PER_BYTE = 1000  # Gaussians for a byte of a file, which no true model reaches
+EFFORT = 2  # of the WebP encoder, 0..6; more takes far longer and gains few percent
+
+
+def write_sog(path: Path | str, gaussians: Gaussians) -> None:
+    """Write the Gaussians to `path`, sorted in space.
+
+    Raises ValueError, and writes nothing, when there are none or too many, a parameter is not finite or the
+    file cannot be written.
+    """
+    path = Path(path)
+    model = arrays_to_write(path, gaussians)
+    if len(model) > MOST_GAUSSIANS:
+        raise ValueError(f"{path} cannot be written: SOG holds {MOST_GAUSSIANS:,} Gaussians at most")
+    model = model[morton_order(model.means)]
+    width = 4 * math.ceil(math.sqrt(len(model)) / 4)
+    meta: dict[str, Any] = {"version": 2, "asset": {"generator": "splatstudio"}, "count": len(model)}
+    images: dict[str, np.ndarray] = {}
+    meta["means"], images["means_l.webp"], images["means_u.webp"] = _packed_means(model.means)
+    images["quats.webp"] = _packed_rotations(model.quats)
+    scales, colors = codebook(model.scales), codebook(model.sh0)
+    images["scales.webp"] = nearest(scales, model.scales)
+    opacities = rounded(255.0 * sigmoid(model.opacities), 0, 255).astype(np.uint8)
+    images["sh0.webp"] = np.column_stack([nearest(colors, model.sh0), opacities])
+    meta["scales"] = {"codebook": _short(scales), "files": ["scales.webp"]}
+    meta["quats"] = {"files": ["quats.webp"]}
+    meta["sh0"] = {"codebook": _short(colors), "files": ["sh0.webp"]}
+    content = {name: _webp(pixels, width) for name, pixels in images.items()}
+    if model.sh_degree:
+        centers, labels = palette(model.shN.reshape(len(model), -1), PALETTE_SIZE)
+        values = codebook(centers)
+        entries = nearest(values, centers).reshape(len(centers), -1, 3)
+        table = np.zeros((-(-len(centers) // PALETTE_WIDTH) * PALETTE_WIDTH, *entries.shape[1:]), np.uint8)
+        table[: len(entries)] = entries
+        files = ["shN_centroids.webp", "shN_labels.webp"]
+        content[files[0]] = _webp(table.reshape(-1, 3), PALETTE_WIDTH * entries.shape[1])
+        label_bytes = np.column_stack([labels & 255, labels >> 8, np.zeros_like(labels)]).astype(np.uint8)
+        content[files[1]] = _webp(label_bytes, width)
+        counts = {"count": len(centers), "bands": model.sh_degree}
+        meta["shN"] = {**counts, "codebook": _short(values), "files": files}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in {"meta.json": json.dumps(meta).encode(), **content}.items():
+            # Without the time of day, equal models give equal files.
+            archive.writestr(zipfile.ZipInfo(name), data)
+    write_file(path, buffer.getbuffer())
+
+
+def _short(book: np.ndarray) -> list[float]:
+    """Return float32 as numbers of as few digits as tell them apart."""
+    return [float(str(value)) for value in book]
+
+
+def _packed_means(means: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Return the bounds, and the low and high bytes [N, 3] of positions between them."""
+    logs = np.sign(means) * np.log1p(np.abs(means.astype(np.float64)))
+    low, high = logs.min(axis=0), logs.max(axis=0)
+    extent = np.where(high > low, high - low, 1.0)
+    codes = rounded((logs - low) / extent * 65_535, 0, 65_535)
+    bounds = {"mins": low.tolist(), "maxs": high.tolist(), "files": ["means_l.webp", "means_u.webp"]}
+    return bounds, (codes & 255).astype(np.uint8), (codes >> 8).astype(np.uint8)
+
+
+def _packed_rotations(quats: np.ndarray) -> np.ndarray:
+    index, others = without_largest(unit_quats(quats))
+    codes = rounded(255.0 * (others / SQRT_2 + 0.5), 0, 255)
+    return np.column_stack([codes, index + FIRST_TAG]).astype(np.uint8)
+
+
+def _webp(pixels: np.ndarray, width: int) -> bytes:
+    """Return a lossless image of `pixels` [N, 3 or 4], `width` a row; the last row is filled up."""
+    height = -(-len(pixels) // width)
+    image = np.zeros((height * width, pixels.shape[1]), np.uint8)
+    image[: len(pixels)] = pixels
+    buffer = io.BytesIO()
+    # `exact` keeps the colours of transparent pixels, which are numbers here.
+    Image.fromarray(image.reshape(height, width, -1)).save(
+        buffer, "WEBP", lossless=True, exact=True, method=EFFORT, quality=50
+    )
+    return buffer.getvalue()
+
+
+def read_sog(path: Path | str) -> Gaussians:
+    """Return the Gaussians of a .sog archive, or of a meta.json with its images beside it.
+
+    Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    try:
+        if path.suffix.lower() == ".json":
+            return _gaussians(path, path.read_bytes(), lambda name: (path.parent / name).read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            return _gaussians(path, _entry(archive, "meta.json"), lambda name: _entry(archive, name))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeError) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from error
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a whole SOG archive: {error}") from error
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    info = archive.getinfo(name)
+    if info.file_size > 4 * info.compress_size + 1_000_000:
+        raise zipfile.BadZipFile(f"{name} would expand too much")
+    return archive.read(info)
+
+
+def _gaussians(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> Gaussians:
+    """Return the Gaussians that `meta` describes, of the files that `content_of` finds by name."""
+    description = parsed_description(path, meta)
+    num = description.count
+
+    def pixels(name: str, channels: int) -> np.ndarray:
+        content = content_of(name)
+        if num > MOST_PER_BYTE * len(content) + 100_000:
+            raise ValueError(f"{path} is damaged: {name} is too small for {num} Gaussians")
+        return _pixels(path, name, content, num, 4 * num + 65_536)[:num, :channels]
+
+    low, high = (pixels(name, 3).astype(np.int32) for name in description.means)
+    mins, maxs = np.array(description.mins), np.array(description.maxs)
+    logs = mins + (maxs - mins) * ((high << 8 | low) / 65_535)
+    rotations, colors = pixels(description.quats, 4), pixels(description.sh0, 4)
+    with np.errstate(over="ignore"):
+        means = np.sign(logs) * np.expm1(np.abs(logs))
+        model = ModelArrays(
+            means=means.astype(np.float32),
+            quats=_unpacked_rotations(rotations),
+            scales=np.array(description.scale_book, np.float32)[pixels(description.scales, 3)],
+            opacities=opacity_logits(colors[:, 3]),
+            sh0=np.array(description.color_book, np.float32)[colors[:, :3]],
+            shN=np.zeros((num, 0, 3), np.float32),
+        )
+    if description.sh is not None:
+        model = ModelArrays(**{**vars(model), "shN": _sh(path, description, content_of, pixels)})
+    return gaussians_read(path, model)
+
+
+def _unpacked_rotations(pixels: np.ndarray) -> np.ndarray:
+    others = (pixels[:, :3].astype(np.float32) / 255 - 0.5) * np.float32(SQRT_2)
+    quats = with_largest(np.clip(pixels[:, 3].astype(np.intp) - FIRST_TAG, 0, 3), others)
+    quats[pixels[:, 3] < FIRST_TAG] = (1.0, 0.0, 0.0, 0.0)  # as other readers take what has no tag
+    return quats
+
+
+def _sh(
+    path: Path,
+    description: SogDescription,
+    content_of: Callable[[str], bytes],
+    pixels: Callable[[str, int], np.ndarray],
+) -> np.ndarray:
+    """Return the coefficients [N, K-1, 3] of a file with a palette of SH."""
+    sh = description.sh
+    assert sh is not None
+    num_coefficients = (sh.degree + 1) ** 2 - 1
+    num_pixels = sh.count * num_coefficients
+    most = num_pixels + PALETTE_WIDTH * num_coefficients * 4
+    table = _pixels(path, sh.centroids, content_of(sh.centroids), num_pixels, most)
+    entries = np.array(sh.book, np.float32)[table[:num_pixels, :3]].reshape(sh.count, num_coefficients, 3)
+    labels = pixels(sh.labels, 2).astype(np.intp)
+    labels = labels[:, 0] | labels[:, 1] << 8
+    if labels.max() >= sh.count:
+        raise ValueError(f"{path} is damaged: an index into its palette is {labels.max()} of {sh.count}")
+    return entries[labels]
+
+
+def _pixels(path: Path, name: str, content: bytes, least: int, most: int) -> np.ndarray:
+    """Return the pixels [n, 4] of an image that has from `least` to `most` of them."""
+    try:
+        with Image.open(io.BytesIO(content), formats=["WEBP", "PNG"]) as image:
+            num = image.width * image.height
+            if not least <= num <= most:
+                raise ValueError(f"{path} is damaged: {name} has {num} pixels, where {least} are needed")
+            return np.asarray(image.convert("RGBA")).reshape(-1, 4)
+    except (OSError, SyntaxError, RuntimeError, EOFError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is damaged: {name} is not a whole image") from error

@@ -141,20 +141,25 @@ def eval_(
 
 @app.command
 def export(path: Positional[Path], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]) -> int:
-    """Write a run's or checkpoint's model as a .ply, in the coordinates of the scene's files.
+    """Write a model for other programs, in the coordinates of the scene's files.
 
     Args:
-        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a .ply.
-        output: The file to write; its ending says the format.
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
+        output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
+            .glb (glTF), .pt (gsplat's checkpoint) or .points.ply (a point cloud).
     """
     from splatstudio.api import load_model
+    from splatstudio.formats import format_to_write
     from splatstudio.terminal import console
 
-    if output.suffix.lower() != ".ply":
-        raise ValueError(f"cannot write {output.name}: the known format is .ply")
+    form = format_to_write(output)
     model = load_model(path)
-    model.save_ply(output)
-    console.print(f"{len(model):,} Gaussians written to {output} ({output.stat().st_size / 1e6:.1f} MB)")
+    model.save(output)
+    console.print(
+        f"{len(model):,} Gaussians written to {output} as {form.name} ({output.stat().st_size / 1e6:.1f} MB)"
+    )
+    if form.loses:
+        console.print(f"Not everything is kept: {form.loses}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A trained model and where it lies: read from disk, evaluated, written as PLY."""
+"""A trained model and where it lies: read from disk, evaluated, written in any format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from splatstudio.checkpoint import load_checkpoint, newest_checkpoint
 from splatstudio.evaluate import Evaluation, evaluate
-from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.formats import format_of, read_gaussians, write_gaussians
+from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions, options_for_display
@@ -33,6 +34,15 @@ class Model:
         write_ply(Path(path), transformed(self.gaussians, np.linalg.inv(self.transform)))
         return Path(path)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the model in the format of the ending, in the scene's files' coordinates; return the path.
+
+        Raises ValueError, naming the endings there are, for another one.
+        """
+        gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
+        write_gaussians(path, gaussians, step=self.step)
+        return Path(path)
+
     def evaluate(self, scene: Scene) -> Evaluation:
         """Compare renders with the scene's test photographs: PSNR and SSIM, per image and mean."""
         return evaluate(self.in_frame_of(scene).gaussians, scene, options=self.options)
@@ -46,17 +56,17 @@ class Model:
 
 
 def load_model(path: str | Path) -> Model:
-    """Load a model from a PLY, a checkpoint folder or a run folder (its newest good checkpoint).
+    """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
     Raises ValueError, naming the file and the reason, when there is none or it is damaged.
     """
     path = Path(path)
-    if path.suffix.lower() == ".ply":
-        return Model(read_ply(path))
+    if path.is_file() or (format_of(path) is not None and not path.is_dir()):
+        return Model(read_gaussians(path))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
     if folder is None:
         raise ValueError(
-            f"{path} holds no model: expected a .ply file, a checkpoint or a run with checkpoints"
+            f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
         )
     checkpoint = load_checkpoint(folder)
     options = options_for_display(checkpoint.config)

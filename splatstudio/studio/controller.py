@@ -85,7 +85,6 @@ class Controller(FrameSource):
         self.project = project
         self.history = History()
         self.status = Status(total_steps=project.config.steps if project.can_train else 0)
-        self.bounds: ModelLoaded | None = None
         self.options = ViewOptions(background=project.config.background)
         self.last_export: Exported | None = None
         self.last_saved: Saved | None = None
@@ -235,9 +234,7 @@ class Controller(FrameSource):
         if worker is not self._worker or isinstance(event, Frame):
             return
         self.status = _followed(self.status, event)
-        if isinstance(event, ModelLoaded):
-            self.bounds = event
-        elif isinstance(event, Progress):
+        if isinstance(event, Progress):
             self.history.loss.add(event.step, event.loss)
             if event.psnr is not None:
                 self.history.train_psnr.add(event.step, event.psnr)

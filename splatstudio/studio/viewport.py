@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Protocol
 
 import simplejpeg
 import viser
@@ -65,20 +66,20 @@ class ModelState:
     training: bool
 
 
-class FrameSource:
+class FrameSource(Protocol):
     """Where pictures come from. The streams know nothing else of the worker."""
 
     def model_state(self) -> ModelState:
         """Return the state of the model; `step` None: there is nothing to see yet."""
-        raise NotImplementedError
+        ...
 
     def render(self, view: int, camera: Camera) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        raise NotImplementedError
+        ...
 
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
-        raise NotImplementedError
+        ...
 
 
 class Stream:

@@ -91,8 +91,6 @@ class FrameRenderer:
         start = time.monotonic()
         camera = wanted.camera
         options = replace(model.options, background=wanted.options.background)
-        if wanted.options.sh_degree is not None:
-            options = replace(options, sh_degree=wanted.options.sh_degree)
         image = render_image(model.gaussians, camera, options)
         self._slots.view(slot, camera.height, camera.width)[:] = image
         return Frame(

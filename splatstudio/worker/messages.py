@@ -43,7 +43,6 @@ class ViewOptions:
     """How a view is drawn; `background` is linear RGB in 0..1."""
 
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    sh_degree: int | None = None
 
 
 class Command:

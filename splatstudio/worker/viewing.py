@@ -50,7 +50,7 @@ class Viewing:
         self._emit(export_model(self._model, command.path))
 
     def advance(self) -> None:
-        """Do nothing: there is no next step."""
+        """Never called: a finished model has no next step."""
         raise AssertionError("a finished model has no next step")
 
     def close(self) -> None:

@@ -348,3 +348,16 @@ def test_scales_below_zero_in_splat(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[32 + 16 : 32 + 20] = struct.pack("<f", -1.0)
     assert "Gaussian 1 has the scales" in refusal(path, bytes(content))
+
+
+def test_spz_is_a_plain_gzip_stream_however_many_blocks_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.spz"
+    write_gaussians(path, model(3000))
+    whole = gzip.decompress(path.read_bytes())
+    assert whole[:12] == struct.pack("<4sII", b"NGSP", 3, 3000) and len(whole) == 16 + 3000 * (20 + 45)
+    monkeypatch.setattr("splatstudio.formats.spz.GZIP_BLOCK", 777)
+    write_gaussians(path, model(3000))
+    assert gzip.decompress(path.read_bytes()) == whole
+    assert len(read_gaussians(path)) == 3000

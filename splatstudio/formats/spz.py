@@ -9,8 +9,10 @@ Source: the description and reference implementation of nianticlabs/spz (MIT).
 from __future__ import annotations
 
 import math
+import os
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,8 @@ NUM_COEFFICIENTS = (0, 3, 8, 15)  # a channel, by SH degree
 SH_STEPS = np.array([8] * 3 + [16] * 12)[:, None]  # 5 bits for degree 1 and 4 beyond, as the reference
 MOST_EXPANSION = 1032  # times, that gzip can shrink anything
 GZIP_LEVEL = 5
+GZIP_BLOCK = 1 << 21  # bytes that one core compresses at a time
+EMPTY_LAST_BLOCK = b"\x03\x00"  # of deflate
 FARTHEST = 2**23 - 1  # of a 24-bit number
 WXYZ_OF_XYZW = [3, 0, 1, 2]
 XYZW_OF_WXYZ = [1, 2, 3, 0]
@@ -96,18 +100,24 @@ def write_spz(path: Path | str, gaussians: Gaussians) -> None:
         codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
         packed.sh[rows] = np.clip(codes, 0, 255)
     header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, 0, 0)
-    compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
-    parts = [compressor.compress(header)]
-    for column in (
-        packed.positions,
-        packed.opacities,
-        packed.colors,
-        packed.scales,
-        packed.rotations,
-        packed.sh,
-    ):
-        parts.append(compressor.compress(column.data))
-    write_file(path, b"".join([*parts, compressor.flush()]))
+    columns = (packed.positions, packed.opacities, packed.colors, packed.scales, packed.rotations, packed.sh)
+    write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
+
+
+def _gzipped(content: bytes) -> bytes:
+    """Return `content` as one gzip stream, its blocks compressed by all cores."""
+    view = memoryview(content)
+    blocks = [view[start : start + GZIP_BLOCK] for start in range(0, len(view), GZIP_BLOCK)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        deflated = list(pool.map(_deflated, blocks))
+    start = GZIP + bytes([8, 0, 0, 0, 0, 0, 0, 255])
+    end = struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)
+    return b"".join([start, *deflated, EMPTY_LAST_BLOCK, end])
+
+
+def _deflated(block: memoryview) -> bytes:
+    compressor = zlib.compressobj(GZIP_LEVEL, wbits=-15)
+    return compressor.compress(block) + compressor.flush(zlib.Z_FULL_FLUSH)
 
 
 def _fractional_bits(path: Path, means: np.ndarray) -> int:

@@ -2,6 +2,8 @@
 // how far it reaches, and the gradients.
 #pragma once
 
+#include <limits>
+
 #include "linalg.h"
 
 namespace splat {
@@ -11,6 +13,21 @@ constexpr float kMinCompensation = 0.005f;        // lower bound of the antialia
 constexpr float kMaxExtent = 3.33f;               // standard deviations; exp(-3.33^2 / 2) < 1/255
 constexpr float kAlphaThreshold = 1.0f / 255.0f;  // what adds less is invisible in 8 bits
 constexpr float kLargestRadius = 1e9f;            // px, fits an int32
+
+// The standard deviation of a stored logarithm: infinite above e^87, NaN for NaN.
+template <typename F>
+SPLAT_HD F scale_of(F logarithm) {
+  const F largest = constant<F>(87.0f);
+  return select(logarithm <= largest, exp_negative(-logarithm),
+                logarithm * constant<F>(std::numeric_limits<float>::infinity()));
+}
+
+// The opacity of a stored logit; NaN gives one that is too small to be seen.
+template <typename F>
+SPLAT_HD F opacity_of(F logit) {
+  const F one = constant<F>(1.0f);
+  return one / (one + exp_negative(maximum(logit, constant<F>(-87.0f))));
+}
 
 // The projection of a covariance S = M M^T, M = rotation * diag(scales), kept as the 2 x 3 matrix
 // N with C = N N^T. det C is then the squared length of the cross product of N's rows: it does not

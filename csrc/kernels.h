@@ -16,8 +16,8 @@ constexpr int kSlabSize = 12;   // floats of an instance's gradient
 struct GaussianArrays {
   const float* means;      // [N, 3]
   const float* quats;      // [N, 4] wxyz, any length
-  const float* scales;     // [N, 3] standard deviations
-  const float* opacities;  // [N] in 0..1
+  const float* scales;     // [N, 3] standard deviations, or their logarithms
+  const float* opacities;  // [N] in 0..1, or logits
   const float* sh0;        // [N, 1, 3]
   const float* shN;        // [N, num_rest, 3]
   int64_t num;
@@ -28,6 +28,7 @@ struct ProjectSettings {
   Camera camera;
   int sh_degree;
   bool antialiased;
+  bool raw;  // scales are logarithms, opacities logits, and so are their gradients
 };
 
 struct ProjectFwd {
@@ -47,6 +48,7 @@ struct ProjectBwd {
   const int32_t* radii;  // [N, 2]
   const float* colors;   // [N, 3] as the forward pass gave them: 0 where they were clamped
   const float *v_means2d, *v_conics, *v_depths, *v_out_opacities, *v_colors;
+  // Every row is written, 0 where the Gaussian is not visible. v_shN: null at degree 0.
   float *v_means, *v_quats, *v_scales, *v_opacities, *v_sh0, *v_shN;
 };
 
@@ -106,6 +108,7 @@ struct RasterBwd {
   const float *v_rgb, *v_alpha, *v_depth_sum;  // null: zero
   bool absgrad;  // v_probe is the sum of absolute contributions to v_means2d
   float* slab;   // [M, kSlabSize] scratch
+  int64_t num;   // Gaussians; every row below is written
   float *v_means2d, *v_conics, *v_depths, *v_opacities, *v_colors;
   float* v_probe;  // [N, 2] or null
 };
@@ -136,8 +139,12 @@ namespace cpu {
 void project_fwd(const ProjectFwd& args, int num_threads);
 void project_bwd(const ProjectBwd& args, int num_threads);
 
-int64_t count_visible(const ProjectedArrays& projected);
-void sort_splats(const ProjectedArrays& projected, const SplatList& out, int num_threads);
+// Visible Gaussians are counted in blocks of consecutive ones, so that the next step can list them
+// in parallel; `block_starts` [num_blocks(num)] holds each block's first place in the list.
+int64_t num_blocks(int64_t num);
+int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, int num_threads);
+void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
+                 const SplatList& out, int num_threads);
 
 // Scratch of the two steps of binning: instances a tile, counted in chunks of splats.
 int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads);

@@ -53,11 +53,6 @@ Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
   return torch::stable::empty(sizes, type);
 }
 
-Tensor zeros(const Sizes& sizes) {
-  Tensor t = empty(sizes);
-  return torch::stable::zero_(t);
-}
-
 splat::GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
                                    const Tensor& opacities, const Tensor& sh0, const Tensor& shN) {
   const int64_t num = means.size(0), rest = shN.size(1);
@@ -73,10 +68,10 @@ splat::GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, con
 }
 
 // `view`: 12 numbers of the world-to-camera matrix by rows, 3 of the camera's position, fx, fy, cx,
-// cy, near, far. `options`: width, height, camera model, SH degree, antialiased.
+// cy, near, far. `options`: width, height, camera model, SH degree, antialiased, raw.
 splat::ProjectSettings settings_of(const std::vector<double>& view,
                                    const std::vector<int64_t>& options, int64_t num_rest) {
-  STD_TORCH_CHECK(view.size() == 21 && options.size() == 5, "a camera is 21 numbers and 5 options");
+  STD_TORCH_CHECK(view.size() == 21 && options.size() == 6, "a camera is 21 numbers and 6 options");
   splat::ProjectSettings s = {};
   splat::Camera& camera = s.camera;
   const auto at = [&](int i) { return static_cast<float>(view[i]); };
@@ -100,6 +95,7 @@ splat::ProjectSettings settings_of(const std::vector<double>& view,
   STD_TORCH_CHECK((s.sh_degree + 1) * (s.sh_degree + 1) <= 1 + num_rest,
                   "the active SH degree is not stored");
   s.antialiased = options[4] != 0;
+  s.raw = options[5] != 0;
   return s;
 }
 
@@ -126,6 +122,7 @@ Six project_fwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
   return {means2d, conics, depths, effective, colors, radii};
 }
 
+// Returns v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN (empty at degree 0).
 Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
                 const Tensor& opacities, const Tensor& sh0, const Tensor& shN, const Tensor& radii,
                 const Tensor& colors, const Tensor& v_means2d, const Tensor& v_conics,
@@ -143,15 +140,16 @@ Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
   args.v_depths = floats(v_depths, {num}, "v_depths");
   args.v_out_opacities = floats(v_effective, {num}, "v_opacities");
   args.v_colors = floats(v_colors, {num, 3}, "v_colors");
-  const Tensor v_means = zeros({num, 3}), v_quats = zeros({num, 4}), v_scales = zeros({num, 3});
-  const Tensor v_opacities = zeros({num}), v_sh0 = zeros({num, 1, 3});
-  const Tensor v_shN = zeros({num, shN.size(1), 3});
+  const bool with_rest = args.settings.sh_degree > 0;
+  const Tensor v_means = empty({num, 3}), v_quats = empty({num, 4}), v_scales = empty({num, 3});
+  const Tensor v_opacities = empty({num}), v_sh0 = empty({num, 1, 3});
+  const Tensor v_shN = empty(with_rest ? Sizes{num, shN.size(1), 3} : Sizes{0});
   args.v_means = mutable_floats(v_means);
   args.v_quats = mutable_floats(v_quats);
   args.v_scales = mutable_floats(v_scales);
   args.v_opacities = mutable_floats(v_opacities);
   args.v_sh0 = mutable_floats(v_sh0);
-  args.v_shN = mutable_floats(v_shN);
+  args.v_shN = with_rest ? mutable_floats(v_shN) : nullptr;
   splat::cpu::project_bwd(args, static_cast<int>(num_threads));
   return {v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN};
 }
@@ -194,11 +192,13 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
                                             floats(colors, {num, 3}, "colors"),
                                             ints<int32_t>(radii, {num, 2}, "radii"),
                                             num};
-  const int64_t visible = splat::cpu::count_visible(projected);
+  const Tensor blocks = empty({splat::cpu::num_blocks(num)}, ScalarType::Int);
+  int32_t* block_starts = static_cast<int32_t*>(blocks.data_ptr());
+  const int64_t visible = splat::cpu::count_visible(projected, block_starts, threads);
   const Tensor splats = empty({visible, splat::kSplatSize});
   const Tensor order = empty({visible}, ScalarType::Int);
   const splat::SplatList list = splats_of(splats, order);
-  splat::cpu::sort_splats(projected, list, threads);
+  splat::cpu::sort_splats(projected, block_starts, list, threads);
 
   const Tensor splat_starts = empty({visible + 1}, ScalarType::Long);
   const Tensor counters =
@@ -243,13 +243,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> raster_fwd(
   return {rgb, alpha, depth_sum, masks, tile_ends};
 }
 
-// Returns v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe.
+// Returns v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe (empty if not wanted).
 Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
                const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
                const Tensor& masks, const Tensor& tile_ends, const Tensor& rgb, const Tensor& alpha,
                const Tensor& depth_sum, const OptionalTensor& v_rgb, const OptionalTensor& v_alpha,
                const OptionalTensor& v_depth_sum, int64_t num, double max_alpha, bool absgrad,
-               int64_t num_threads) {
+               bool with_probe, int64_t num_threads) {
   const int64_t height = alpha.size(0), width = alpha.size(1);
   splat::RasterBwd args = {};
   args.grid = grid_of(width, height);
@@ -266,15 +266,17 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
   args.v_depth_sum = floats_or_null(v_depth_sum, {height, width}, "v_depth_sum");
   args.absgrad = absgrad;
   const Tensor slab = empty({args.lists.num, splat::kSlabSize});
-  const Tensor v_means2d = zeros({num, 2}), v_conics = zeros({num, 3}), v_depths = zeros({num});
-  const Tensor v_opacities = zeros({num}), v_colors = zeros({num, 3}), v_probe = zeros({num, 2});
+  const Tensor v_means2d = empty({num, 2}), v_conics = empty({num, 3}), v_depths = empty({num});
+  const Tensor v_opacities = empty({num}), v_colors = empty({num, 3});
+  const Tensor v_probe = empty(with_probe ? Sizes{num, 2} : Sizes{0});
+  args.num = num;
   args.slab = mutable_floats(slab);
   args.v_means2d = mutable_floats(v_means2d);
   args.v_conics = mutable_floats(v_conics);
   args.v_depths = mutable_floats(v_depths);
   args.v_opacities = mutable_floats(v_opacities);
   args.v_colors = mutable_floats(v_colors);
-  args.v_probe = mutable_floats(v_probe);
+  args.v_probe = with_probe ? mutable_floats(v_probe) : nullptr;
   splat::cpu::raster_bwd(args, static_cast<int>(num_threads));
   return {v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe};
 }
@@ -358,7 +360,7 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "raster_bwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
       "Tensor instances, Tensor slots, Tensor masks, Tensor tile_ends, Tensor rgb, Tensor alpha, "
       "Tensor depth_sum, Tensor? v_rgb, Tensor? v_alpha, Tensor? v_depth_sum, int num, "
-      "float max_alpha, bool absgrad, int num_threads) "
+      "float max_alpha, bool absgrad, bool with_probe, int num_threads) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "image_loss(Tensor image, Tensor target, Tensor? mask, float l1_weight, "

@@ -104,6 +104,33 @@ def project(
     A Gaussian with a value that is not finite is culled and gets no gradient.
     Raises RuntimeError when the kernels have not been built.
     """
+    inputs = (means, quats, scales, opacities, sh0, shN)
+    return _project(inputs, camera, settings, raw=False)
+
+
+def project_raw(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    sh0: Tensor,
+    shN: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> Projected:
+    """Project as `project` does, from what is stored: `scales` natural logarithms, `opacities` logits.
+
+    The activations and their gradients are part of the kernels. Raises RuntimeError when these have not been
+    built.
+    """
+    inputs = (means, quats, scales, opacities, sh0, shN)
+    return _project(inputs, camera, settings, raw=True)
+
+
+def _project(
+    inputs: tuple[Tensor, ...], camera: Camera, settings: ProjectSettings, *, raw: bool
+) -> Projected:
     position = camera.position
     K = camera.K
     view = [
@@ -114,8 +141,7 @@ def project(
         settings.far,
     ]
     model = CAMERA_MODELS.index(camera.model)
-    options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased)]
-    inputs = (means, quats, scales, opacities, sh0, shN)
+    options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased), int(raw)]
     return Projected(*_Project.apply(*inputs, view, options))  # type: ignore[misc]
 
 
@@ -134,8 +160,11 @@ class _Project(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *v_outputs):
         v = [gradient.contiguous() for gradient in v_outputs[:5]]
-        gradients = _native().project_bwd(*ctx.saved_tensors, *v, ctx.view, ctx.options, num_threads())
-        return (*gradients, None, None)
+        *gradients, v_shN = _native().project_bwd(
+            *ctx.saved_tensors, *v, ctx.view, ctx.options, num_threads()
+        )
+        # At degree 0 the other coefficients have no influence, and no gradient is made for them.
+        return (*gradients, None if v_shN.dim() == 1 else v_shN, None, None)
 
 
 def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | None = None) -> Raster:
@@ -186,11 +215,10 @@ class _Rasterize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *v_outputs):
         v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs]
-        gradients = _native().raster_bwd(
-            *ctx.saved_tensors, *v, ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, num_threads()
-        )
-        v_probe = gradients[5] if ctx.needs_input_grad[5] else None
-        return (*gradients[:5], v_probe, None, None, None)
+        with_probe = ctx.needs_input_grad[5]
+        options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
+        *gradients, v_probe = _native().raster_bwd(*ctx.saved_tensors, *v, *options)
+        return (*gradients, v_probe if with_probe else None, None, None, None)
 
 
 def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:

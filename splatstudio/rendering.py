@@ -96,16 +96,14 @@ def _render(
     sh_degree = gaussians.sh_degree
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
-    projected = stages.project(
-        gaussians.means,
-        gaussians.quats,
-        gaussians.scales.exp(),
-        gaussians.opacities.sigmoid(),
-        gaussians.sh0,
-        gaussians.shN,
-        camera=camera,
-        settings=ProjectSettings(sh_degree, options.antialiased, options.near, options.far),
-    )
+    project_settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
+    means, quats, scales, opacities, sh0, shN = gaussians.tensors().values()
+    if stages is ops:  # the activations are part of the kernels
+        rows = (means, quats, scales, opacities, sh0, shN)
+        projected = ops.project_raw(*rows, camera=camera, settings=project_settings)
+    else:
+        rows = (means, quats, scales.exp(), opacities.sigmoid(), sh0, shN)
+        projected = stages.project(*rows, camera=camera, settings=project_settings)
     background = gaussians.means.new_tensor(options.background)
     settings = RasterSettings(camera.width, camera.height, background)
     if options.absgrad and probe is not None:

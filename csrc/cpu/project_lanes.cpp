@@ -41,6 +41,7 @@ SPLAT_LANES Vec3<F8> load3(const Rows& rows, const float* p) {
 // Everything between a Gaussian's parameters and its ellipse; the backward pass makes it again.
 struct View {
   Vec3<F8> mean, scales, point;
+  F8 opacity;  // before the antialiasing factor
   Quat<F8> quat;
   ImagePoint<F8> image;
   Mat3<F8> rotation;
@@ -49,10 +50,17 @@ struct View {
 };
 
 template <CameraModel model>
-SPLAT_LANES View view_of(const GaussianArrays& g, const Camera& camera, const Rows& rows) {
+SPLAT_LANES View view_of(const GaussianArrays& g, const ProjectSettings& settings,
+                         const Rows& rows) {
+  const Camera& camera = settings.camera;
   View v;
   v.mean = load3(rows, g.means);
   v.scales = load3(rows, g.scales);
+  v.opacity = rows.load(g.opacities, 1, 0);
+  if (settings.raw) {
+    v.scales = {scale_of(v.scales.x), scale_of(v.scales.y), scale_of(v.scales.z)};
+    v.opacity = opacity_of(v.opacity);
+  }
   v.quat = {rows.load(g.quats, 4, 0), rows.load(g.quats, 4, 1), rows.load(g.quats, 4, 2),
             rows.load(g.quats, 4, 3)};
   const float* t = camera.translation;
@@ -122,8 +130,8 @@ template <CameraModel model>
 SPLAT_LANES void project_rows(const ProjectFwd& args, const Rows& rows) {
   const Camera& camera = args.settings.camera;
   const F8 zero = constant<F8>(0.0f);
-  const View v = view_of<model>(args.gaussians, camera, rows);
-  F8 opacity = rows.load(args.gaussians.opacities, 1, 0);
+  const View v = view_of<model>(args.gaussians, args.settings, rows);
+  F8 opacity = v.opacity;
   if (args.settings.antialiased) opacity = opacity * compensation_of(v.ellipse);
   const Vec2<F8> radii = radii_of(v.ellipse, opacity);
   I8 visible = seen(v, opacity, radii, camera);
@@ -165,7 +173,9 @@ SPLAT_LANES Vec3<F8> shade_vjp(const ProjectBwd& args, Vec3<F8> mean, const Rows
     for (int c = 0; c < 3; ++c) v[c] = args.colors[3 * i + c] > 0 ? args.v_colors[3 * i + c] : 0;
     for (int c = 0; c < 3; ++c) args.v_sh0[3 * i + c] = basis[0][lane] * v[c];
     const float* shN = g.shN + i * 3 * g.num_rest;
+    if (num == 1) continue;
     float* v_shN = args.v_shN + i * 3 * g.num_rest;
+    std::memset(v_shN + 3 * (num - 1), 0, sizeof(float) * 3 * (g.num_rest - (num - 1)));
     for (int k = 1; k < num; ++k, shN += 3, v_shN += 3) {
       const float weight = basis[k][lane];
       v_shN[0] = weight * v[0];
@@ -182,15 +192,15 @@ template <CameraModel model>
 SPLAT_LANES void project_rows_vjp(const ProjectBwd& args, const Rows& rows, uint32_t bits) {
   const Camera& camera = args.settings.camera;
   const F8 zero = constant<F8>(0.0f);
-  const View v = view_of<model>(args.gaussians, camera, rows);
+  const View v = view_of<model>(args.gaussians, args.settings, rows);
   const F8 v_effective = rows.load(args.v_out_opacities, 1, 0);
   F8 v_opacity = v_effective, v_compensation = zero;
   if (args.settings.antialiased) {
     v_opacity = v_effective * compensation_of(v.ellipse);
-    v_compensation = v_effective * rows.load(args.gaussians.opacities, 1, 0);
+    v_compensation = v_effective * v.opacity;
   }
-  const EllipseGradient<F8> e = ellipse_of_vjp(v.ellipse, v.projection, v.rotation, v.scales,
-                                               load3(rows, args.v_conics), v_compensation);
+  EllipseGradient<F8> e = ellipse_of_vjp(v.ellipse, v.projection, v.rotation, v.scales,
+                                         load3(rows, args.v_conics), v_compensation);
   // projection = jacobian * camera rotation
   const Mat23<F8> v_jacobian = {times(camera.rotation, e.projection.row0),
                                 times(camera.rotation, e.projection.row1)};
@@ -200,6 +210,10 @@ SPLAT_LANES void project_rows_vjp(const ProjectBwd& args, const Rows& rows, uint
   v_point.z = v_point.z + rows.load(args.v_depths, 1, 0);
   const Vec3<F8> v_mean = times(v_point, camera.rotation) + shade_vjp(args, v.mean, rows, bits);
   const Quat<F8> v_quat = rotation_of_vjp(v.quat, e.rotation);
+  if (args.settings.raw) {
+    v_opacity = v_opacity * v.opacity * (constant<F8>(1.0f) - v.opacity);
+    e.scales = {e.scales.x * v.scales.x, e.scales.y * v.scales.y, e.scales.z * v.scales.z};
+  }
 
   // A gradient that overflows (a quaternion of length 1e-30, say) is left out, not passed on.
   I8 visible;
@@ -216,6 +230,10 @@ SPLAT_LANES void project_rows_vjp(const ProjectBwd& args, const Rows& rows, uint
   rows.store(args.v_opacities, 1, 0, shown(v_opacity));
 }
 
+SPLAT_LANES void zero_rows(float* p, int64_t stride, const Rows& rows) {
+  std::memset(p + rows.begin * stride, 0, sizeof(float) * rows.count * stride);
+}
+
 template <CameraModel model>
 void project_all(const ProjectFwd& args, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
@@ -229,7 +247,18 @@ void project_all_vjp(const ProjectBwd& args, int64_t begin, int64_t end) {
     const Rows rows = {i, static_cast<int>(end - i < kLanes ? end - i : kLanes)};
     uint32_t bits = 0;
     for (int j = 0; j < rows.count; ++j) bits |= (args.radii[2 * (i + j)] > 0 ? 1u : 0u) << j;
-    if (bits != 0) project_rows_vjp<model>(args, rows, bits);
+    if (bits != (1u << rows.count) - 1) {
+      zero_rows(args.v_sh0, 3, rows);
+      if (args.v_shN != nullptr) zero_rows(args.v_shN, 3 * args.gaussians.num_rest, rows);
+    }
+    if (bits != 0) {
+      project_rows_vjp<model>(args, rows, bits);
+    } else {
+      zero_rows(args.v_means, 3, rows);
+      zero_rows(args.v_quats, 4, rows);
+      zero_rows(args.v_scales, 3, rows);
+      zero_rows(args.v_opacities, 1, rows);
+    }
   }
 }
 

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <vector>
 
 #include "lanes.h"
@@ -49,6 +50,19 @@ void gather_splat(const RasterBwd& args, int64_t i) {
   }
 }
 
+// Most rows of a large scene belong to Gaussians out of sight.
+void zero_rows(const RasterBwd& args, int64_t begin, int64_t end) {
+  const auto zero = [&](float* p, int64_t stride) {
+    if (p != nullptr) std::memset(p + begin * stride, 0, sizeof(float) * (end - begin) * stride);
+  };
+  zero(args.v_means2d, 2);
+  zero(args.v_conics, 3);
+  zero(args.v_depths, 1);
+  zero(args.v_opacities, 1);
+  zero(args.v_colors, 3);
+  zero(args.v_probe, 2);
+}
+
 }  // namespace
 
 void raster_fwd(const RasterFwd& args, int num_threads) {
@@ -61,6 +75,8 @@ void raster_bwd(const RasterBwd& args, int num_threads) {
   const std::vector<int32_t> order = tiles_by_cost(args.grid, args.lists.tile_starts);
   parallel_for(num_threads, args.grid.num_tiles(),
                [&](int64_t i) { lanes().raster_bwd_tile(args, order[i]); });
+  parallel_ranges(num_threads, args.num, 1 << 14,
+                  [&](int64_t begin, int64_t end) { zero_rows(args, begin, end); });
   parallel_ranges(num_threads, args.splats.num, 1024, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) gather_splat(args, i);
   });

@@ -13,6 +13,8 @@
 namespace splat::cpu {
 namespace {
 
+constexpr int64_t kBlock = 8192;  // consecutive Gaussians that one task lists
+
 bool is_visible(const ProjectedArrays& p, int64_t i) {
   const float sum = p.means2d[2 * i] + p.means2d[2 * i + 1] + p.conics[3 * i] +
                     p.conics[3 * i + 1] + p.conics[3 * i + 2] + p.depths[i] + p.opacities[i] +
@@ -142,19 +144,33 @@ const Splat* packed(const SplatList& list) { return reinterpret_cast<const Splat
 
 }  // namespace
 
-int64_t count_visible(const ProjectedArrays& projected) {
-  int64_t num = 0;
-  for (int64_t i = 0; i < projected.num; ++i) num += is_visible(projected, i) ? 1 : 0;
-  return num;
+int64_t num_blocks(int64_t num) { return (num + kBlock - 1) / kBlock; }
+
+int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, int num_threads) {
+  parallel_ranges(num_threads, projected.num, kBlock, [&](int64_t begin, int64_t end) {
+    int32_t num = 0;
+    for (int64_t i = begin; i < end; ++i) num += is_visible(projected, i) ? 1 : 0;
+    block_starts[begin / kBlock] = num;
+  });
+  int32_t total = 0;
+  for (int64_t block = 0; block < num_blocks(projected.num); ++block) {
+    const int32_t num = block_starts[block];
+    block_starts[block] = total;
+    total += num;
+  }
+  return total;
 }
 
-void sort_splats(const ProjectedArrays& projected, const SplatList& out, int num_threads) {
-  std::vector<Keyed> keyed, other(out.num);
-  keyed.reserve(out.num);
-  for (int64_t i = 0; i < projected.num; ++i) {
-    if (!is_visible(projected, i)) continue;
-    keyed.push_back({sort_key(projected.depths[i]), static_cast<int32_t>(i)});
-  }
+void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
+                 const SplatList& out, int num_threads) {
+  std::vector<Keyed> keyed(out.num), other(out.num);
+  parallel_ranges(num_threads, projected.num, kBlock, [&](int64_t begin, int64_t end) {
+    int32_t at = block_starts[begin / kBlock];
+    for (int64_t i = begin; i < end; ++i) {
+      if (!is_visible(projected, i)) continue;
+      keyed[at++] = {sort_key(projected.depths[i]), static_cast<int32_t>(i)};
+    }
+  });
   radix_pass(keyed, other, 0, num_threads);
   radix_pass(other, keyed, 11, num_threads);
   radix_pass(keyed, other, 22, num_threads);

@@ -10,7 +10,7 @@ CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 .PHONY: demo test setup browser lint format bench cuda-check sanitize lock clean
 
 demo: setup
-	$(BIN)/splatstudio open assets/demo --train
+	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
 test: setup browser
 	$(BIN)/python -m pytest $(TEST_ARGUMENTS)

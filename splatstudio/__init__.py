@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splatstudio.api import Model, load_model, load_scene, render, train
+    from splatstudio.api import Model, load_model, load_scene, render, show, train
 
-__all__ = ["Model", "load_model", "load_scene", "render", "train"]
+__all__ = ["Model", "load_model", "load_scene", "render", "show", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,10 @@ from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.session import Advance, Session
+from splatstudio.studio.foreign import show
 from splatstudio.trainer import Trainer
 
-__all__ = ["Model", "load_model", "load_scene", "render", "train"]
+__all__ = ["Model", "load_model", "load_scene", "render", "show", "train"]
 
 
 def train(

@@ -318,6 +318,16 @@ def test_the_number_of_threads_follows_torch_and_the_limit() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(("wanted", "policy"), [(None, "passive"), ("active", "active")])
+def test_torchs_idle_threads_leave_the_cores_to_the_kernels(wanted: str | None, policy: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if wanted is not None:
+        environment["OMP_WAIT_POLICY"] = wanted
+    script = "import sys, os, splatstudio; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert result.stdout.split() == [policy, "False"], result.stderr
+
+
 @pytest.mark.parametrize("eps", [1e-8, 1e-15])
 def test_adam_equals_torch(eps: float) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -17,6 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import splatstudio  # noqa: F401 - before torch: it says how torch's threads wait
+
+# isort: split
 import torch
 from torch import Tensor
 

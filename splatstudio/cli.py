@@ -33,7 +33,7 @@ def open_(
     port: int | None = None,
     browser: bool = True,
 ) -> int:
-    """Open a scene folder, a .ply file or a run folder in the studio.
+    """Open a scene folder, a file of Gaussians or a run folder in the studio.
 
     Args:
         path: What to open.
@@ -104,13 +104,13 @@ def eval_(
     test_every: int = 8,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
-    """Compare a run, a checkpoint or a .ply with the scene's test photographs: PSNR and SSIM.
+    """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs: PSNR and SSIM.
 
     Args:
-        path: A run folder, a checkpoint folder or a .ply in the coordinates of the scene's files.
+        path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
         scene: The scene; a run and a checkpoint remember theirs.
-        downscale: Divide the photographs' size by this; as in training by default, 1 for a .ply.
-        test_every: Every n-th photograph by name is a test photograph (of a .ply; a run remembers its own).
+        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
+        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
         json_file: Write the result here as JSON (psnr, ssim, num_gaussians, images).
     """
     from splatstudio.api import load_model
@@ -193,7 +193,7 @@ def render(
     """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
 
     Args:
-        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a .ply.
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
         output: What to write: a .mp4, a .webm, or with no ending a folder of PNG frames.
         route: Where the camera goes.
         frames: The frames' size, rate and number.
@@ -233,7 +233,7 @@ def render(
 
 @app.command
 def info(path: Positional[Path], /) -> int:
-    """Say what a scene folder, a .ply, a checkpoint or a run holds.
+    """Say what a scene folder, a file of Gaussians, a checkpoint or a run holds.
 
     Args:
         path: What to look at; nothing is changed.
@@ -242,7 +242,7 @@ def info(path: Positional[Path], /) -> int:
         raise ValueError(f"{path} does not exist")
     from splatstudio.terminal import print_model, print_scene
 
-    if path.suffix.lower() == ".ply" or any((path / name).exists() for name in ("run.json", "manifest.json")):
+    if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
         from splatstudio.api import load_model
 
         print_model(path, load_model(path))

@@ -230,7 +230,7 @@ def saved_model(screen: Screen, run: Path) -> tuple[int, Model]:
 def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     """Export under a name without its ending, and download the same file."""
     screen.tab("Export")
-    screen.page.get_by_role("textbox").locator("visible=true").fill(str(path))
+    screen.page.get_by_role("textbox").locator("visible=true").last.fill(str(path))
     screen.button("Export PLY").click()
     screen.page.get_by_text("Exported").first.wait_for()
     ply = path.with_suffix(".ply")

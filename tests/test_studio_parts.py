@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import viser
 
+from splatstudio.formats import FORMATS
 from splatstudio.scene.scene import Scene
 from splatstudio.studio import viser_private
 from splatstudio.studio.controller import Status
 from splatstudio.studio.foreign import ForeignSource
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
+from splatstudio.studio.panels.export import with_ending
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.panels.train import axis_ranges, joined
 from splatstudio.studio.stage import frustum_size
@@ -175,3 +177,11 @@ def test_plot_axes_hold_the_data_and_seldom_change() -> None:
     with_gap = (steps, np.array([13.0, np.nan]), np.array([np.nan, np.nan]))
     assert axis_ranges(with_gap, 5.0) == ((0.0, 500.0), (10.0, 15.0))
     assert axis_ranges((np.array([40.0]), np.array([20.0])), 5.0) == ((0.0, 100.0), (20.0, 25.0))
+
+
+def test_the_ending_follows_the_chosen_format() -> None:
+    by_name = {format_.name: format_ for format_ in FORMATS}
+    assert with_ending("a/model", by_name["PLY"]) == "a/model.ply"
+    assert with_ending("a/model.ply", by_name["SPZ"]) == "a/model.spz"
+    assert with_ending("a/model.compressed.ply", by_name["PLY"]) == "a/model.ply"
+    assert with_ending("a/model.v2.ply", by_name["PLY"]) == "a/model.v2.ply"

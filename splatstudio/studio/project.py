@@ -7,6 +7,7 @@ from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
+from splatstudio.formats import format_of
 from splatstudio.run import Run, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -68,7 +69,7 @@ class Project:
         return replace(self, model_path=None, run_dir=new_run_path(self.scene.path, self.run_dir.parent))
 
     def export_path(self, step: int | None) -> Path:
-        """Return where a PLY of the model goes when the user names no other place."""
+        """Return where the model goes, as a PLY, when the user names no other place."""
         if self.run_dir is None:
             return self.path.with_name(f"{self.path.stem}-export.ply")
         suffix = f"-{step}" if step else ""
@@ -82,8 +83,8 @@ def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Proje
     """
     path = Path(path).expanduser()
     if not path.exists():
-        raise ValueError(f"{path} does not exist; open a scene folder, a .ply file or a run folder")
-    if path.is_file() and path.suffix.lower() == ".ply":
+        raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
+    if path.is_file() and format_of(path) is not None:
         return Project(path, None, path, None, config)
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:

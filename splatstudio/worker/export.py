@@ -1,4 +1,4 @@
-"""What is said about a model on view, and its way to a PLY file."""
+"""What is said about a model on view, and its way to a file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from splatstudio.worker.messages import Event, Exported, ModelLoaded, Warned
 
 
 def export_model(model: Model, path: Path) -> Event:
-    """Write `model` as a PLY in the coordinates of its scene's files; say what came of it."""
+    """Write `model` in the format of the ending, in its scene's coordinates; say what came of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        model.save_ply(path)
+        model.save(path)
     except (OSError, ValueError) as error:
         return Warned(f"Not exported: {error}")
     return Exported(path, len(model), path.stat().st_size)

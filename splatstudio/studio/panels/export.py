@@ -1,4 +1,4 @@
-"""The Export tab: the model as a PLY file, on this machine's disk and as a download."""
+"""The Export tab: the model as a file for other programs, on this machine's disk and as a download."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import viser
 
+from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
-PLY_BYTES = {0: 17 * 4, 1: 26 * 4, 2: 41 * 4, 3: 62 * 4}  # a splat, by degree of its spherical harmonics
+CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 
 
 class ExportPanel:
@@ -20,6 +21,7 @@ class ExportPanel:
     def __init__(self, server: viser.ViserServer, controller: Controller):
         self._controller = controller
         self._suggested = str(controller.project.export_path(None))
+        self._format = server.gui.add_dropdown("Format", tuple(CHOICES))
         self._facts = server.gui.add_html("")
         self._path = server.gui.add_text(
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
@@ -29,27 +31,34 @@ class ExportPanel:
             "Download", color="gray", visible=False, hint="Sends the exported file to this browser."
         )
         self._shown: object = None
+        self._format.on_update(lambda _: self._choose())
         self._export.on_click(lambda _: self._write())
         self._download.on_click(self._send)
 
+    @property
+    def _chosen(self) -> Format:
+        return CHOICES[self._format.value]
+
     def refresh(self) -> None:
         """Show what an export would hold now."""
-        controller, status = self._controller, self._controller.status
-        shown = (status.step, status.num_gaussians, status.has_model, controller.last_export)
+        controller, status, chosen = self._controller, self._controller.status, self._chosen
+        shown = (status.step, status.num_gaussians, status.has_model, controller.last_export, chosen)
         if shown == self._shown:
             return
         self._shown = shown
         self._export.disabled = not status.has_model
         num = status.num_gaussians
-        rows = [("Format", "PLY, as Inria's and most other programs read it")]
+        rows = [("For", chosen.purpose)]
+        if chosen.loses:
+            rows += [("Loses", chosen.loses)]
         if num is not None:
-            expected = num * PLY_BYTES[controller.project.config.sh_degree]
             rows += [("Splats", f"{num:,}")]
             if controller.project.scene is not None:
+                expected = chosen.estimated_bytes(num, controller.project.config.sh_degree)
                 rows += [("Size", f"about {size(expected)}")]
         rows += [("Coordinates", "those of the scene's own files")]
         self._facts.content = table_html(rows)
-        suggestion = str(controller.project.export_path(status.step or None))
+        suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
         if self._path.value == self._suggested and suggestion != self._suggested:
             # Only a path that the user did not touch follows the step.
             self._path.value = suggestion
@@ -60,14 +69,31 @@ class ExportPanel:
             self._download.visible = small
             self._download.label = f"Download {exported.path.name} ({size(exported.num_bytes)})"
 
+    def _choose(self) -> None:
+        chosen = self._chosen
+        self._export.label = f"Export {chosen.name}"
+        untouched = self._path.value == self._suggested
+        self._path.value = with_ending(self._path.value, chosen)
+        if untouched:
+            self._suggested = self._path.value
+        self.refresh()
+
     def _write(self) -> None:
-        path = Path(self._path.value.strip())
-        if path.suffix.lower() != ".ply":
-            path = path.with_name(path.name + ".ply")
-            self._path.value = str(path)
-        self._controller.export(path)
+        self._path.value = with_ending(self._path.value.strip(), self._chosen)
+        self._controller.export(Path(self._path.value))
 
     def _send(self, event: viser.GuiEvent) -> None:
         exported = self._controller.last_export
         if event.client is not None and exported is not None:
             event.client.send_file_download(exported.path.name, exported.path.read_bytes())
+
+
+def with_ending(path: str, chosen: Format) -> str:
+    """Return `path` with the usual ending of a format, in place of another format's ending."""
+    present = format_of(path)
+    if present is chosen:
+        return path
+    if present is not None:
+        ending = next(ending for ending in present.endings if path.lower().endswith(ending))
+        path = path[: -len(ending)]
+    return path + chosen.endings[0]

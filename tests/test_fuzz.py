@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from test_ops import MODELS, camera_of, gaussians_of, leaves_of
+from test_ops import camera_of, gaussians_of, leaves_of
+from test_ops_project import MODELS
 from torch import Tensor
 
 from splatstudio import ops

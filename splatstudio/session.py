@@ -21,6 +21,7 @@ class Advance:
     stats: StepStats
     evaluation: Evaluation | None = None
     saved: Path | None = None
+    problem: str | None = None  # one sentence: what was due and could not be written
 
 
 class Session:
@@ -34,6 +35,7 @@ class Session:
         self.run = run
         self._started = time.monotonic()
         self._saved_step = -1
+        self._refused = False  # whether the last thing to be written could not be
 
     @property
     def finished(self) -> bool:
@@ -41,9 +43,22 @@ class Session:
         return self.trainer.step >= self.trainer.config.steps
 
     def advance(self) -> Advance:
-        """Train one step, then evaluate and save where the configuration asks for it."""
+        """Train one step, then evaluate and save where the configuration asks for it.
+
+        What cannot be written (a full disk) is told in `Advance.problem`, once until writing works again; the
+        training goes on.
+        """
         stats = self.trainer.train_step()
-        step, config = self.trainer.step, self.trainer.config
+        try:
+            advance = self._keep(stats)
+        except OSError as error:
+            told, self._refused = self._refused, True
+            return Advance(stats, problem=None if told else _refusal(stats.step, error))
+        self._refused = False
+        return advance
+
+    def _keep(self, stats: StepStats) -> Advance:
+        step, config = stats.step, self.trainer.config
         if step % METRICS_EVERY == 0 or self.finished:
             self.run.append_metrics(
                 {
@@ -54,9 +69,9 @@ class Session:
                     "elapsed_s": round(time.monotonic() - self._started, 3),
                 }
             )
+        saved = self.save() if step in config.save_steps or self.finished else None
         due = step in config.eval_steps or self.finished
         evaluation = self.evaluate() if due and self.trainer.scene.test_indices else None
-        saved = self.save() if step in config.save_steps or self.finished else None
         return Advance(stats, evaluation, saved)
 
     def evaluate(self) -> Evaluation:
@@ -78,3 +93,10 @@ class Session:
     def save_if_needed(self) -> Path | None:
         """Write a checkpoint unless this very step has one; return its folder if it was written."""
         return self.save() if self.trainer.step not in (0, self._saved_step) else None
+
+
+def _refusal(step: int, error: OSError) -> str:
+    return (
+        f"Step {step} could not be written: {error}. Earlier checkpoints are safe and the training goes on; "
+        "make room on the disk, then save."
+    )

@@ -91,6 +91,8 @@ class ProgressReport:
             print_evaluation(advance.evaluation, f"step {stats.step}: ")
         if advance.saved is not None:
             console.print(f"Saved {advance.saved}")
+        if advance.problem is not None:
+            console.print(advance.problem, style="yellow", markup=False)
         if not console.is_terminal and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + LINE_SECONDS
             left = (self._session.trainer.config.steps - stats.step) / max(self._rate, 1e-9)

@@ -35,7 +35,7 @@ class Session:
         self.run = run
         self._started = time.monotonic()
         self._saved_step = -1
-        self._refused = False  # whether the last thing to be written could not be
+        self._refused = False  # whether the last metrics or checkpoint could not be written
 
     @property
     def finished(self) -> bool:
@@ -50,12 +50,10 @@ class Session:
         """
         stats = self.trainer.train_step()
         try:
-            advance = self._keep(stats)
+            return self._keep(stats)
         except OSError as error:
             told, self._refused = self._refused, True
             return Advance(stats, problem=None if told else _refusal(stats.step, error))
-        self._refused = False
-        return advance
 
     def _keep(self, stats: StepStats) -> Advance:
         step, config = stats.step, self.trainer.config
@@ -69,6 +67,7 @@ class Session:
                     "elapsed_s": round(time.monotonic() - self._started, 3),
                 }
             )
+            self._refused = False
         saved = self.save() if step in config.save_steps or self.finished else None
         due = step in config.eval_steps or self.finished
         evaluation = self.evaluate() if due and self.trainer.scene.test_indices else None

@@ -7,12 +7,12 @@ NATIVE := $(shell find csrc -type f)
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu)
 CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 
-.PHONY: demo test setup browser lint format bench cuda-check sanitize lock clean
+.PHONY: demo test setup test-tools lint format bench cuda-check sanitize lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
-test: setup browser
+test: setup test-tools
 	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
 
 # The environment and the native extension; does nothing when neither changed.
@@ -30,12 +30,15 @@ $(VENV)/built: $(VENV)/installed pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# The browser tests need a Chromium; Debian's is installed where that is possible.
-browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && apt-get install -y -qq chromium >/dev/null; \
-	  else echo "No Chromium found: the browser tests will skip. Install the package 'chromium' to run them."; fi
+# The browser tests need a Chromium, the tests of the file formats npx; where that is possible they are installed.
+test-tools:
+	@missing=""; \
+	command -v chromium chromium-browser google-chrome >/dev/null || missing="$$missing chromium"; \
+	command -v npx >/dev/null || missing="$$missing nodejs npm"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq $$missing >/dev/null; \
+	else echo "Not found:$$missing. The tests that need them will skip; install these packages to run them."; fi
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from splatstudio import ops
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions, render_image
 from splatstudio.worker.channel import FrameSlots
@@ -76,6 +77,11 @@ class FrameRenderer:
 
     def _render_all(self) -> None:
         torch.set_grad_enabled(False)  # holds for this thread alone
+        # Half of the threads: a frame beside a training step shall slow it, not stop it.
+        with ops.limited_threads(max(1, ops.num_threads() // 2)):
+            self._render_until_closed()
+
+    def _render_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or (self._wanted and self._free and self._model))

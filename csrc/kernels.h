@@ -148,10 +148,11 @@ void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
 
 // Scratch of the two steps of binning: instances a tile, counted in chunks of splats.
 int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads);
+struct TileWalk;  // cpu/tile_walk.h
 int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t* splat_starts,
-                        int32_t* counters, int num_threads);
+                        int32_t* counters, TileWalk& walk, int num_threads);
 void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
-                    int32_t* counters, int num_threads);
+                    int32_t* counters, const TileWalk& walk, int num_threads);
 
 void raster_fwd(const RasterFwd& args, int num_threads);
 void raster_bwd(const RasterBwd& args, int num_threads);

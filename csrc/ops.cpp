@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpu/tile_walk.h"
 #include "kernels.h"
 
 namespace {
@@ -204,8 +205,9 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
   const Tensor counters =
       empty({splat::cpu::num_binning_counters(list, grid, threads)}, ScalarType::Int);
   int32_t* counter = static_cast<int32_t*>(counters.data_ptr());
+  splat::cpu::TileWalk walk;
   const int64_t num_instances = splat::cpu::count_instances(
-      list, grid, static_cast<int64_t*>(splat_starts.data_ptr()), counter, threads);
+      list, grid, static_cast<int64_t*>(splat_starts.data_ptr()), counter, walk, threads);
   STD_TORCH_CHECK(num_instances < std::numeric_limits<int32_t>::max(),
                   "the Gaussians cover too much of the image (", num_instances,
                   " tiles in all): render fewer, or fewer pixels");
@@ -214,7 +216,7 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
   const Tensor slots = empty({num_instances}, ScalarType::Int);
   splat::cpu::emit_instances(list, grid,
                              lists_of(list, grid, splat_starts, tile_starts, instances, slots),
-                             counter, threads);
+                             counter, walk, threads);
   return {splats, order, splat_starts, tile_starts, instances, slots};
 }
 

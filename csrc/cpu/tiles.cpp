@@ -3,12 +3,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "../blend.h"
 #include "../kernels.h"
 #include "pool.h"
 #include "splat.h"
+#include "tile_walk.h"
 
 namespace splat::cpu {
 namespace {
@@ -52,6 +54,16 @@ Splat pack(const ProjectedArrays& p, int64_t i) {
     s.w2 = std::numeric_limits<float>::infinity();
   }
   return s;
+}
+
+// Gaussians by depth lie scattered in memory.
+void fetch_ahead(const ProjectedArrays& p, int64_t i) {
+  __builtin_prefetch(p.means2d + 2 * i);
+  __builtin_prefetch(p.conics + 3 * i);
+  __builtin_prefetch(p.depths + i);
+  __builtin_prefetch(p.opacities + i);
+  __builtin_prefetch(p.colors + 3 * i);
+  __builtin_prefetch(p.radii + 2 * i);
 }
 
 // Ascending with the depth, also below 0.
@@ -176,7 +188,9 @@ void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
   radix_pass(keyed, other, 22, num_threads);
   Splat* splats = reinterpret_cast<Splat*>(out.splats);
   parallel_ranges(num_threads, out.num, 4096, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kAhead = 12;
     for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) fetch_ahead(projected, other[i + kAhead].index);
       out.order[i] = other[i].index;
       splats[i] = pack(projected, other[i].index);
     }
@@ -188,20 +202,24 @@ int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int
 }
 
 int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t* splat_starts,
-                        int32_t* counters, int num_threads) {
+                        int32_t* counters, TileWalk& walk, int num_threads) {
   const Chunks chunks = chunks_of(splats, num_threads);
   const Splat* list = packed(splats);
+  walk.tiles.resize(chunks.num);
   std::fill(counters, counters + chunks.num * grid.num_tiles(), 0);
   parallel_ranges(num_threads, splats.num, chunks.grain, [&](int64_t begin, int64_t end) {
     int32_t* counter = counters + begin / chunks.grain * grid.num_tiles();
+    std::vector<int32_t> tiles;
+    tiles.reserve(2 * (end - begin));
     for (int64_t i = begin; i < end; ++i) {
-      int64_t num = 0;
+      const size_t before = tiles.size();
       for_each_tile(list[i], grid, [&](int64_t tile) {
         ++counter[tile];
-        ++num;
+        tiles.push_back(static_cast<int32_t>(tile));
       });
-      splat_starts[i] = num;
+      splat_starts[i] = static_cast<int64_t>(tiles.size() - before);
     }
+    walk.tiles[begin / chunks.grain] = std::move(tiles);
   });
   int64_t total = 0;
   for (int64_t i = 0; i < splats.num; ++i) {
@@ -214,9 +232,8 @@ int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t*
 }
 
 void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
-                    int32_t* counters, int num_threads) {
+                    int32_t* counters, const TileWalk& walk, int num_threads) {
   const Chunks chunks = chunks_of(splats, num_threads);
-  const Splat* list = packed(splats);
   const int64_t num_tiles = grid.num_tiles();
   int32_t position = 0;
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
@@ -231,13 +248,13 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
   out.tile_starts[num_tiles] = position;
   parallel_ranges(num_threads, splats.num, chunks.grain, [&](int64_t begin, int64_t end) {
     int32_t* next = counters + begin / chunks.grain * num_tiles;
+    const int32_t* tile = walk.tiles[begin / chunks.grain].data();
     for (int64_t i = begin; i < end; ++i) {
-      int32_t slot = static_cast<int32_t>(out.splat_starts[i]);
-      for_each_tile(list[i], grid, [&](int64_t tile) {
-        const int32_t at = next[tile]++;
+      for (int64_t slot = out.splat_starts[i]; slot < out.splat_starts[i + 1]; ++slot, ++tile) {
+        const int32_t at = next[*tile]++;
         out.instances[at] = static_cast<int32_t>(i);
-        out.slots[at] = slot++;
-      });
+        out.slots[at] = static_cast<int32_t>(slot);
+      }
     }
   });
 }

@@ -26,6 +26,15 @@ std::vector<int32_t> tiles_by_cost(const ImageGrid& grid, const int32_t* tile_st
   return order;
 }
 
+// Gaussians by depth lie scattered in memory.
+void fetch_ahead(const RasterBwd& args, int64_t at) {
+  __builtin_prefetch(args.v_means2d + 2 * at, 1);
+  __builtin_prefetch(args.v_conics + 3 * at, 1);
+  __builtin_prefetch(args.v_depths + at, 1);
+  __builtin_prefetch(args.v_opacities + at, 1);
+  __builtin_prefetch(args.v_colors + 3 * at, 1);
+}
+
 // Adds up a splat's instances and turns the sums over pixels into gradients.
 void gather_splat(const RasterBwd& args, int64_t i) {
   const Splat& s = reinterpret_cast<const Splat*>(args.splats.splats)[i];
@@ -78,7 +87,11 @@ void raster_bwd(const RasterBwd& args, int num_threads) {
   parallel_ranges(num_threads, args.num, 1 << 14,
                   [&](int64_t begin, int64_t end) { zero_rows(args, begin, end); });
   parallel_ranges(num_threads, args.splats.num, 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) gather_splat(args, i);
+    constexpr int64_t kAhead = 12;
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) fetch_ahead(args, args.splats.order[i + kAhead]);
+      gather_splat(args, i);
+    }
   });
 }
 

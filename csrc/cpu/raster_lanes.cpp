@@ -26,10 +26,11 @@ SPLAT_LANES Tile tile_at(const ImageGrid& grid, int64_t index) {
   return {x0, y0, columns < kTileSize ? columns : kTileSize, rows < kTileSize ? rows : kTileSize};
 }
 
+constexpr int32_t kAhead = 6;
+
 // The splats of a list lie scattered: without this a fifth of the forward pass waits for memory.
 SPLAT_LANES void fetch_ahead(const Splat* splats, const int32_t* instances, int32_t i,
                              int32_t end) {
-  constexpr int32_t kAhead = 6;
   if (i + kAhead < end) __builtin_prefetch(splats + instances[i + kAhead]);
 }
 
@@ -235,6 +236,10 @@ void tile_vjp(const RasterBwd& args, int64_t index) {
       continue;
     }
     fetch_ahead(splats, args.lists.instances, i, end);
+    if (i + kAhead < end) {
+      __builtin_prefetch(args.slab + static_cast<int64_t>(args.lists.slots[i + kAhead]) * kSlabSize,
+                         1);
+    }
     const Splat& s = splats[args.lists.instances[i]];
     Collected sum;
     std::memset(&sum, 0, sizeof(sum));

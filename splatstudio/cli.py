@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check
+from splatstudio.config import TrainConfig, check, resumed
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 
@@ -66,7 +66,7 @@ def train_(
         scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
         config: The training's settings.
         run: Folder of the run; a new one below runs/ by default.
-        resume: Go on from the newest good checkpoint of --run, up to --steps.
+        resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
     from splatstudio.checkpoint import newest_checkpoint
     from splatstudio.run import Run, new_run_path
@@ -76,17 +76,22 @@ def train_(
     from splatstudio.trainer import Trainer
 
     check(config)
-    if resume and run is None:
-        raise ValueError("--resume needs --run: the folder of the run to go on with")
-    loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
-    print_scene(loaded)
-    if resume and run is not None:
+    if resume:
+        if run is None:
+            raise ValueError("--resume needs --run: the folder of the run to go on with")
+        folder = Run.open(run)
+        config = resumed(folder.config, config)
         checkpoint = newest_checkpoint(run)
         if checkpoint is None:
             raise ValueError(f"{run} has no checkpoint to resume from; leave --resume away to start anew")
-        trainer, folder = Trainer.resume(loaded, checkpoint, steps=config.steps), Run.open(run)
+        loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
+        print_scene(loaded)
+        ends = {name: getattr(config, name) for name in ("steps", "eval_steps", "save_steps")}
+        trainer = Trainer.resume(loaded, checkpoint, **ends)
         console.print(f"Resuming at step {trainer.step} from {checkpoint}")
     else:
+        loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
+        print_scene(loaded)
         folder = Run.create(run or new_run_path(loaded.path), loaded.path, config)
         trainer = Trainer(loaded, config)
     try:
@@ -113,18 +118,15 @@ def eval_(
         test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
         json_file: Write the result here as JSON (psnr, ssim, num_gaussians, images).
     """
-    from splatstudio.api import load_model
-    from splatstudio.run import Run
+    from splatstudio.model import load_model, origin_of
     from splatstudio.scene import load_scene
     from splatstudio.terminal import console, print_evaluation, print_scores
 
-    model = load_model(path)
-    folder = next((parent for parent in [path, *path.parents] if (parent / "run.json").exists()), None)
-    if folder is not None:
-        run = Run.open(folder)
-        scene = scene or run.scene_path
-        downscale = downscale or run.config.downscale
-        test_every = run.config.test_every
+    model, origin = load_model(path), origin_of(path)
+    if origin is not None:
+        scene = scene or origin.scene_path
+        downscale = downscale or origin.config.downscale
+        test_every = origin.config.test_every
     if scene is None:
         raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
     loaded = load_scene(scene, downscale=downscale or 1, test_every=test_every)
@@ -200,10 +202,9 @@ def render(
         scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
         quality: Look like the frames themselves, or be quick to send.
     """
-    from splatstudio.api import load_model
+    from splatstudio.model import load_model, origin_of
     from splatstudio.path_file import read_camera_path
     from splatstudio.ready_paths import orbit_of, spiral
-    from splatstudio.run import Run
     from splatstudio.scene import load_scene
     from splatstudio.terminal import console, frame_progress
     from splatstudio.video import check_output, render_path
@@ -215,9 +216,9 @@ def render(
     if route.path is not None:
         camera_path = read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
     else:
-        folder = next((parent for parent in [path, *path.parents] if (parent / "run.json").exists()), None)
-        if folder is not None and scene is None:
-            scene = Run.open(folder).scene_path
+        origin = origin_of(path)
+        if origin is not None and scene is None:
+            scene = origin.scene_path
         if scene is None:
             raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
         loaded = load_scene(scene)

@@ -227,3 +227,32 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
     if type(value) is not hint:
         raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
     return value
+
+
+def differing(config: Any, other: Any, path: str = "") -> list[str]:
+    """Return the dotted names of the settings in which two configurations of one class differ."""
+    names: list[str] = []
+    for f in fields(config):
+        one, two = getattr(config, f.name), getattr(other, f.name)
+        if is_dataclass(one):
+            names += differing(one, two, path + f.name + ".")
+        elif one != two:
+            names.append(path + f.name)
+    return names
+
+
+def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:
+    """Return the settings with which a run goes on: its own, with the steps that were asked for.
+
+    A setting of `asked` that is at its default was not asked for. Raises ValueError for one that was, that
+    differs from the run's, and that is not about when to stop, to evaluate and to save.
+    """
+    wanted = differing(asked, TrainConfig())
+    free = {"steps", "eval_steps", "save_steps"}
+    fixed = [name for name in differing(asked, saved) if name in wanted and name not in free]
+    if fixed:
+        raise ValueError(
+            f"a run goes on with its own settings, but {', '.join(fixed)} would change; leave that away, "
+            "or train anew without --resume"
+        )
+    return dataclasses.replace(saved, **{name: getattr(asked, name) for name in free if name in wanted})

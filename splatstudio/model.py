@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Evaluation, evaluate
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions, options_for_display
+from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 
 
@@ -71,3 +73,27 @@ def load_model(path: str | Path) -> Model:
     checkpoint = load_checkpoint(folder)
     options = options_for_display(checkpoint.config)
     return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was trained on, and how."""
+
+    scene_path: Path
+    config: TrainConfig
+
+
+def origin_of(path: str | Path) -> Origin | None:
+    """Return where the model in a run, in a file of a run, or in a checkpoint comes from; None: not known.
+
+    Raises ValueError, naming the file, when the run or the checkpoint is damaged.
+    """
+    path = Path(path).resolve()
+    folder = next((place for place in [path, *path.parents[:2]] if (place / "run.json").exists()), None)
+    if folder is not None:
+        run = Run.open(folder)
+        return Origin(run.scene_path, run.config)
+    if (path / "manifest.json").exists():
+        checkpoint = load_checkpoint(path)
+        return Origin(checkpoint.scene_path, checkpoint.config)
+    return None

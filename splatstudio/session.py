@@ -21,7 +21,7 @@ class Advance:
     stats: StepStats
     evaluation: Evaluation | None = None
     saved: Path | None = None
-    problem: str | None = None  # one sentence: what was due and could not be written
+    problem: str | None = None  # one sentence: what was due and failed
 
 
 class Session:
@@ -35,7 +35,7 @@ class Session:
         self.run = run
         self._started = time.monotonic()
         self._saved_step = -1
-        self._refused = False  # whether the last metrics or checkpoint could not be written
+        self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
     def finished(self) -> bool:
@@ -45,33 +45,36 @@ class Session:
     def advance(self) -> Advance:
         """Train one step, then evaluate and save where the configuration asks for it.
 
-        What cannot be written (a full disk) is told in `Advance.problem`, once until writing works again; the
-        training goes on.
+        What fails then (a full disk, an unreadable test photograph) is told in `Advance.problem`, once until
+        it works again; the training goes on. Raises what `Trainer.train_step` raises.
         """
         stats = self.trainer.train_step()
+        evaluation = saved = problem = None
         try:
-            return self._keep(stats)
-        except OSError as error:
-            told, self._refused = self._refused, True
-            return Advance(stats, problem=None if told else _refusal(stats.step, error))
+            self._append_metrics(stats)
+            if stats.step in self.trainer.config.save_steps or self.finished:
+                saved = self.save()
+            due = stats.step in self.trainer.config.eval_steps or self.finished
+            if due and self.trainer.scene.test_indices:
+                evaluation = self.evaluate()
+        except (OSError, ValueError) as error:
+            told, self._failing = self._failing, True
+            problem = None if told else _problem(stats.step, error)
+        return Advance(stats, evaluation, saved, problem)
 
-    def _keep(self, stats: StepStats) -> Advance:
-        step, config = stats.step, self.trainer.config
-        if step % METRICS_EVERY == 0 or self.finished:
-            self.run.append_metrics(
-                {
-                    "step": step,
-                    "loss": stats.loss,
-                    "psnr": stats.psnr,
-                    "num_gaussians": stats.num_gaussians,
-                    "elapsed_s": round(time.monotonic() - self._started, 3),
-                }
-            )
-            self._refused = False
-        saved = self.save() if step in config.save_steps or self.finished else None
-        due = step in config.eval_steps or self.finished
-        evaluation = self.evaluate() if due and self.trainer.scene.test_indices else None
-        return Advance(stats, evaluation, saved)
+    def _append_metrics(self, stats: StepStats) -> None:
+        if stats.step % METRICS_EVERY and not self.finished:
+            return
+        self.run.append_metrics(
+            {
+                "step": stats.step,
+                "loss": stats.loss,
+                "psnr": stats.psnr,
+                "num_gaussians": stats.num_gaussians,
+                "elapsed_s": round(time.monotonic() - self._started, 3),
+            }
+        )
+        self._failing = False
 
     def evaluate(self) -> Evaluation:
         """Evaluate the test photographs now; the result goes to `eval/` and the metrics."""
@@ -94,8 +97,6 @@ class Session:
         return self.save() if self.trainer.step not in (0, self._saved_step) else None
 
 
-def _refusal(step: int, error: OSError) -> str:
-    return (
-        f"Step {step} could not be written: {error}. Earlier checkpoints are safe and the training goes on; "
-        "make room on the disk, then save."
-    )
+def _problem(step: int, error: Exception) -> str:
+    what = "could not be written" if isinstance(error, OSError) else "could not be evaluated"
+    return f"Step {step} {what}: {error}. Checkpoints already written are safe, and the training goes on."

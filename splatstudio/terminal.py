@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from splatstudio.evaluate import Evaluation
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.session import Advance, Session
+from splatstudio.trainer import TrainingDiverged
 
 console = Console(highlight=False)
 
@@ -59,7 +61,7 @@ class ProgressReport:
         self._session = session
         self._rate = 0.0
         self._line_due = time.monotonic() + LINE_SECONDS
-        self._psnr = ""
+        self._psnr: float | None = None  # of the training photographs, a running mean
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -83,9 +85,11 @@ class ProgressReport:
         if stats.seconds > 0:
             # An exponential mean over about 50 steps: steady, yet quick after densification.
             self._rate += (1.0 / stats.seconds - self._rate) * (0.02 if self._rate else 1.0)
-        if advance.evaluation is not None:
-            self._psnr = f"  PSNR {advance.evaluation.psnr:.2f}"
-        state = f"{self._rate:.1f} it/s  loss {stats.loss:.4f}{self._psnr}  {stats.num_gaussians:,} Gaussians"
+        if stats.psnr is not None and math.isfinite(stats.psnr):
+            # Photographs differ more than steps do.
+            self._psnr = stats.psnr if self._psnr is None else self._psnr + (stats.psnr - self._psnr) * 0.1
+        psnr = "" if self._psnr is None else f"  PSNR {self._psnr:.1f}"
+        state = f"{self._rate:.1f} it/s  loss {stats.loss:.4f}{psnr}  {stats.num_gaussians:,} Gaussians"
         self._bar.update(self._task, completed=stats.step, state=state)
         if advance.evaluation is not None:
             print_evaluation(advance.evaluation, f"step {stats.step}: ")
@@ -115,8 +119,16 @@ def run_to_end(session: Session) -> int:
         console.print(f"Nothing to do: the run is at step {first} of {session.trainer.config.steps} already.")
         return 0
     with interruptible() as interrupt, ProgressReport(session) as report:
-        while not session.finished and not interrupt.pressed:
-            report.show(session.advance())
+        try:
+            while not session.finished and not interrupt.pressed:
+                report.show(session.advance())
+        except TrainingDiverged:
+            raise
+        except ValueError:
+            # A photograph that cannot be read must not cost the steps since the last checkpoint.
+            rescued = session.save_if_needed()
+            console.print(f"Saved {rescued}" if rescued else "Nothing new to save.")
+            raise
         saved = session.save_if_needed()
     elapsed, steps = time.monotonic() - started, session.trainer.step - first
     num = len(session.trainer.gaussians)

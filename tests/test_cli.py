@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
 from splatstudio.run import Run
@@ -83,9 +85,20 @@ def test_eval_of_a_run_equals_eval_of_its_export(
 
 
 def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--steps", "70", *SMALL)
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
     assert code == 0 and "Resuming at step 60" in output
-    assert (run_dir / "ckpts" / "step_00000070").is_dir()
+    checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")
+    assert (checkpoint.config.downscale, checkpoint.config.test_every) == (8, 16), "the run's own settings"
+    # The run's length is kept when no other is asked for: there is nothing left to do.
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume")
+    assert code == 0 and "Nothing to do" in output
+
+
+def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--test-every", "5")
+    assert code == 2 and "test_every" in output
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--optim.means-lr", "0.1")
+    assert code == 2 and "optim.means_lr" in output
 
 
 def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
@@ -110,6 +123,14 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     saved = re.search(r"Saved (\S+step_\d+)", output)
     assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output
     assert f"--run {folder} --resume" in output
+
+
+def test_a_checkpoint_alone_knows_its_scene(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_dir / "ckpts" / "step_00000060", tmp_path / "copy")
+    code, output = command(capsys, "eval", tmp_path / "copy")
+    assert code == 0 and "3 test photographs" in output
 
 
 def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,3 +47,15 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     assert session.advance().stats.step == 3
     saved = session.advance().saved
     assert saved is not None and (saved / "manifest.json").exists()
+
+
+def test_an_unreadable_test_photograph_does_not_end_the_training(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ValueError("a.png cannot be decoded")
+
+    monkeypatch.setattr(session, "evaluate", refuse)
+    advances = [session.advance() for _ in range(6)]
+    assert advances[2].problem is not None and "a.png cannot be decoded" in advances[2].problem
+    assert advances[-1].saved is not None

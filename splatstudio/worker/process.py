@@ -56,6 +56,7 @@ def worker_main(connection: Connection, slots_file: SlotsFile, job: Job, log_pat
         worker.run()
     except Exception as error:
         log.error("%s", traceback.format_exc())
+        worker.rescue(error)
         worker.emit(Failed(failure_sentence(error, job), worker.step, worker.log_path))
         worker.leave()
         sys.exit(1)
@@ -114,6 +115,10 @@ class Worker:
             else:
                 self._activity.execute(command)
         self._activity.close()
+
+    def rescue(self, error: Exception) -> None:
+        """Save what can be saved before `error` ends the worker."""
+        self._activity.rescue(error)
 
     def leave(self) -> None:
         """Send what is left to send and stop the threads."""

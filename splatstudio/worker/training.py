@@ -14,7 +14,7 @@ from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.session import Advance, Session
-from splatstudio.trainer import Trainer
+from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.export import export_model, model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
@@ -142,6 +142,22 @@ class Training:
             self._stop(self._session)
         self._session.trainer.close()
 
+    def rescue(self, error: Exception) -> None:
+        """Save the steps since the last checkpoint when `error` ends the worker.
+
+        Only what leaves the model whole: an unreadable photograph, a failing disk.
+        """
+        whole = isinstance(error, (ValueError, OSError)) and not isinstance(error, TrainingDiverged)
+        if self._session is None or not whole:
+            return
+        try:
+            saved = self._session.save_if_needed()
+        except OSError:
+            log.exception("the model could not be saved")
+            return
+        if saved is not None:
+            self._emit(Saved(self._session.trainer.step, saved))
+
     def _change_state(self, state: State) -> None:
         self._state = state
         self._emit(StateChanged(state))
@@ -199,7 +215,14 @@ class Training:
             self._finish(session, completed=False)
 
     def _finish(self, session: Session, *, completed: bool) -> None:
-        saved = session.save_if_needed()
+        try:
+            saved = session.save_if_needed()
+        except OSError as error:
+            self._emit(
+                Warned(f"Not saved: {error}. The model is kept: make room on the disk, then press Save.")
+            )
+            self._change_state("paused")
+            return
         if saved is not None:
             self._emit(Saved(session.trainer.step, saved))
         self._change_state("finished")
@@ -212,7 +235,10 @@ class Training:
             except ValueError as error:
                 self._emit(Warned(f"Not changed: {error}"))
                 continue
-            session.run.append_metrics({"step": session.trainer.step, "setting": path, "value": value})
+            try:
+                session.run.append_metrics({"step": session.trainer.step, "setting": path, "value": value})
+            except OSError as error:
+                self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 
     def _save(self, session: Session) -> None:
         try:
@@ -228,7 +254,11 @@ class Training:
                 Warned("There are no test photographs: this scene was loaded without a held-out part.")
             )
             return
-        evaluation = session.evaluate()
+        try:
+            evaluation = session.evaluate()
+        except (OSError, ValueError) as error:
+            self._emit(Warned(f"Not evaluated: {error}"))
+            return
         self._emit_evaluated(session, evaluation.psnr, evaluation.ssim, len(evaluation.images))
 
     def _emit_evaluated(self, session: Session, psnr: float, ssim: float, num_images: int) -> None:
@@ -256,6 +286,8 @@ class Training:
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
         if advance.saved is not None:
             self._emit(Saved(trainer.step, advance.saved))
+        if advance.problem is not None:
+            self._emit(Warned(advance.problem))
         if time.monotonic() >= self._progress_due or session.finished:
             self._emit_progress(trainer, rate)
 

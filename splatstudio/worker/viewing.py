@@ -55,3 +55,6 @@ class Viewing:
 
     def close(self) -> None:
         """Do nothing: nothing is unsaved."""
+
+    def rescue(self, error: Exception) -> None:
+        """Do nothing: a finished model is on the disk already."""

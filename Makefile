@@ -33,12 +33,13 @@ $(VENV)/built: $(VENV)/installed pyproject.toml $(NATIVE)
 # The browser tests need a Chromium, the tests of the file formats npx; where that is possible they are installed.
 test-tools:
 	@missing=""; \
-	command -v chromium chromium-browser google-chrome >/dev/null || missing="$$missing chromium"; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  command -v google-chrome >/dev/null || missing="$$missing chromium"; \
 	command -v npx >/dev/null || missing="$$missing nodejs npm"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && apt-get install -y -qq $$missing >/dev/null; \
-	else echo "Not found:$$missing. The tests that need them will skip; install these packages to run them."; fi
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null; then exit 0; fi; \
+	echo "Not found:$$missing. The tests that need them will skip; install these packages to run them."
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -90,6 +90,11 @@ class Trainer:
                 f"{checkpoint_dir} was trained in another frame than {scene.path} has now: its cameras have"
                 " changed since; train the scene anew"
             )
+        if scene.test_every != config.test_every:
+            raise ValueError(
+                f"{checkpoint_dir} was trained with test_every {config.test_every}, but {scene.path} was loaded "
+                f"with {scene.test_every}: test photographs would be trained on"
+            )
         trainer = cls.__new__(cls)
         trainer._prepare(scene, config, torch.Generator())
         trainer._generator.set_state(checkpoint.rng_state)

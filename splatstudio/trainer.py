@@ -92,8 +92,8 @@ class Trainer:
             )
         if scene.test_every != config.test_every:
             raise ValueError(
-                f"{checkpoint_dir} was trained with test_every {config.test_every}, but {scene.path} was loaded "
-                f"with {scene.test_every}: test photographs would be trained on"
+                f"{checkpoint_dir} was trained with test_every {config.test_every}, but {scene.path} was "
+                f"loaded with {scene.test_every}: test photographs would be trained on"
             )
         trainer = cls.__new__(cls)
         trainer._prepare(scene, config, torch.Generator())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -20,11 +20,11 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.model import load_model
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.studio.app import Studio, open_studio
+from splatstudio.studio.app import Studio, last_words, open_studio
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.project import open_project
 from splatstudio.trainer import Trainer
-from splatstudio.worker.messages import TrainJob, ViewJob
+from splatstudio.worker.messages import Saved, TrainJob, ViewJob
 from tests.conftest import blobs, write_blob_scene
 
 TIMEOUT = 60.0
@@ -102,6 +102,45 @@ def test_what_cannot_be_opened_is_said_in_a_sentence(
     trained_run(load_scene(write_blob_scene(tmp_path / "other")), Path("taken"))
     with pytest.raises(ValueError, match=r"belongs to .*other"):
         open_project(blob_folder, MANY, Path("taken"))
+
+
+def test_an_unreadable_run_of_another_is_left_aside_with_a_note(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    Path("runs/blobs-9").mkdir()
+    Path("runs/blobs-9/run.json").write_text("{cut off")
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.model_path == checkpoint and any("blobs-9 is left aside" in n for n in project.notes)
+    with pytest.raises(ValueError, match="damaged"):
+        open_project(blob_folder, TrainConfig(), Path("runs/blobs-9"))
+
+
+def test_brackets_in_a_scenes_name_are_no_pattern(own_folder: Path, tmp_path: Path) -> None:
+    folder = write_blob_scene(tmp_path / "room [1]")
+    checkpoint = trained_run(load_scene(folder), Path("runs/room [1]"))
+    assert open_project(folder, TrainConfig(), None).model_path == checkpoint
+
+
+def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    steps = TrainConfig(steps=77)
+    for path in (blob_folder, Path("runs/blobs")):
+        longer = open_project(path, steps, None)
+        assert longer.config == replace(MANY, steps=77) and longer.run_dir is not None
+        assert longer.run_dir.name == "blobs" and not any("own settings" in note for note in longer.notes)
+    other = TrainConfig(sh_degree=2)
+    anew = open_project(blob_folder, other, None)
+    assert anew.run_dir == Path("runs/blobs-2") and anew.config == other and anew.model_path is None
+    assert any("sh_degree" in note and "blobs-2" in note for note in anew.notes)
+    for kept in (
+        open_project(Path("runs/blobs"), other, None),
+        open_project(blob_folder, other, Path("runs/blobs")),
+    ):
+        assert kept.config == MANY and kept.model_path == checkpoint
+        assert any("own settings; sh_degree is not changed" in note for note in kept.notes)
 
 
 # ---- what the buttons do
@@ -182,6 +221,51 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(desk: Callable[..., Desk],
     saved = int(label.rpartition(" ")[2].replace(",", ""))
     status = it.wait(lambda status: status.state == "training" and status.step > saved, "training again")
     assert status.message == ""
+
+
+def test_start_works_after_a_crash_before_any_save(desk: Callable[..., Desk], blob_folder: Path) -> None:
+    it = desk(blob_folder)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
+    controller.press_primary()
+    it.wait(lambda status: status.step > 3, "training")
+    os.kill(controller._worker.pid, signal.SIGKILL)
+    it.wait(lambda status: status.state == "failed", "failed")
+    assert controller.choice().label == "Start training"
+    controller.press_primary()
+    it.wait(lambda status: status.state == "training" and status.step > 0, "training anew")
+    assert controller.project.run_dir == Path("runs/blobs-2")
+
+
+def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(
+    desk: Callable[..., Desk], blob_folder: Path
+) -> None:
+    it = desk(blob_folder)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
+    controller.press_primary()
+    it.wait(lambda status: status.step > 3, "training")
+    controller.stop()
+    it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "stopped")
+    step = controller.status.step
+    os.kill(controller._worker.pid, signal.SIGKILL)
+    it.wait(lambda status: status.state == "ended", "ended")
+    assert controller.model_state().step is None
+    it.wait(lambda _: controller.choice().label == f"Resume from step {step:,}", "offered to go on")
+    controller.press_primary()
+    it.wait(lambda status: status.state == "training" and status.step > step, "training again")
+
+
+def test_the_last_words_name_only_a_save_that_holds_the_last_step(
+    own_folder: Path, blob_scene: Scene
+) -> None:
+    run = Path("runs/blobs")
+    checkpoint = trained_run(blob_scene, run)
+    saved = Saved(3, checkpoint)
+    assert last_words(Status("ended", step=3), saved, run).startswith(f"Saved {checkpoint}. Go on with")
+    for status in (Status("ended", step=9), Status("failed", step=3)):
+        assert f"save failed. The newest good checkpoint is {checkpoint}" in last_words(status, saved, run)
+    assert "holds no good checkpoint" in last_words(Status("failed", step=9), None, Path("runs/none"))
 
 
 def test_starting_over_leaves_the_old_run_alone(

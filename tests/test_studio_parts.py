@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,7 +24,7 @@ from splatstudio.studio.panels.train import axis_ranges, joined
 from splatstudio.studio.stage import frustum_size
 from splatstudio.studio.theme import duration, size
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
-from splatstudio.studio.viewport import MIN_SCALE, ModelState, Pace
+from splatstudio.studio.viewport import MIN_SCALE, ModelState, Pace, Stream
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 
 
@@ -103,6 +105,42 @@ def test_curves_are_thinned_and_overwritten_after_a_resume() -> None:
     assert np.abs(np.interp(np.arange(40_000), steps, values) - np.sin(np.arange(40_000) / 3000)).max() < 0.01
     curve.add(1024, 7.0)
     assert curve.arrays()[0][-1] == 1024 and curve.arrays()[1][-1] == 7.0
+
+
+def test_curves_are_read_while_they_grow() -> None:
+    curve, done = Curve(), threading.Event()
+
+    def grow() -> None:
+        for _ in range(4):
+            for step in range(20_000):
+                curve.add(step, float(step))
+        done.set()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    while not done.is_set():
+        steps, values = curve.arrays()
+        assert np.array_equal(steps, values)
+    thread.join()
+
+
+def test_a_stream_without_pictures_does_not_spin() -> None:
+    asked: list[int] = []
+
+    class Silent:
+        def model_state(self) -> ModelState:
+            return ModelState(1, training=False)
+
+        def render(self, view: int, camera: Any) -> None:
+            asked.append(view)
+
+        def forget(self, view: int) -> None: ...
+
+    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
+    stream = Stream(client, Silent(), lambda: 1.0)
+    time.sleep(0.6)
+    stream.close()
+    assert 1 <= len(asked) <= 4
 
 
 def test_curves_of_different_steps_share_one_axis() -> None:

@@ -9,8 +9,9 @@ import threading
 import webbrowser
 from pathlib import Path
 
+from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
-from splatstudio.studio.controller import Controller, Notice
+from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
 from splatstudio.studio.panels.export import ExportPanel
@@ -21,7 +22,7 @@ from splatstudio.studio.project import open_project
 from splatstudio.studio.stage import Stage
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
-from splatstudio.worker.messages import Event, ModelLoaded
+from splatstudio.worker.messages import Event, ModelLoaded, Saved
 
 DOCK_WIDTH = 390
 REFRESH_SECONDS = 0.25
@@ -78,9 +79,9 @@ class Studio:
         except KeyboardInterrupt:
             self.controller.kill()
             raise
-        saved = self.controller.last_saved
-        if unsaved and saved is not None:
-            print(f"Saved {saved.path}. Go on with: splatstudio open {self.controller.project.run_dir}")
+        run_dir = self.controller.project.run_dir
+        if unsaved and run_dir is not None:
+            print(last_words(self.controller.status, self.controller.last_saved, run_dir))
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -175,6 +176,19 @@ def open_studio(
     if browser and _has_display():
         webbrowser.open(studio.url)
     return studio
+
+
+def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
+    """Return what became of a training that was closed before its end: `saved` is its last good save."""
+    go_on = f"Go on with: splatstudio open {run_dir}"
+    if status.state != "failed" and saved is not None and saved.step == status.step:
+        return f"Saved {saved.path}. {go_on}"
+    if status.state != "failed" and status.step == 0:
+        return "No step was done yet, so nothing had to be saved."
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return f"The last save failed, and {run_dir} holds no good checkpoint. {status.message}".rstrip()
+    return f"The last save failed. The newest good checkpoint is {newest}. {go_on}"
 
 
 def _has_display() -> bool:

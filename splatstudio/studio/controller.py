@@ -135,8 +135,13 @@ class Controller(FrameSource):
                 self._worker.send(Resume())
             elif state == "ready":
                 self._worker.send(Start())
+            elif self._resume_step is not None:
+                self._begin(resume=True)
+            elif self.project.run_folder_taken:
+                # What a failed training left behind is neither gone on with nor overwritten.
+                self._start_anew()
             else:
-                self._begin(resume=self._resume_step is not None)
+                self._begin(resume=False)
 
     @property
     def can_start_over(self) -> bool:
@@ -244,6 +249,8 @@ class Controller(FrameSource):
             self.last_export = event
         elif isinstance(event, Saved):
             self.last_saved = event
+        elif isinstance(event, StateChanged) and event.state == "ended":
+            self._resume_step = self.project.resume_step
         elif isinstance(event, Failed):
             self._resume_step = self.project.resume_step
             log.error("%s (log: %s)", event.sentence, event.log_path)
@@ -266,7 +273,11 @@ def _followed(status: Status, event: Event) -> Status:
     """Return the status after an event."""
     if isinstance(event, StateChanged):
         rate = status.steps_per_second if event.state == "training" else None
-        return replace(status, state=event.state, steps_per_second=rate, eta_seconds=None)
+        # With the worker goes the model that it showed.
+        has_model = status.has_model and event.state != "ended"
+        return replace(
+            status, state=event.state, steps_per_second=rate, eta_seconds=None, has_model=has_model
+        )
     if isinstance(event, ModelLoaded):
         return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
     if isinstance(event, Started):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,32 +11,37 @@ MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
 
 class Curve:
-    """Values over steps. When there are too many, every second one is dropped and fewer are taken."""
+    """Values over steps. When there are too many, every second one is dropped and fewer are taken.
+
+    One thread may add while others read: they see every step with its own value.
+    """
 
     def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._values: list[float] = []
+        self._points: list[tuple[int, float]] = []
         self._every = 1
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._points)
 
     def add(self, step: int, value: float) -> None:
         """Append a value; steps that were made again after a resume replace the old ones."""
-        while self._steps and self._steps[-1] >= step:
-            self._steps.pop()
-            self._values.pop()
-        if self._steps and step - self._steps[-1] < self._every:
-            return
-        self._steps.append(step)
-        self._values.append(value)
-        if len(self._steps) > MAX_PLOT_POINTS:
-            del self._steps[1:-1:2], self._values[1:-1:2]
-            self._every = max(self._every * 2, 2)
+        with self._lock:
+            points = self._points
+            while points and points[-1][0] >= step:
+                points.pop()
+            if points and step - points[-1][0] < self._every:
+                return
+            points.append((step, value))
+            if len(points) > MAX_PLOT_POINTS:
+                del points[1:-1:2]
+                self._every = max(self._every * 2, 2)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and values, float64."""
-        return np.array(self._steps, float), np.array(self._values, float)
+        with self._lock:
+            points = list(self._points)
+        return np.array([step for step, _ in points], float), np.array([value for _, value in points], float)
 
 
 class History:

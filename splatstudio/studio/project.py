@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import glob
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.config import TrainConfig, changed
 from splatstudio.formats import format_of
 from splatstudio.run import Run, new_run_path
 from splatstudio.scene import load_scene
@@ -51,6 +53,12 @@ class Project:
         step = checkpoint_step(checkpoint)
         return step if step < self.config.steps else None
 
+    @property
+    def run_folder_taken(self) -> bool:
+        """Say whether the run's folder holds something already, so that no new training can use it."""
+        assert self.run_dir is not None
+        return self.run_dir.is_dir() and any(self.run_dir.iterdir())
+
     def first_job(self) -> Job:
         """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
         if self.model_path is not None:
@@ -89,13 +97,13 @@ def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Proje
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:
         chosen = path if (path / "manifest.json").exists() else None
-        return _open_run(path, Run.open(run_folder), chosen)
+        return _open_run(path, Run.open(run_folder), chosen, config)
     if (path / "manifest.json").exists():
         return Project(path, None, path, None, config)
     return _open_scene(path, config, run_dir)
 
 
-def _open_run(path: Path, run: Run, chosen: Path | None) -> Project:
+def _open_run(path: Path, run: Run, chosen: Path | None, config: TrainConfig) -> Project:
     model_path = chosen or newest_checkpoint(run.path)
     scene, notes = None, ()
     try:
@@ -107,27 +115,47 @@ def _open_run(path: Path, run: Run, chosen: Path | None) -> Project:
         if scene is None:
             raise ValueError(f"{run.path} has no checkpoint, and its scene {run.scene_path} cannot be read")
         run_dir = new_run_path(scene.path, run.path.parent)
-        return Project(path, scene, None, run_dir, run.config)
-    return Project(path, scene, model_path, run.path, run.config, notes)
+        # Nothing was trained with the run's settings yet: all that the user gave can be followed.
+        asked = run.config
+        for name, value in _given(config).items():
+            asked = changed(asked, name, value)
+        if (asked.downscale, asked.test_every) != (run.config.downscale, run.config.test_every):
+            scene = load_scene(run.scene_path, downscale=asked.downscale, test_every=asked.test_every)
+        return Project(path, scene, None, run_dir, asked)
+    if scene is not None:
+        notes += _notes_on_unchanged(run, _conflicts(config, run.config))
+    return Project(path, scene, model_path, run.path, _gone_on_with(run.config, config), notes)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
     scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
-    existing = _existing_run(scene, run_dir)
+    existing, notes = _existing_run(scene, run_dir)
     if existing is None:
         chosen = run_dir or new_run_path(scene.path)
-        return Project(path, scene, None, chosen, config, scene.notes)
-    # A run goes on as it was begun; only the number of steps may be asked for anew.
-    steps = config.steps if config.steps != TrainConfig().steps else existing.config.steps
-    kept = replace(existing.config, steps=steps)
+        return Project(path, scene, None, chosen, config, scene.notes + notes)
+    conflicts = _conflicts(config, existing.config)
+    if conflicts and run_dir is None:
+        chosen = new_run_path(scene.path)
+        notes += (
+            f"{existing.path} was trained with other settings ({', '.join(conflicts)}), "
+            f"so this is a new run, {chosen}.",
+        )
+        return Project(path, scene, None, chosen, config, scene.notes + notes)
+    notes += _notes_on_unchanged(existing, conflicts)
+    kept = _gone_on_with(existing.config, config)
     if (kept.downscale, kept.test_every) != (config.downscale, config.test_every):
         scene = load_scene(path, downscale=kept.downscale, test_every=kept.test_every)
-    return Project(path, scene, newest_checkpoint(existing.path), existing.path, kept, scene.notes)
+    checkpoint = newest_checkpoint(existing.path)
+    return Project(path, scene, checkpoint, existing.path, kept, scene.notes + notes)
 
 
-def _existing_run(scene: Scene, run_dir: Path | None) -> Run | None:
-    """Return the run of this scene to go on with: the named one, else the newest below runs/; None: none."""
-    name = scene.path.resolve().name
+def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:
+    """Return the run of this scene to go on with, None where there is none, and notes on unreadable runs.
+
+    It is the named one, else the newest below runs/. Raises ValueError when the named one cannot be used.
+    """
+    name = glob.escape(scene.path.resolve().name or "scene")
+    notes: list[str] = []
     if run_dir is not None:
         candidates = [run_dir]
     else:
@@ -136,12 +164,51 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> Run | None:
     for folder in candidates:
         if not (folder / "run.json").exists():
             continue
-        run = Run.open(folder)
+        try:
+            run = Run.open(folder)
+        except ValueError as error:
+            if run_dir is not None:
+                raise
+            notes.append(f"The run {folder} is left aside: {error}")
+            continue
         if run.scene_path == scene.path.resolve() and newest_checkpoint(folder) is not None:
-            return run
+            return run, tuple(notes)
         if run_dir is not None:
             raise ValueError(
                 f"the run folder {run_dir} belongs to {run.scene_path} or has no checkpoint; "
                 "name another one with --run"
             )
-    return None
+    return None, tuple(notes)
+
+
+def _gone_on_with(kept: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """Return the settings of a run that goes on as it was begun; only other steps may be asked for."""
+    steps = _given(config).get("steps", kept.steps)
+    return replace(kept, steps=steps)
+
+
+def _given(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, which the user must have given, by dotted path."""
+    defaults = _by_path(asdict(TrainConfig()))
+    return {name: value for name, value in _by_path(asdict(config)).items() if value != defaults[name]}
+
+
+def _conflicts(config: TrainConfig, existing: TrainConfig) -> list[str]:
+    """Return the settings the user gave that a run with the settings `existing` cannot follow."""
+    has = _by_path(asdict(existing))
+    return [name for name, value in _given(config).items() if name != "steps" and value != has[name]]
+
+
+def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    verb = "is" if len(names) == 1 else "are"
+    return (f"This run goes on with its own settings; {', '.join(names)} {verb} not changed: {run.path}",)
+
+
+def _by_path(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        path = prefix + name
+        found |= _by_path(value, path + ".") if isinstance(value, dict) else {path: value}
+    return found

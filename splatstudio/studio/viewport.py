@@ -29,6 +29,7 @@ TRAINING_TARGET = 0.05  # and at rest beside a training, whose cores it borrows
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
 REFRESH_SHARE = 5.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
+RETRY_SECONDS = 0.25  # after a picture that did not come
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
 MIN_SCALE = 0.15
 MOVING_QUALITY, STILL_QUALITY = 70, 90
@@ -146,7 +147,12 @@ class Stream:
         while (wish := self._next_wish()) is not None:
             camera = wish.viewpoint.camera(wish.scale)
             received = self._source.render(self._client.client_id, camera)
-            if received is None or not self._browser_is_ready():
+            if received is None:
+                # A worker that has ended answers "none" at once: without a pause this would spin.
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
+                continue
+            if not self._browser_is_ready():
                 continue
             jpeg = simplejpeg.encode_jpeg(
                 received.image,

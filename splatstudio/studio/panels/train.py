@@ -32,7 +32,7 @@ class Plot:
 
     def refresh(self, curves: dict[str, Curve], colors: list[str]) -> None:
         """Show curves over the steps of all of them."""
-        lasts = tuple(int(curve.arrays()[0][-1]) if len(curve) else -1 for curve in curves.values())
+        lasts = tuple(int(curve.arrays()[0].max(initial=-1)) for curve in curves.values())
         data = joined(list(curves.values()))
         if lasts == self._shown or len(data[0]) < 2:
             return

@@ -55,15 +55,13 @@ def project(
     # camera, not a number) cannot put its infinities into the gradients.
     with torch.no_grad():
         _, _, _, _, all_radii = _project_rows(means, quats, scales, opacities, camera, settings)
-    visible = (all_radii > 0).all(dim=-1).nonzero()[:, 0]
+    sh = torch.cat([sh0, shN[:, : (settings.sh_degree + 1) ** 2 - 1]], dim=1)
+    visible = ((all_radii > 0).all(dim=-1) & sh.isfinite().flatten(1).all(dim=-1)).nonzero()[:, 0]
     means2d, conics, depths, effective, radii = _project_rows(
         means[visible], quats[visible], scales[visible], opacities[visible], camera, settings
     )
     position = torch.as_tensor(camera.position, dtype=means.dtype, device=means.device)
-    num_coefficients = (settings.sh_degree + 1) ** 2
-    colors = shade(
-        means[visible] - position, torch.cat([sh0[visible], shN[visible, : num_coefficients - 1]], dim=1)
-    )
+    colors = shade(means[visible] - position, sh[visible])
 
     def scattered(rows: Tensor) -> Tensor:
         return rows.new_zeros((means.shape[0], *rows.shape[1:])).index_copy(0, visible, rows)
@@ -99,6 +97,7 @@ def _project_rows(
         # Every condition is one that NaN fails.
         seen = (depths > settings.near) & (depths < settings.far) & (opacities >= ALPHA_THRESHOLD) & overlaps
         seen &= (det > 0) & conics.isfinite().all(dim=-1) & means2d.isfinite().all(dim=-1)
+        seen &= opacities.isfinite()
         radii = torch.where(seen[:, None], radii.clamp(0, LARGEST_RADIUS), 0).to(torch.int32)
     return means2d, conics, depths, opacities, radii
 

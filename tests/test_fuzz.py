@@ -10,7 +10,7 @@ from test_ops import camera_of, gaussians_of, leaves_of
 from test_ops_project import MODELS
 from torch import Tensor
 
-from splatstudio import ops
+from splatstudio import ops, reference
 from splatstudio.camera import Camera, CameraModel
 from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
 
@@ -48,6 +48,8 @@ def test_a_value_that_is_not_finite_culls_its_gaussian_alone(
     tensors[NAMES.index(name)].view(60, -1)[rows, -1] = bad
     projected = draw_and_go_back(tensors, camera)
     assert (projected.radii[rows] == 0).all()
+    expected = reference.project(*tensors, camera=camera, settings=ProjectSettings())
+    assert (expected.radii[rows] == 0).all() and (expected.radii > 0).any()
     for field in (projected.means2d, projected.conics, projected.colors):
         assert (field[rows] == 0).all()
     others = [i for i in range(60) if i not in rows]

@@ -133,11 +133,6 @@ class WorkerClient:
             self._events.clear()
             return events
 
-    def latest_frame(self, view: int) -> ReceivedFrame | None:
-        """Return the newest frame of a view."""
-        with self._changed:
-            return self._frames.get(view)
-
     def wait_for_frame(self, view: int, seq: int, timeout: float) -> ReceivedFrame | None:
         """Return the frame that answers SetView `seq` or a later one; None when it does not come in time."""
 

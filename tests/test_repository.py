@@ -26,6 +26,7 @@ LAYERS = [
     "durable",
     "path_file",
     "rendering",
+    "render_modes",
     "losses",
     "optim",
     "initialize",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig
+from splatstudio.render_modes import Legend, RenderMode
 
 State = Literal[
     "starting", "ready", "loading", "training", "paused", "finished", "viewing", "failed", "ended"
@@ -40,9 +41,21 @@ Job = TrainJob | ViewJob
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """How a view is drawn; `background` is linear RGB in 0..1."""
+    """What a view shows, and how.
 
-    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    None leaves what the model was trained with. `mode` "error" compares with photograph `photo` of the scene
+    (an index into its views): the model is drawn from where that was taken, with the view's own lens and size,
+    and what lies outside the photograph is left dark.
+    """
+
+    background: tuple[float, float, float] = (0.0, 0.0, 0.0)  # linear RGB in 0..1
+    mode: RenderMode = "color"
+    splat_scale: float = 1.0  # every splat's standard deviations times this
+    near: float | None = None  # scene units
+    far: float | None = None  # scene units
+    photo: int | None = None
+    antialiased: bool | None = None
+    sh_degree: int | None = None  # the highest degree that is drawn
 
 
 class Command:
@@ -162,6 +175,8 @@ class Frame(Event):
     height: int
     step: int
     render_seconds: float
+    legend: Legend | None = None  # what the colours mean; None: they are the model's own
+    notice: str | None = None  # why this is not the picture asked for, one sentence
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""What a view can show instead of the colours, and the legend that belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RenderMode = Literal[
+    "color", "depth", "median_depth", "normals", "alpha", "ellipsoids", "points", "count", "error"
+]
+ColorMapName = Literal["turbo", "viridis", "gray"]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the colours of a picture mean: `low` is the colour map's first colour, `high` its last."""
+
+    low: float
+    high: float
+    unit: str  # "scene units", "splats", "% covered", "difference of 255"
+    color_map: ColorMapName

@@ -7,13 +7,18 @@ import platform
 import signal
 import threading
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
+
+import viser
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
+from splatstudio.studio.hotkeys import Hotkeys
+from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.export import ExportPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
@@ -24,9 +29,8 @@ from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event, ModelLoaded, Saved
 
-DOCK_WIDTH = 390
+RIGHT_WIDTH = 390  # pixels
 REFRESH_SECONDS = 0.25
-PLOT_SECONDS = 0.75
 
 
 class Studio:
@@ -49,6 +53,7 @@ class Studio:
         self._first_view = FirstView(self._server)
         self._viewport = Viewport(self._server, self.controller)
         self._stopped = threading.Event()
+        self._panels: list[Panel] = []
         self._build_page()
         self.controller.listen(self._follow)
         self.controller.open()
@@ -86,56 +91,59 @@ class Studio:
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
         self._stopped.set()
+        self._ticker.join()
+        for panel in self._panels:
+            panel.close()
         self._viewport.close()
         self.controller.close()
         self._gated.stop()
 
     def _build_page(self) -> None:
-        server, controller, scene = self._server, self.controller, self.project.scene
-        server.gui.configure_theme(
-            dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
-        )
-        server.gui.set_panel_label("splatstudio")
-        server.gui.main_panel.dock_right()
-        server.gui.main_panel.set_width(DOCK_WIDTH)
+        server, scene = self._server, self.project.scene
+        gui = server.gui
+        gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT)
+        gui.set_panel_label("splatstudio")
+        gui.main_panel.dock_right()
+        gui.main_panel.set_width(RIGHT_WIDTH)
         stage = None
         if scene is not None:
             self._first_view.of_scene(scene)
             stage = Stage(server, scene)
-        self._status = StatusPanel(server, controller)
-        tabs = server.gui.add_tab_group()
-        self._train = None
-        if self.project.can_train:
-            with tabs.add_tab("Train") as tab:
-                self._train = TrainPanel(server, tab, controller)
-        with tabs.add_tab("View"):
-            self._view = ViewPanel(server, controller, self._viewport, stage, self._first_view)
-        with tabs.add_tab("Export"):
-            self._export = ExportPanel(server, controller)
+        page = Page(
+            server, self.controller, self._viewport, self._first_view, stage, Hotkeys(server), self._notify
+        )
+        self._panels.append(StatusPanel(page))
+        tabs = gui.add_tab_group()
+        for title, build in self._tabs(page):
+            with tabs.add_tab(title) as tab:
+                self._panels.append(build(tab))
         self._refresh()
 
+    def _tabs(self, page: Page) -> list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]]:
+        """Return title and builder of each tab of the right dock, in their order."""
+        tabs: list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]] = []
+        if self.project.can_train:
+            tabs.append(("Train", lambda tab: TrainPanel(page, tab)))
+        tabs.append(("View", lambda _: ViewPanel(page)))
+        tabs.append(("Export", lambda _: ExportPanel(page)))
+        return tabs
+
     def _follow(self, event: Event) -> None:
-        if isinstance(event, ModelLoaded):
-            self._view.model_appeared()
-            if self.project.scene is None:
-                # Where no cameras say which way is up, COLMAP's frame is the likely one.
-                up = "-y" if self.project.model_path and self.project.model_path.is_file() else "+z"
-                self._first_view.of_model(event.center, event.radius, up)
+        # Where no cameras say which way is up, COLMAP's frame is the likely one.
+        if isinstance(event, ModelLoaded) and self.project.scene is None:
+            up = "-y" if self.project.model_path and self.project.model_path.is_file() else "+z"
+            self._first_view.of_model(event.center, event.radius, up)
+        for panel in self._panels:
+            panel.follow(event)
         self._viewport.model_changed()
 
     def _tick(self) -> None:
-        plots_due = 0.0
-        elapsed = 0.0
         while not self._stopped.wait(REFRESH_SECONDS):
-            elapsed += REFRESH_SECONDS
             self._refresh()
-            if self._train is not None and elapsed >= plots_due:
-                self._train.refresh()
-                plots_due = elapsed + PLOT_SECONDS
 
     def _refresh(self) -> None:
-        self._status.refresh(self._viewport.num_viewers)
-        self._export.refresh()
+        for panel in self._panels:
+            panel.refresh()
 
     def _notify(self, notice: Notice) -> None:
         for client in self._server.get_clients().values():

@@ -7,7 +7,7 @@ from pathlib import Path
 import viser
 
 from splatstudio.formats import FORMATS, Format, format_of
-from splatstudio.studio.controller import Controller
+from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
 
@@ -15,10 +15,11 @@ MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so 
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 
 
-class ExportPanel:
+class ExportPanel(Panel):
     """Where to write, the Export button, and the download of what was written."""
 
-    def __init__(self, server: viser.ViserServer, controller: Controller):
+    def __init__(self, page: Page):
+        server, controller = page.server, page.controller
         self._controller = controller
         self._suggested = str(controller.project.export_path(None))
         self._format = server.gui.add_dropdown("Format", tuple(CHOICES))

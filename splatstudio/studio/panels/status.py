@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import html
 
-import viser
-
-from splatstudio.studio.controller import Controller, Status
+from splatstudio.studio.controller import Status
+from splatstudio.studio.hotkeys import Hotkey
+from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
 
 STOP, SAVE = "Stop", "Save"
 
 
-class StatusPanel:
+class StatusPanel(Panel):
     """Name, state, figures, progress bar, and the buttons that steer the training."""
 
-    def __init__(self, server: viser.ViserServer, controller: Controller):
-        self._controller = controller
+    def __init__(self, page: Page):
+        server, controller = page.server, page.controller
+        self._controller, self._viewport = controller, page.viewport
         can_train = controller.project.can_train
         self._head = server.gui.add_html("")
         self._bar = server.gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
@@ -34,10 +35,18 @@ class StatusPanel:
         self._primary.on_click(lambda _: controller.press_primary())
         self._start_over.on_click(lambda _: controller.start_over())
         self._running.on_click(lambda event: self._press_running(event.target.value))
+        if can_train:
+            self._pause = page.hotkeys.add(
+                Hotkey("P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training")
+            )
+            self._save = page.hotkeys.add(
+                Hotkey("S", "Save a checkpoint", lambda _: controller.save(), control=True)
+            )
 
-    def refresh(self, num_viewers: int) -> None:
+    def refresh(self) -> None:
         """Show the present status; what has not changed is not sent again."""
         controller, status = self._controller, self._controller.status
+        num_viewers = self._viewport.num_viewers
         choice = controller.choice()
         shown = (status, choice, num_viewers, controller.can_start_over)
         if shown == self._shown:
@@ -48,7 +57,11 @@ class StatusPanel:
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
         self._start_over.visible = controller.can_start_over
-        self._running.visible = status.state in ("training", "paused")
+        running = status.state in ("training", "paused")
+        self._running.visible = running
+        if controller.project.can_train:
+            self._pause.disabled = not choice.enabled
+            self._save.disabled = not running
 
     def _press_running(self, button: str) -> None:
         if button == STOP:

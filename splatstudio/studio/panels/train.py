@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import viser
 from viser import uplot
 
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import Curve
+from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.theme import ACCENT, MUTED, TEST_COLOR, css
 from splatstudio.worker.messages import Evaluate
 
 PLOT_HEIGHT = 160
+PLOT_SECONDS = 0.75
 GRID = "rgba(255,255,255,0.07)"
 
 
@@ -76,10 +80,12 @@ class Plot:
         self._handle, self._shown, self._ranges = None, (), None
 
 
-class TrainPanel:
+class TrainPanel(Panel):
     """Plots, the Evaluate button, and what this run is trained with."""
 
-    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, controller: Controller):
+    def __init__(self, page: Page, tab: viser.GuiTabHandle):
+        server, controller = page.server, page.controller
+        self._plots_due = 0.0
         self._controller = controller
         self._history = controller.history
         self._hint = server.gui.add_html(_muted("The curves appear when the training has begun."))
@@ -96,7 +102,10 @@ class TrainPanel:
             server.gui.add_html(settings_html(controller))
 
     def refresh(self) -> None:
-        """Show new values, at most as often as this is called."""
+        """Show new values, every PLOT_SECONDS at most."""
+        if time.monotonic() < self._plots_due:
+            return
+        self._plots_due = time.monotonic() + PLOT_SECONDS
         controller = self._controller
         history = controller.history
         if history is not self._history:

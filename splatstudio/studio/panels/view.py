@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import viser
 
-from splatstudio.studio.controller import Controller
-from splatstudio.studio.first_view import Axis, FirstView
-from splatstudio.studio.stage import Stage
-from splatstudio.studio.viewport import Viewport
+from splatstudio.studio.first_view import Axis
+from splatstudio.studio.page import Page, Panel
+from splatstudio.worker.messages import Event, ModelLoaded
 
 RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
 UP_AXES: dict[str, Axis] = {
@@ -22,17 +21,12 @@ UP_AXES: dict[str, Axis] = {
 }
 
 
-class ViewPanel:
+class ViewPanel(Panel):
     """Switches for splats, points and cameras; resolution; background; the way back to the first view."""
 
-    def __init__(
-        self,
-        server: viser.ViserServer,
-        controller: Controller,
-        viewport: Viewport,
-        stage: Stage | None,
-        first_view: FirstView,
-    ):
+    def __init__(self, page: Page):
+        server, controller, viewport = page.server, page.controller, page.viewport
+        stage, first_view = page.stage, page.first_view
         gui = server.gui
         self._controller = controller
         self._viewport = viewport
@@ -67,9 +61,9 @@ class ViewPanel:
             if event.client is not None:
                 first_view.show(event.client)
 
-    def model_appeared(self) -> None:
+    def follow(self, event: Event) -> None:
         """Put the points away when the model takes their place."""
-        if self._points is not None and self._points.value:
+        if isinstance(event, ModelLoaded) and self._points is not None and self._points.value:
             self._points.value = False
 
     def _show_splats(self, server: viser.ViserServer) -> None:

@@ -1,0 +1,44 @@
+"""What all panels of the page share: what they are built from, and how they are kept up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import viser
+
+from splatstudio.studio.controller import Controller, Notice
+from splatstudio.studio.first_view import FirstView
+from splatstudio.studio.hotkeys import Hotkeys
+from splatstudio.studio.stage import Stage
+from splatstudio.studio.viewport import Viewport
+from splatstudio.worker.messages import Event
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What a panel is built from.
+
+    `stage` is None where there is no scene, only a model. `notify` tells everybody who watches.
+    """
+
+    server: viser.ViserServer
+    controller: Controller
+    viewport: Viewport
+    first_view: FirstView
+    stage: Stage | None
+    hotkeys: Hotkeys
+    notify: Callable[[Notice], None]
+
+
+class Panel:
+    """A tab of the page. It is built inside of the tab, and adds its keys to `Page.hotkeys`."""
+
+    def refresh(self) -> None:
+        """Show what has changed; called about four times a second, always from the same thread."""
+
+    def follow(self, event: Event) -> None:
+        """Take in an event of the worker, after the controller has; it must return quickly."""
+
+    def close(self) -> None:
+        """Let go of what outlives the page."""

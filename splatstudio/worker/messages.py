@@ -165,6 +165,17 @@ class Progress(Event):
 
 
 @dataclass(frozen=True)
+class PhotoErrors(Event):
+    """PSNR in dB of photographs that were trained on, before that step; sent at most every second.
+
+    Pairs of view name and PSNR: those that were measured since the last such event.
+    """
+
+    step: int
+    psnr: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class Frame(Event):
     """Slot `slot` holds the answer to SetView `seq`: [height, width, 3] uint8 of the model at `step`."""
 

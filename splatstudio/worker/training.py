@@ -25,6 +25,7 @@ from splatstudio.worker.messages import (
     Export,
     Finished,
     Pause,
+    PhotoErrors,
     Progress,
     Resume,
     Save,
@@ -40,6 +41,7 @@ from splatstudio.worker.messages import (
 )
 
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
+ERRORS_SECONDS = 1.0  # between two PhotoErrors events
 RATE_SECONDS = 5.0  # the time over which steps a second are counted
 
 log = logging.getLogger("splatstudio.worker")
@@ -87,6 +89,8 @@ class Training:
         self._progress_due = 0.0
         self._loss: float | None = None
         self._psnr: float | None = None
+        self._photo_errors: dict[str, float] = {}
+        self._errors_due = 0.0
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -281,6 +285,7 @@ class Training:
         self._loss = _running_mean(self._loss, stats.loss)
         if stats.psnr is not None and math.isfinite(stats.psnr):
             self._psnr = _running_mean(self._psnr, stats.psnr)
+            self._photo_errors[stats.view] = stats.psnr
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
@@ -290,6 +295,10 @@ class Training:
             self._emit(Warned(advance.problem))
         if time.monotonic() >= self._progress_due or session.finished:
             self._emit_progress(trainer, rate)
+        if self._photo_errors and (time.monotonic() >= self._errors_due or session.finished):
+            self._errors_due = time.monotonic() + ERRORS_SECONDS
+            self._emit(PhotoErrors(trainer.step, tuple(self._photo_errors.items())))
+            self._photo_errors = {}
 
     def _emit_progress(self, trainer: Trainer, rate: float) -> None:
         now = time.monotonic()

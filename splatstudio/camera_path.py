@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -97,6 +97,10 @@ class CameraPath:
             raise ValueError(f"a path's tension lies between -1 and 1, not {self.tension:g}")
         if not self.duration * self.fps <= MAX_FRAMES:
             raise ValueError(f"a path of {self.duration:g} s at {self.fps:g} frames a second is too long")
+
+    def __reduce__(self) -> tuple[type[CameraPath], tuple[object, ...]]:
+        # What is derived does not travel to another process.
+        return CameraPath, tuple(getattr(self, field.name) for field in fields(self))
 
     @cached_property
     def arrivals(self) -> np.ndarray:

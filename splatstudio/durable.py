@@ -4,8 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
+
+
+def partial_path(path: Path, pid: int | None = None) -> Path:
+    """Return the hidden name beside `path` under which process `pid` (this one by default) writes it.
+
+    The ending stays: it tells what is written.
+    """
+    return path.with_name(f".tmp-{pid or os.getpid()}-{path.name}")
+
+
+def remove_partial(path: Path, pid: int | None = None) -> None:
+    """Remove what process `pid` (this one by default) left of `path` when it was stopped half-way."""
+    process = pid or os.getpid()
+    if not path.parent.is_dir():
+        return
+    for entry in path.parent.iterdir():
+        # A writer of whole files puts its own temporary name around the partial one.
+        if entry.name.startswith((f".tmp-{process}-{path.name}", f"..tmp-{process}-{path.name}.tmp-")):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:

@@ -35,6 +35,7 @@ from splatstudio.worker.messages import (
     Exported,
     Failed,
     Finished,
+    JobFailed,
     ModelLoaded,
     Pause,
     Progress,
@@ -235,7 +236,7 @@ def test_save_evaluate_export_and_settings_while_training(
     # In the files' own coordinates the blobs lie around the origin, about half a unit wide.
     assert torch.isfinite(gaussians.means).all() and 0.2 < float(gaussians.means.std()) < 1.5
     worker.client.send(Export(Path("/proc/nowhere/model.ply")))
-    assert "Not exported" in worker.wait(Warned).sentence
+    assert "/proc/nowhere/model.ply could not be written" in worker.wait(JobFailed).sentence
     worker.client.send(UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3), ("steps", 100_002))))
     assert "seed" in worker.wait(Warned).sentence
     worker.wait(Progress, lambda event: event.total_steps == 100_002)

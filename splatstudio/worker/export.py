@@ -1,24 +1,12 @@
-"""What is said about a model on view, and its way to a file."""
+"""What is said about a model on view."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
 from splatstudio.gaussians import Gaussians
 from splatstudio.model import Model
-from splatstudio.worker.messages import Event, Exported, ModelLoaded, Warned
-
-
-def export_model(model: Model, path: Path) -> Event:
-    """Write `model` in the format of the ending, in its scene's coordinates; say what came of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        model.save(path)
-    except (OSError, ValueError) as error:
-        return Warned(f"Not exported: {error}")
-    return Exported(path, len(model), path.stat().st_size)
+from splatstudio.worker.messages import ModelLoaded
 
 
 def model_loaded(model: Model) -> ModelLoaded:

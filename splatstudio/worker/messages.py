@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from splatstudio.camera import Camera
+from splatstudio.camera_path import CameraPath
 from splatstudio.config import TrainConfig
 from splatstudio.render_modes import Legend, RenderMode
+from splatstudio.video import Quality
 
 State = Literal[
     "starting", "ready", "loading", "training", "paused", "finished", "viewing", "failed", "ended"
@@ -129,10 +131,47 @@ class Evaluate(Command):
 
 
 @dataclass(frozen=True)
-class Export(Command):
-    """Write the model as a PLY file, in the frame of the scene's own files."""
+class JobCommand(Command):
+    """A long task on a copy of the model as it is now; the training goes on meanwhile.
+
+    The sender chooses `job`, by which the task is told of and cancelled. Its events are JobProgress, then
+    exactly one of JobDone, JobCancelled and JobFailed.
+    """
+
+    job: int = field(default=0, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Export(JobCommand):
+    """Write the model in the format of the ending, in the frame of the scene's own files."""
 
     path: Path
+
+
+@dataclass(frozen=True, eq=False)
+class RenderPath(JobCommand):
+    """Render a camera path, which is in the model's frame, to a .mp4, a .webm or a folder of PNG frames."""
+
+    path: CameraPath
+    output: Path
+    quality: Quality = "full"
+    options: ViewOptions | None = None  # None: as the model was trained and is evaluated
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot(JobCommand):
+    """Render one picture of any size to a .png file."""
+
+    camera: Camera
+    output: Path
+    options: ViewOptions | None = None
+
+
+@dataclass(frozen=True)
+class CancelJob(Command):
+    """End a long task as soon as possible; nothing of what it was writing stays."""
+
+    job: int
 
 
 class Event:
@@ -221,11 +260,45 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Exported(Event):
-    """A PLY file is complete on disk."""
+    """A file of the model is complete on disk."""
 
     path: Path
     num_gaussians: int
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class JobProgress(Event):
+    """How far a long task is; the newest replaces one not yet sent. `total` 0: nobody can say."""
+
+    job: int
+    done: int
+    total: int
+    eta_seconds: float | None
+
+
+@dataclass(frozen=True)
+class JobDone(Event):
+    """A long task is complete, and its file (or folder of frames) is on disk."""
+
+    job: int
+    path: Path
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class JobCancelled(Event):
+    """A long task was cancelled; nothing of its file is left."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class JobFailed(Event):
+    """A long task ended with an error, of which nothing else took harm."""
+
+    job: int
+    sentence: str
 
 
 @dataclass(frozen=True)

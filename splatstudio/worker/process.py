@@ -1,7 +1,7 @@
 """The background process: trains when told to, shows the model at any time, and says how it ended.
 
 Threads: this one trains and obeys; one receives commands; one sends events; one renders frames; one waits for
-the death of the parent. None of them ever waits for the studio.
+the death of the parent; each job has one. None of them ever waits for the studio.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from pathlib import Path
 
 from splatstudio.worker.channel import FrameSlots, Outbox, SlotsFile
 from splatstudio.worker.frames import FrameRenderer
+from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import (
+    CancelJob,
     Close,
     Command,
     DropView,
     Event,
     Failed,
     Job,
+    JobCommand,
+    JobProgress,
     Progress,
     ReturnSlot,
     SetView,
@@ -80,6 +84,7 @@ class Worker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._outbox = Outbox(connection, "events")
         self._frames = FrameRenderer(FrameSlots.attach(slots_file), self.emit)
+        self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._activity: Training | Viewing
         if isinstance(job, TrainJob):
             self._activity = Training(job, self.emit, self._frames.publish, self._log_into)
@@ -98,7 +103,12 @@ class Worker:
 
     def emit(self, event: Event) -> None:
         """Send an event; never waits."""
-        self._outbox.put(event, key="progress" if isinstance(event, Progress) else None)
+        key = None
+        if isinstance(event, Progress):
+            key = ("progress", 0)
+        elif isinstance(event, JobProgress):
+            key = ("job", event.job)
+        self._outbox.put(event, key)
 
     def run(self) -> None:
         """Obey until Close."""
@@ -112,6 +122,8 @@ class Worker:
                 break
             if command is None:
                 self._activity.advance()
+            elif isinstance(command, JobCommand):
+                self._jobs.start(command, self._activity.model_copy())
             else:
                 self._activity.execute(command)
         self._activity.close()
@@ -121,7 +133,8 @@ class Worker:
         self._activity.rescue(error)
 
     def leave(self) -> None:
-        """Send what is left to send and stop the threads."""
+        """End the jobs, send what is left to send and stop the threads."""
+        self._jobs.close()
         self._frames.close()
         self._outbox.flush(5.0)
         self._outbox.close()
@@ -140,7 +153,7 @@ class Worker:
             return None
 
     def _receive(self) -> None:
-        """Hand view requests to the renderer at once and everything else to the main thread."""
+        """Serve view requests and cancelled jobs at once; hand everything else to the main thread."""
         while True:
             try:
                 command = self._connection.recv()
@@ -153,6 +166,8 @@ class Worker:
                 self._frames.drop(command.view)
             elif isinstance(command, ReturnSlot):
                 self._frames.return_slot(command.slot)
+            elif isinstance(command, CancelJob):
+                self._jobs.cancel(command.job)
             else:
                 self.post(command)
 

@@ -7,7 +7,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from splatstudio.model import Model
 from splatstudio.rendering import options_for_display
@@ -15,14 +18,13 @@ from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.session import Advance, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
-from splatstudio.worker.export import export_model, model_loaded
+from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
     Evaluate,
     Evaluated,
     Event,
-    Export,
     Finished,
     Pause,
     PhotoErrors,
@@ -106,6 +108,13 @@ class Training:
         """Return the number of steps done, 0 before the start."""
         return self._session.trainer.step if self._session else 0
 
+    def model_copy(self) -> Model | None:
+        """Return the model as it is now, which no later step changes; None before the start."""
+        if self._session is None:
+            return None
+        model = self._model(self._session.trainer)
+        return replace(model, gaussians=model.gaussians.detach().map(Tensor.clone))
+
     def execute(self, command: Command) -> None:
         """Carry out one order; what cannot be done now is answered with a Warned."""
         if isinstance(command, Start):
@@ -124,8 +133,6 @@ class Training:
             self._save(self._session)
         elif isinstance(command, Evaluate):
             self._evaluate(self._session)
-        elif isinstance(command, Export):
-            self._export(self._session, command)
         else:
             raise AssertionError(f"unknown command {command}")
 
@@ -267,9 +274,6 @@ class Training:
 
     def _emit_evaluated(self, session: Session, psnr: float, ssim: float, num_images: int) -> None:
         self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))
-
-    def _export(self, session: Session, command: Export) -> None:
-        self._emit(export_model(self._model(session.trainer), command.path))
 
     def _model(self, trainer: Trainer) -> Model:
         options = options_for_display(trainer.config)

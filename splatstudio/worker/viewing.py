@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from splatstudio.model import Model, load_model
-from splatstudio.worker.export import export_model, model_loaded
+from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
     Event,
-    Export,
     StateChanged,
     ViewJob,
     Warned,
 )
+
+log = logging.getLogger("splatstudio.worker")
 
 
 class Viewing:
@@ -42,12 +44,13 @@ class Viewing:
         self._emit(StateChanged("viewing"))
 
     def execute(self, command: Command) -> None:
-        """Export the model; anything else is answered with a Warned."""
-        assert self._model is not None
-        if not isinstance(command, Export):
-            self._emit(Warned("A finished model can be looked at and exported, not trained."))
-            return
-        self._emit(export_model(self._model, command.path))
+        """Answer with a Warned: what a finished model can do are jobs."""
+        log.info("not done: %s", command)
+        self._emit(Warned("A finished model can be looked at, rendered and exported, not trained."))
+
+    def model_copy(self) -> Model | None:
+        """Return the model for a job: nothing changes it, so that it needs no copy."""
+        return self._model
 
     def advance(self) -> None:
         """Never called: a finished model has no next step."""

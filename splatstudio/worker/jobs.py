@@ -1,0 +1,232 @@
+"""Long tasks beside the training: each on its own copy of the model, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from splatstudio import ops
+from splatstudio.camera import Camera
+from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.model import Model
+from splatstudio.rendering import render_image
+from splatstudio.video import write_frames, write_picture
+from splatstudio.worker.messages import (
+    Event,
+    Export,
+    Exported,
+    JobCancelled,
+    JobCommand,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    RenderPath,
+    Snapshot,
+    ViewOptions,
+)
+
+MAX_JOBS = 4  # at a time: each holds a copy of the model
+PROGRESS_SECONDS = 0.2  # at most five JobProgress events a second
+CLOSE_SECONDS = 20.0  # for a task to notice that it was cancelled
+
+log = logging.getLogger("splatstudio.worker")
+
+
+class Task:
+    """A job in progress: its thread's way to tell how far it is and to ask whether it shall go on."""
+
+    def __init__(self, command: JobCommand, emit: Callable[[Event], None], num_threads: Callable[[], int]):
+        self.command = command
+        self.emit = emit
+        self.num_threads = num_threads
+        self.cancelled = threading.Event()
+        self.thread: threading.Thread | None = None
+        self._started = time.monotonic()
+        self._due = 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        """Tell how far the job is; not every call is passed on."""
+        now = time.monotonic()
+        if now < self._due and done < total:
+            return
+        self._due = now + PROGRESS_SECONDS
+        eta = (now - self._started) / done * (total - done) if done > 0 else None
+        self.emit(JobProgress(self.command.job, done, total, eta))
+
+
+class Jobs:
+    """The long tasks of a worker: started on its main thread, cancelled from any."""
+
+    def __init__(self, emit: Callable[[Event], None], training: Callable[[], bool]):
+        self._emit = emit
+        self._training = training
+        self._tasks: dict[int, Task] = {}
+        self._lock = threading.Lock()
+
+    def start(self, command: JobCommand, model: Model | None) -> None:
+        """Begin a job on `model`, which must be its own to keep; None: there is no model yet."""
+        refusal = self._refusal(command, model)
+        if refusal is not None or model is None:
+            self._emit(JobFailed(command.job, refusal or ""))
+            return
+        task = Task(command, self._emit, self._num_threads)
+        task.thread = threading.Thread(
+            target=self._run, args=(task, model), name=f"job-{command.job}", daemon=True
+        )
+        with self._lock:
+            self._tasks[command.job] = task
+        task.progress(0, 0)
+        task.thread.start()
+
+    def cancel(self, job: int) -> None:
+        """Let a job end as soon as it can; one that is unknown or has ended is left alone."""
+        with self._lock:
+            task = self._tasks.get(job)
+        if task is not None:
+            task.cancelled.set()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Cancel all jobs and wait for their ends, `timeout` seconds at most; nothing half-written stays."""
+        with self._lock:
+            tasks = list(self._tasks.values())
+        deadline = time.monotonic() + timeout
+        for task in tasks:
+            task.cancelled.set()
+        for task in tasks:
+            assert task.thread is not None
+            task.thread.join(max(0.0, deadline - time.monotonic()))
+            if task.thread.is_alive():
+                remove_partial(output_of(task.command))
+
+    def _refusal(self, command: JobCommand, model: Model | None) -> str | None:
+        if model is None:
+            return "There is no model yet; press Start first."
+        with self._lock:
+            running = [task.command for task in self._tasks.values()]
+        if len(running) >= MAX_JOBS:
+            return f"{len(running)} tasks are running already; wait for one of them, or cancel it."
+        output = output_of(command)
+        if any(output_of(other) == output for other in running):
+            return f"{output} is being written already; name another file."
+        return None
+
+    def _num_threads(self) -> int:
+        """Return how many threads a job may use now: a training shall be slowed, not stopped."""
+        threads = torch.get_num_threads()
+        return max(1, threads // 2) if self._training() else threads
+
+    def _run(self, task: Task, model: Model) -> None:
+        torch.set_grad_enabled(False)  # holds for this thread alone
+        job, output = task.command.job, output_of(task.command)
+        try:
+            with ops.limited_threads(self._num_threads()):
+                done = _WORK[type(task.command)](task, model)
+            end = JobDone(job, output, num_bytes(output)) if done else JobCancelled(job)
+        except (ValueError, OSError) as error:
+            end = JobFailed(job, str(error))
+        except (RuntimeError, MemoryError) as error:
+            # torch tells of memory that it does not get by a RuntimeError. The training has its own.
+            log.exception("job %d failed", job)
+            end = JobFailed(job, f"{output} could not be written: {_first_line(error)}")
+        finally:
+            with self._lock:
+                del self._tasks[job]
+        self._emit(end)
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """How a job draws its model."""
+
+    task: Task
+    model: Model
+    options: ViewOptions | None
+
+    def __call__(self, camera: Camera) -> np.ndarray:
+        options = self.model.options
+        if self.options is not None:
+            options = replace(options, background=self.options.background)
+        # Asked for each picture: a training may be paused or go on meanwhile.
+        with ops.limited_threads(self.task.num_threads()):
+            return render_image(self.model.gaussians, camera, options)
+
+
+def output_of(command: JobCommand) -> Path:
+    """Return the file or folder that a job writes."""
+    assert isinstance(command, (Export, RenderPath, Snapshot)), f"{command} writes nothing"
+    return command.path if isinstance(command, Export) else command.output
+
+
+def num_bytes(path: Path) -> int:
+    """Return the size of a file, or of the files in a folder."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.iterdir())
+    return path.stat().st_size
+
+
+def _render_path(task: Task, model: Model) -> bool:
+    command = task.command
+    assert isinstance(command, RenderPath)
+    cameras = command.path.cameras()
+    return write_frames(
+        _Drawing(task, model, command.options),
+        cameras,
+        command.output,
+        fps=command.path.fps,
+        quality=command.quality,
+        on_frame=lambda number, _: task.progress(number, len(cameras)),
+        should_stop=task.cancelled.is_set,
+    )
+
+
+def _take_snapshot(task: Task, model: Model) -> bool:
+    command = task.command
+    assert isinstance(command, Snapshot)
+    image = _Drawing(task, model, command.options)(command.camera)
+    return _complete(task, command.output, lambda partial: write_picture(partial, image))
+
+
+def _export(task: Task, model: Model) -> bool:
+    command = task.command
+    assert isinstance(command, Export)
+    done = _complete(task, command.path, model.save)
+    if done:
+        task.emit(Exported(command.path, len(model), num_bytes(command.path)))
+    return done
+
+
+def _complete(task: Task, output: Path, write: Callable[[Path], object]) -> bool:
+    """Write `output` under another name first; return False, with nothing left of it, when cancelled."""
+    partial = partial_path(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        sync_file(partial)
+        if task.cancelled.is_set():
+            return False
+        partial.replace(output)
+        sync_folder(output.parent)
+    except OSError as error:
+        raise ValueError(f"{output} could not be written ({error.strerror or error})") from error
+    finally:
+        remove_partial(output)
+    return True
+
+
+_WORK: dict[type[JobCommand], Callable[[Task, Model], bool]] = {
+    Export: _export,
+    RenderPath: _render_path,
+    Snapshot: _take_snapshot,
+}
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

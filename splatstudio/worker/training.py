@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -27,8 +25,6 @@ from splatstudio.worker.messages import (
     Event,
     Finished,
     Pause,
-    PhotoErrors,
-    Progress,
     Resume,
     Save,
     Saved,
@@ -41,33 +37,9 @@ from splatstudio.worker.messages import (
     UpdateSettings,
     Warned,
 )
-
-PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
-ERRORS_SECONDS = 1.0  # between two PhotoErrors events
-RATE_SECONDS = 5.0  # the time over which steps a second are counted
+from splatstudio.worker.progress import ProgressTeller
 
 log = logging.getLogger("splatstudio.worker")
-
-
-class StepRate:
-    """Steps a second over the last few seconds of training, pauses left out."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[float, int]] = deque()
-
-    def restart(self, step: int) -> None:
-        """Forget what was before a pause."""
-        self._steps.clear()
-        self._steps.append((time.monotonic(), step))
-
-    def count(self, step: int) -> float:
-        """Note that `step` is done now and return the rate."""
-        now = time.monotonic()
-        self._steps.append((now, step))
-        while len(self._steps) > 2 and now - self._steps[0][0] > RATE_SECONDS:
-            self._steps.popleft()
-        start, first = self._steps[0]
-        return (step - first) / max(now - start, 1e-9)
 
 
 class Training:
@@ -86,13 +58,7 @@ class Training:
         self._log_into = log_into
         self._session: Session | None = None
         self._state: State = "ready"
-        self._rate = StepRate()
-        self._started = time.monotonic()
-        self._progress_due = 0.0
-        self._loss: float | None = None
-        self._psnr: float | None = None
-        self._photo_errors: dict[str, float] = {}
-        self._errors_due = 0.0
+        self._progress = ProgressTeller(emit)
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -121,20 +87,8 @@ class Training:
             self._start()
         elif self._session is None:
             self._emit(Warned("The training has not started yet; press Start first."))
-        elif isinstance(command, Pause):
-            self._pause(self._session)
-        elif isinstance(command, Resume):
-            self._resume(self._session)
-        elif isinstance(command, Stop):
-            self._stop(self._session)
-        elif isinstance(command, UpdateSettings):
-            self._update_settings(self._session, command)
-        elif isinstance(command, Save):
-            self._save(self._session)
-        elif isinstance(command, Evaluate):
-            self._evaluate(self._session)
         else:
-            raise AssertionError(f"unknown command {command}")
+            _ORDERS[type(command)](self, self._session, command)
 
     def advance(self) -> None:
         """Train one step and tell what came of it."""
@@ -150,7 +104,7 @@ class Training:
         if self._session is None:
             return
         if self._state in ("training", "paused"):
-            self._stop(self._session)
+            self._stop(self._session, Stop())
         self._session.trainer.close()
 
     def rescue(self, error: Exception) -> None:
@@ -202,17 +156,16 @@ class Training:
         self._emit(Started(trainer.step, trainer.config.steps, len(trainer.gaussians), num_train, num_test))
 
     def _run(self, session: Session) -> None:
-        self._rate.restart(session.trainer.step)
-        self._progress_due = 0.0
+        self._progress.restart(session.trainer.step)
         self._change_state("training")
 
-    def _pause(self, session: Session) -> None:
+    def _pause(self, session: Session, command: Pause) -> None:
         if self.running:
             # The step at which it stands still is told exactly.
-            self._emit_progress(session.trainer, self._rate.count(session.trainer.step))
+            self._progress.tell(session.trainer)
             self._change_state("paused")
 
-    def _resume(self, session: Session) -> None:
+    def _resume(self, session: Session, command: Resume) -> None:
         if session.finished:
             steps = session.trainer.config.steps
             self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
@@ -221,7 +174,7 @@ class Training:
                 self._announce(session)
             self._run(session)
 
-    def _stop(self, session: Session) -> None:
+    def _stop(self, session: Session, command: Stop) -> None:
         if self._state in ("training", "paused"):
             self._finish(session, completed=False)
 
@@ -251,7 +204,7 @@ class Training:
             except OSError as error:
                 self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 
-    def _save(self, session: Session) -> None:
+    def _save(self, session: Session, command: Save) -> None:
         try:
             path = session.save()
         except OSError as error:
@@ -259,7 +212,7 @@ class Training:
             return
         self._emit(Saved(session.trainer.step, path))
 
-    def _evaluate(self, session: Session) -> None:
+    def _evaluate(self, session: Session, command: Evaluate) -> None:
         if not session.trainer.scene.test_indices:
             self._emit(
                 Warned("There are no test photographs: this scene was loaded without a held-out part.")
@@ -284,12 +237,7 @@ class Training:
         self._publish(ShownModel(trainer.gaussians, options_for_display(trainer.config), trainer.step))
 
     def _report(self, session: Session, advance: Advance) -> None:
-        trainer, stats = session.trainer, advance.stats
-        rate = self._rate.count(trainer.step)
-        self._loss = _running_mean(self._loss, stats.loss)
-        if stats.psnr is not None and math.isfinite(stats.psnr):
-            self._psnr = _running_mean(self._psnr, stats.psnr)
-            self._photo_errors[stats.view] = stats.psnr
+        trainer = session.trainer
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
@@ -297,33 +245,15 @@ class Training:
             self._emit(Saved(trainer.step, advance.saved))
         if advance.problem is not None:
             self._emit(Warned(advance.problem))
-        if time.monotonic() >= self._progress_due or session.finished:
-            self._emit_progress(trainer, rate)
-        if self._photo_errors and (time.monotonic() >= self._errors_due or session.finished):
-            self._errors_due = time.monotonic() + ERRORS_SECONDS
-            self._emit(PhotoErrors(trainer.step, tuple(self._photo_errors.items())))
-            self._photo_errors = {}
-
-    def _emit_progress(self, trainer: Trainer, rate: float) -> None:
-        now = time.monotonic()
-        self._progress_due = now + PROGRESS_SECONDS
-        if self._loss is None:
-            return
-        left = trainer.config.steps - trainer.step
-        self._emit(
-            Progress(
-                step=trainer.step,
-                total_steps=trainer.config.steps,
-                loss=self._loss,
-                psnr=self._psnr,
-                num_gaussians=len(trainer.gaussians),
-                steps_per_second=rate,
-                eta_seconds=left / rate if rate > 0 else None,
-                elapsed_seconds=now - self._started,
-            )
-        )
+        self._progress.count(trainer, advance, last=session.finished)
 
 
-def _running_mean(mean: float | None, value: float) -> float:
-    """Return the exponential mean over about 10 values: single photographs differ more than steps do."""
-    return value if mean is None else mean + (value - mean) * 0.1
+# What each order does once there is a training; a new order is a method above and a line here.
+_ORDERS: dict[type[Command], Callable[[Training, Session, Any], None]] = {
+    Pause: Training._pause,
+    Resume: Training._resume,
+    Stop: Training._stop,
+    UpdateSettings: Training._update_settings,
+    Save: Training._save,
+    Evaluate: Training._evaluate,
+}

@@ -105,8 +105,8 @@ class Screen:
 
     def picture(self) -> np.ndarray:
         """Return what the user sees beside the dock, [H, W, 3] uint8."""
-        viewpoint = self.viewpoint
-        clip = {"x": 0, "y": 0, "width": viewpoint.width, "height": viewpoint.height}
+        box, viewpoint = self.page.locator("canvas").first.bounding_box(), self.viewpoint
+        clip = {"x": box["x"], "y": box["y"], "width": viewpoint.width, "height": viewpoint.height}
         png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
         decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
         assert decoded is not None
@@ -114,10 +114,12 @@ class Screen:
 
     def drag(self, pixels: int, moves: int = 10) -> None:
         """Turn the camera with the left mouse button."""
-        self.page.mouse.move(150, 220)
+        box = self.page.locator("canvas").first.bounding_box()
+        x, y = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
+        self.page.mouse.move(x, y)
         self.page.mouse.down()
         for i in range(1, moves + 1):
-            self.page.mouse.move(150 + i * pixels // moves, 220)
+            self.page.mouse.move(x + i * pixels // moves, y)
             time.sleep(0.03)
         self.page.mouse.up()
 
@@ -137,7 +139,7 @@ def open_page(
     opened: list[Screen] = []
 
     def make(
-        path: Path, config: TrainConfig = MANY, width: int = 860, height: int = 460, **settings: Any
+        path: Path, config: TrainConfig = MANY, width: int = 1160, height: int = 460, **settings: Any
     ) -> Screen:
         studio = Studio(path, port=0, config=config, **settings)
         page = browser.new_page(viewport={"width": width, "height": height})
@@ -311,6 +313,8 @@ def test_a_click_on_a_camera_flies_there_and_two_browsers_look_apart(
     assert spots, "no camera is in sight"
     _, index, x, y = min(spots)
     # As a hand does: first there, then press and release.
+    box = screen.page.locator("canvas").first.bounding_box()
+    x, y = x + box["x"], y + box["y"]
     screen.page.mouse.move(x + 2, y)
     time.sleep(0.3)
     screen.page.mouse.move(x, y)
@@ -324,7 +328,7 @@ def test_a_click_on_a_camera_flies_there_and_two_browsers_look_apart(
     assert np.allclose(screen.viewpoint.camera(1.0).viewmat, wanted.viewmat, atol=1e-3)
 
     screen.studio.start_training()
-    second = browser.new_page(viewport={"width": 560, "height": 240})
+    second = browser.new_page(viewport={"width": 860, "height": 240})
     second.goto(screen.studio.url)
     screen.page.get_by_text("2 viewers").wait_for(timeout=1000 * TIMEOUT)
     positions = {

@@ -19,7 +19,9 @@ from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
 from splatstudio.studio.hotkeys import Hotkeys
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.devices import DevicesPanel
 from splatstudio.studio.panels.export import ExportPanel
+from splatstudio.studio.panels.log import LogPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
@@ -30,6 +32,7 @@ from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event, ModelLoaded, Saved
 
 RIGHT_WIDTH = 390  # pixels
+LEFT_WIDTH = 300
 REFRESH_SECONDS = 0.25
 
 
@@ -117,6 +120,13 @@ class Studio:
         for title, build in self._tabs(page):
             with tabs.add_tab(title) as tab:
                 self._panels.append(build(tab))
+        left = gui.add_panel()
+        with left.add_tab("Devices") as tab:
+            self._panels.append(DevicesPanel(page, tab))
+        with left.add_tab("Log"):
+            self._panels.append(LogPanel(page))
+        left.dock_left()
+        left.set_width(LEFT_WIDTH)
         self._refresh()
 
     def _tabs(self, page: Page) -> list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]]:

@@ -62,6 +62,14 @@ class Status:
 
 
 @dataclass(frozen=True)
+class RankFigures:
+    """What one process of the training has to show; None: not known."""
+
+    num_gaussians: int | None
+    step_seconds: float | None
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something to tell everybody who watches."""
 
@@ -111,7 +119,7 @@ class Controller(FrameSource):
         status = self.status
         if status.state == "training":
             return Choice("Pause")
-        if status.state in ("starting", "loading"):
+        if status.state in ("starting", "loading", "restarting"):
             return Choice("Starting …", enabled=False)
         if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
             return Choice("Resume")
@@ -192,6 +200,26 @@ class Controller(FrameSource):
     def kill(self) -> None:
         """End the worker at once; what is unsaved is lost."""
         self._worker.kill()
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file with everything that the worker printed."""
+        return self._worker.log_path
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the ranks, empty while there are none."""
+        worker = self._worker
+        return (worker.pid,) if worker.alive else ()
+
+    @property
+    def rank_figures(self) -> tuple[RankFigures, ...]:
+        """Return the figures of each rank, rank 0 first; empty without a training."""
+        status = self.status
+        if status.num_gaussians is None:
+            return ()
+        rate = status.steps_per_second
+        return (RankFigures(status.num_gaussians, 1.0 / rate if rate else None),)
 
     # ---- where pictures come from
 

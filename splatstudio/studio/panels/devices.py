@@ -1,0 +1,198 @@
+"""The Devices tab: what each GPU does, or, where there is none, each process of a training on the CPU."""
+
+from __future__ import annotations
+
+import html
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import viser
+
+from splatstudio.devices import DeviceMonitor, DeviceReading, Field
+from splatstudio.studio.controller import RankFigures
+from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.plot import Line, Plot, round_end
+from splatstudio.studio.theme import ACCENT, MUTED, css
+
+SAMPLE_SECONDS = 1.0
+HISTORY_SECONDS = 300
+NOT_AVAILABLE = "not available"
+OTHERS_COLOR = "#6b7584"
+# A line a device: the accent first, then colours that eight can be told apart by.
+COLORS = (css(ACCENT), "#3ecf7a", "#ffb040", "#ff6b8a", "#b28cff", "#4dd7d7", "#d8d35a", "#c78a5a")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something of a device that is plotted; `scale` turns it into `title`'s unit."""
+
+    title: str
+    field: Field
+    scale: float = 1.0
+
+
+QUANTITIES = {
+    "Utilization": Quantity("Utilization, %", "utilization"),
+    "Memory of ours": Quantity("Memory of this training, GB", "memory_used_by_us", 1e-9),
+    "Temperature": Quantity("Temperature, °C", "temperature_c"),
+    "Power": Quantity("Power, W", "power_w"),
+}
+
+
+class DevicesPanel(Panel):
+    """A row a device, and one of its quantities over the last minutes, a line a device."""
+
+    def __init__(self, page: Page, tab: viser.GuiTabHandle):
+        gui = page.server.gui
+        self._controller = page.controller
+        self._monitor = DeviceMonitor(
+            lambda: self._controller.pids, history_length=int(HISTORY_SECONDS / SAMPLE_SECONDS)
+        )
+        self._rows = gui.add_html(_note("Asking the driver …"))
+        self._choice = gui.add_dropdown("Plot", tuple(QUANTITIES), hint="Over the last five minutes.")
+        self._plot = Plot(gui, tab, "", order=10.0)
+        self._shown: tuple[object, ...] = ()
+        self._stopped = threading.Event()
+        # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
+        self._sampler = threading.Thread(target=self._sample, name="devices", daemon=True)
+        self._sampler.start()
+
+    def refresh(self) -> None:
+        """Show a sample that is new."""
+        readings, choice = self._monitor.latest, self._choice.value
+        if not readings or (readings, choice) == self._shown:
+            return
+        self._shown = (readings, choice)
+        self._rows.content = devices_html(readings, self._controller.rank_figures)
+        quantity = QUANTITIES[choice]
+        history = self._monitor.history(quantity.field)
+        if len(history.seconds) < 2:
+            return
+        values = history.values.T * quantity.scale
+        # Minutes before now: the axis stands still while the curves move.
+        minutes = (history.seconds - history.seconds[-1]) / 60.0
+        lines = [
+            Line(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])
+            for i, reading in enumerate(readings)
+        ]
+        ranges = ((-HISTORY_SECONDS / 60.0, 0.0), (0.0, _top(quantity, values)))
+        self._plot.show((minutes, *values), lines, ranges, "minutes")
+
+    def close(self) -> None:
+        """End the sampling; a driver that does not answer is not waited for."""
+        self._stopped.set()
+        self._sampler.join(2.0)
+
+    def _sample(self) -> None:
+        while not self._stopped.is_set():
+            self._monitor.sample()
+            self._stopped.wait(SAMPLE_SECONDS)
+        self._monitor.close()
+
+
+def _top(quantity: Quantity, values: np.ndarray) -> float:
+    """Return the upper end of the y axis."""
+    known = values[np.isfinite(values)]
+    if quantity.field == "utilization":
+        return 100.0
+    return round_end(1.05 * float(known.max())) if len(known) and known.max() > 0 else 1.0
+
+
+def is_gpu(reading: DeviceReading) -> bool:
+    """Say whether a row is a GPU's, not one of the processes on the CPU."""
+    return not reading.name.startswith("CPU")
+
+
+def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, ...]) -> str:
+    """Return the rows of all devices, with the training's processes beside those that they run on."""
+    names = {reading.name for reading in readings}
+    head = ""
+    if len(names) == 1 and all(is_gpu(reading) for reading in readings):
+        text = (f"{len(readings)} × " if len(readings) > 1 else "") + _text(*names)
+        head = f'<div style="font-size:12px;color:{MUTED};margin-bottom:6px">{text}</div>'
+    rows, placed = [], 0
+    for reading in readings:
+        ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
+        rank = ranks[placed] if ours and placed < len(ranks) else None
+        placed += rank is not None
+        rows.append(_row(reading, rank, named=len(names) > 1))
+    # Where the driver does not say which devices are ours, the figures stand for themselves.
+    left = "".join(
+        f'<div style="{_SMALL}">Rank {rank}: {_rank_text(figures)}</div>'
+        for rank, figures in enumerate(ranks[placed:], placed)
+    )
+    return (
+        f'<div style="padding:4px 10px;font-variant-numeric:tabular-nums">{head}{"".join(rows)}{left}</div>'
+    )
+
+
+_SMALL = f"font-size:11px;line-height:1.35;color:{MUTED}"
+
+
+def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool) -> str:
+    color = COLORS[reading.index % len(COLORS)]
+    title = f"GPU {reading.index}" if is_gpu(reading) else reading.name
+    model = f' <span style="{_SMALL}">{_text(reading.name)}</span>' if named and is_gpu(reading) else ""
+    cells = [_cell("utilization", reading.utilization, "{:.0f} %", "Utilization")]
+    if is_gpu(reading):
+        cells.append(_cell("temperature", reading.temperature_c, "{:.0f} °C", "Temperature"))
+        cells.append(_cell("power", reading.power_w, "{:.0f} W", "Power"))
+    figures = f'<div style="{_SMALL}">{_rank_text(rank)}</div>' if rank is not None else ""
+    return (
+        f'<div data-splatstudio="device" style="margin-bottom:9px">'
+        '<div style="display:flex;align-items:baseline;gap:10px;font-size:12px">'
+        f'<span style="flex:1;min-width:0;white-space:nowrap;overflow:hidden;text-overflow:ellipsis">'
+        f'<span style="display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px;'
+        f'background:{color}"></span><b style="font-weight:600">{_text(title)}</b>{model}</span>'
+        f"{''.join(cells)}</div>"
+        f"{_memory_bar(reading, color)}{figures}</div>"
+    )
+
+
+def _memory_bar(reading: DeviceReading, color: str) -> str:
+    ours, others, total = reading.memory_used_by_us, reading.memory_used_by_others, reading.memory_total
+    if total is None or others is None:
+        text = f'Memory <span data-splatstudio="memory">{NOT_AVAILABLE}</span>'
+        return f'<div style="{_SMALL}">{text}</div>'
+    known = (
+        f"{_gb(ours)} ours + {_gb(others)} others"
+        if ours is not None
+        else f"{_gb(others)} used, ours {NOT_AVAILABLE}"
+    )
+    return (
+        '<div style="display:flex;height:6px;margin:3px 0 2px 0;border-radius:3px;overflow:hidden;'
+        'background:rgba(255,255,255,.09)">'
+        f'<div style="width:{_percent(ours or 0, total)};background:{color}"></div>'
+        f'<div style="width:{_percent(others, total)};background:{OTHERS_COLOR}"></div></div>'
+        f'<div data-splatstudio="memory" style="{_SMALL}">{known} of {_gb(total)} GB</div>'
+    )
+
+
+def _cell(name: str, value: float | None, form: str, title: str) -> str:
+    if value is None:
+        return f'<span data-splatstudio="{name}" title="{title}" style="{_SMALL}">{NOT_AVAILABLE}</span>'
+    return f'<span data-splatstudio="{name}" title="{title}">{form.format(value)}</span>'
+
+
+def _rank_text(rank: RankFigures) -> str:
+    splats = "–" if rank.num_gaussians is None else f"{rank.num_gaussians:,}"
+    if rank.step_seconds is None:
+        return f"{splats} splats"
+    return f"{splats} splats, {1000.0 * rank.step_seconds:.3g} ms a step"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100.0 * part / max(whole, 1):.1f}%"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f}"
+
+
+def _text(text: str) -> str:
+    return html.escape(text)
+
+
+def _note(text: str) -> str:
+    return f'<div style="padding:6px 10px;font-size:12px;color:{MUTED}">{text}</div>'

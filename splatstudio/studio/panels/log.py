@@ -1,0 +1,105 @@
+"""The Log tab: the last lines that the background process printed."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import time
+from pathlib import Path
+
+import viser
+
+from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.theme import MUTED
+
+NUM_LINES = 200
+TAIL_BYTES = 64 * 1024
+LOOK_SECONDS = 1.0
+MAX_DOWNLOAD_BYTES = 50_000_000
+_BAD = re.compile(
+    r"\b(error|exception|traceback|fatal|killed|failed|SIG[A-Z]+)\b|\w+(Error|Exception):", re.I
+)
+_DOUBTFUL = re.compile(r"\b(warn|warning|not saved|refused)\b", re.I)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class LogPanel(Panel):
+    """The worker's log, followed to its end; errors are red."""
+
+    def __init__(self, page: Page):
+        gui = page.server.gui
+        self._controller = page.controller
+        self._lines = gui.add_html("")
+        self._follow = gui.add_checkbox(
+            "Follow", True, hint="Off: the text stands still, to be read or copied."
+        )
+        self._download = gui.add_button("Download the log", color="gray")
+        self._download.on_click(self._send)
+        self._place = gui.add_html("")
+        self._shown: tuple[Path, int, int] | None = None
+        self._look_due = 0.0
+
+    def refresh(self) -> None:
+        """Read the end of the log again when it has grown."""
+        if time.monotonic() < self._look_due or not self._follow.value:
+            return
+        self._look_due = time.monotonic() + LOOK_SECONDS
+        path = self._controller.log_path
+        try:
+            found = os.stat(path)
+        except OSError:
+            self._lines.content = log_html(["The background process has not written anything yet."])
+            self._shown = None
+            return
+        shown = (path, found.st_size, found.st_mtime_ns)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._lines.content = log_html(tail(path))
+        self._place.content = (
+            f'<div style="padding:0 10px;font-size:11px;color:{MUTED};overflow-wrap:anywhere">'
+            f"{html.escape(str(path))}</div>"
+        )
+
+    def _send(self, event: viser.GuiEvent) -> None:
+        path = self._controller.log_path
+        if event.client is None or not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_DOWNLOAD_BYTES))
+            event.client.send_file_download(path.name, file.read(), save_immediately=True)
+
+
+def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
+    """Return the last whole lines of a text file, reading at most TAIL_BYTES of it.
+
+    Raises OSError when it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+        file.seek(start)
+        text = file.read().decode("utf-8", errors="replace")
+    lines = _ANSI.sub("", text).splitlines()
+    if start > 0:
+        lines = lines[1:]  # cut off at its beginning
+    # A progress bar writes over its own line: what stood there last is what counts.
+    return [line.rpartition("\r")[2] for line in lines[-num_lines:]]
+
+
+def log_html(lines: list[str]) -> str:
+    """Return lines as a scrolling box that shows its end; the text is escaped, errors are marked."""
+    rows = "".join(f"<div{_style(line)}>{html.escape(line) or '&nbsp;'}</div>" for line in lines)
+    # The reversed column keeps the end in sight without a script.
+    return (
+        '<div data-splatstudio="log" style="display:flex;flex-direction:column-reverse;overflow-y:auto;'
+        "height:calc(100vh - 235px);margin:4px 10px 10px 10px;padding:6px 8px;border-radius:6px;"
+        'background:rgba(0,0,0,.28);font:11px/1.45 ui-monospace,monospace;overflow-wrap:anywhere">'
+        f'<div style="margin-bottom:auto;white-space:pre-wrap">{rows}</div></div>'
+    )
+
+
+def _style(line: str) -> str:
+    if _BAD.search(line):
+        return ' data-splatstudio="bad" style="color:#ff8a8a"'
+    return ' style="color:#e0b040"' if _DOUBTFUL.search(line) else ""

@@ -16,7 +16,6 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.camera_path import CameraPath, keyframe_of
-from splatstudio.durable import remove_partial
 from splatstudio.model import load_model
 from splatstudio.path_file import write_camera_path
 from splatstudio.ready_paths import orbit_of
@@ -229,17 +228,16 @@ def test_memory_that_is_not_there_ends_the_job_alone(
     training.wait(Progress, lambda event: event.step > step)
 
 
-def test_what_a_killed_worker_left_can_be_removed(
+def test_a_killed_worker_fails_its_jobs_and_leaves_nothing(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
-    output = tmp_path / "out" / "a.mp4"
-    training.client.send(RenderPath(endless(path), output, job=1))
-    training.client.send(RenderPath(endless(path), tmp_path / "out" / "a.mp4.webm", job=2))
+    output = tmp_path / "out"
+    training.client.send(RenderPath(endless(path), output / "a.mp4", job=1))
+    training.client.send(RenderPath(endless(path), output / "a.mp4.webm", job=2))
     training.wait(JobProgress, lambda event: event.job == 2 and event.done > 0)
-    pid = training.client.pid
-    os.kill(pid, signal.SIGKILL)
-    training.wait(messages.Failed)
-    assert len(files(output.parent)) == 2
-    remove_partial(output, pid)
-    remove_partial(tmp_path / "out" / "a.mp4.webm", pid)
-    assert files(output.parent) == []
+    assert len(files(output)) == 2
+    os.kill(training.client.pid, signal.SIGKILL)
+    for job in (1, 2):
+        failed = training.wait(JobFailed)
+        assert failed.job == job and "ended before" in failed.sentence and str(output) in failed.sentence
+    assert files(output) == []

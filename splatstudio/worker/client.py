@@ -36,6 +36,7 @@ from splatstudio.worker.messages import (
     TrainJob,
     Warned,
 )
+from splatstudio.worker.open_jobs import OpenJobs
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.reports import death_sentence
 
@@ -75,6 +76,7 @@ class WorkerClient:
         self._frames: dict[int, ReceivedFrame] = {}
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[Event], None]] = []
+        self._jobs = OpenJobs()
         self._closing = False
         self._last_word: Failed | Finished | None = None
         context = _process_context()
@@ -119,6 +121,7 @@ class WorkerClient:
 
     def send(self, command: Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""
+        self._jobs.sent(command)
         self._outbox.put(command, key=("view", command.view) if isinstance(command, SetView) else None)
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> None:
@@ -181,6 +184,7 @@ class WorkerClient:
         self._connection.close()
 
     def _receive(self, event: Event) -> None:
+        self._jobs.heard(event)
         if isinstance(event, Frame):
             image = self._slots.view(event.slot, event.height, event.width).copy()
             self.send(ReturnSlot(event.slot))
@@ -213,6 +217,8 @@ class WorkerClient:
     def _report_death(self) -> None:
         """Say how the worker ended if it did not say so itself."""
         exitcode = self._process.exitcode
+        for failed in self._jobs.abandon(self._process.pid):
+            self._receive(failed)
         if isinstance(self._last_word, Failed):
             return
         if self._closing and exitcode == 0:

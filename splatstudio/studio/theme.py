@@ -7,6 +7,8 @@ from splatstudio.worker.messages import State
 ACCENT = (64, 160, 255)
 TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
 MUTED = "#8b95a5"
+GOOD = (62, 207, 122)
+BAD = "#ff8a8a"
 
 # What the user reads, and the colour of the dot beside it.
 STATE_WORDS: dict[State, tuple[str, str]] = {
@@ -17,6 +19,7 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
     "paused": ("Paused", "#e0b040"),
     "finished": ("Finished", "#40a0ff"),
     "viewing": ("Saved model", "#40a0ff"),
+    "restarting": ("Restarting", "#e0b040"),
     "failed": ("Failed", "#ff5c5c"),
     "ended": ("Ended", "#8b95a5"),
 }

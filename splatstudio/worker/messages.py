@@ -17,18 +17,33 @@ from splatstudio.render_modes import Legend, RenderMode
 from splatstudio.video import Quality
 
 State = Literal[
-    "starting", "ready", "loading", "training", "paused", "finished", "viewing", "failed", "ended"
+    "starting",
+    "ready",
+    "loading",
+    "training",
+    "paused",
+    "finished",
+    "viewing",
+    "restarting",  # the process died and another one takes its place
+    "failed",
+    "ended",
 ]
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Train a scene into a run folder; from `checkpoint` on when there is one."""
+    """Train a scene into a run folder; from `checkpoint` on when there is one.
+
+    `settings` are live settings, dotted path and value, that are set again before the first step. A job of
+    `attempt` above 0 takes the place of a process that died, in the run folder that it had made.
+    """
 
     scene_path: Path
     run_dir: Path
     config: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: Path | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +61,8 @@ class ViewOptions:
     """What a view shows, and how.
 
     None leaves what the model was trained with. `mode` "error" compares with photograph `photo` of the scene
-    (an index into its views): the model is drawn from where that was taken, with the view's own lens and size,
-    and what lies outside the photograph is left dark.
+    (an index into its views): the model is drawn from where that was taken, with the view's own lens and
+    size, and what lies outside the photograph is left dark.
     """
 
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)  # linear RGB in 0..1
@@ -77,6 +92,13 @@ class Pause(Command):
 @dataclass(frozen=True)
 class Resume(Command):
     """Go on after Pause, or after a Stop with steps left."""
+
+
+@dataclass(frozen=True)
+class Step(Command):
+    """Train `count` steps, then pause."""
+
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +140,13 @@ class UpdateSettings(Command):
     """Change settings while training runs: dotted path and value of each, from the next step on."""
 
     values: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class SetCap(Command):
+    """Let no Gaussians be added above this number, from the next densification on."""
+
+    max_gaussians: int
 
 
 @dataclass(frozen=True)
@@ -201,6 +230,15 @@ class Progress(Event):
     steps_per_second: float
     eta_seconds: float | None
     elapsed_seconds: float
+
+
+@dataclass(frozen=True)
+class SettingChanged(Event):
+    """A live setting has another value, which holds from the step after `step` on."""
+
+    step: int
+    path: str  # dotted, as "optim.means_lr"
+    value: Any
 
 
 @dataclass(frozen=True)

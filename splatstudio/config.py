@@ -162,6 +162,13 @@ def declaration(cls: type, path: str) -> Setting:
     return declared.metadata["setting"]
 
 
+def value_of(config: Any, path: str) -> Any:
+    """Return the value of the setting at a dotted `path`, as "optim.means_lr"."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
 def to_json(config: Any) -> dict[str, Any]:
     """Return a configuration as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(config)))

@@ -4,86 +4,45 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.run import Run
 from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
+from splatstudio.studio.status import Choice, Notice, RankFigures, Status, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.worker.client import ReceivedFrame, WorkerClient
 from splatstudio.worker.messages import (
     Command,
-    Evaluated,
     Event,
-    Export,
     Exported,
     Failed,
-    Finished,
     Frame,
     Job,
-    ModelLoaded,
+    JobCancelled,
+    JobDone,
+    JobFailed,
     Pause,
-    Progress,
     Resume,
     Save,
     Saved,
+    SettingChanged,
     SetView,
     Start,
-    Started,
-    State,
     StateChanged,
     Stop,
     TrainJob,
+    UpdateSettings,
     ViewOptions,
-    Warned,
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the page shows of the training; replaced as a whole, so that a reader never sees half of it."""
-
-    state: State = "starting"
-    step: int = 0
-    total_steps: int = 0
-    num_gaussians: int | None = None
-    steps_per_second: float | None = None
-    eta_seconds: float | None = None
-    loss: float | None = None
-    test_psnr: float | None = None
-    message: str = ""  # why it failed; empty otherwise
-    has_model: bool = False
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """What one process of the training has to show; None: not known."""
-
-    num_gaussians: int | None
-    step_seconds: float | None
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something to tell everybody who watches."""
-
-    title: str
-    text: str
-    bad: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the primary button offers now."""
-
-    label: str
-    enabled: bool = True
 
 
 class Controller(FrameSource):
@@ -101,6 +60,7 @@ class Controller(FrameSource):
         self._seq = count(1)
         self._listeners: list[Callable[[Event], None]] = []
         self._resume_step = project.resume_step
+        self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
         self._load_history()
         self._worker = self._new_worker(project.first_job())
 
@@ -142,7 +102,7 @@ class Controller(FrameSource):
             elif state == "paused" or state == "finished":
                 self._worker.send(Resume())
             elif state == "ready":
-                self._worker.send(Start())
+                self._start_first()
             elif self._resume_step is not None:
                 self._begin(resume=True)
             elif self.project.run_folder_taken:
@@ -171,11 +131,68 @@ class Controller(FrameSource):
             raise ValueError(f"{self.project.path} is a finished model, which cannot be trained")
         with self._lock:
             if isinstance(self._worker.job, TrainJob):
-                self.send(Start())
+                self._start_first()
             elif self._resume_step is not None:
                 self._begin(resume=True)
             else:
                 self._start_anew()
+
+    @property
+    def can_set_up(self) -> bool:
+        """Say whether the training has not begun, so that every setting can still be chosen."""
+        unstarted = self.status.state == "ready" or (
+            self.status.state in ("failed", "ended") and self._resume_step is None
+        )
+        return self.project.can_train and unstarted
+
+    def change_settings(self, values: Mapping[str, Any]) -> None:
+        """Change settings, given by their dotted paths.
+
+        A running training takes them from its next step on, which a SettingChanged confirms; what is still
+        to be started or resumed begins with them. Raises ValueError, and changes nothing, where one is wrong.
+        """
+        with self._lock:
+            config = self.project.config
+            for path, value in values.items():
+                if not self.can_set_up and not declaration(TrainConfig, path).live:
+                    raise ValueError(f"setting {path} is read at the start and cannot be changed any more")
+                config = changed(config, path, value)
+            if config.steps < self.status.step:
+                raise ValueError(
+                    f"{self.status.step:,} steps are done already, which is more than {config.steps:,}"
+                )
+            if self._trains:
+                self._worker.send(UpdateSettings(tuple(values.items())))
+                return
+            self.project = replace(self.project, config=config)
+            self.status = replace(self.status, total_steps=config.steps)
+            if not self.can_set_up:
+                self._to_set |= values
+                self._resume_step = self.project.resume_step
+
+    @property
+    def can_train_more(self) -> bool:
+        """Say whether all steps that were planned are done."""
+        status = self.status
+        done = status.state in ("viewing", "finished") and status.step >= status.total_steps
+        return done and status.total_steps > 0 and self.project.can_train
+
+    def train_more(self, num_steps: int) -> None:
+        """Go on with a training that has done all its steps."""
+        with self._lock:
+            if self.can_train_more:
+                self.change_settings({"steps": self.status.step + num_steps})
+                if self._trains:
+                    self._worker.send(Resume())
+                else:
+                    self._begin(resume=True)
+
+    @property
+    def _trains(self) -> bool:
+        """Say whether the worker has a training that can take new settings."""
+        if not isinstance(self._worker.job, TrainJob):
+            return False
+        return self.status.state in ("loading", "training", "paused", "finished", "restarting")
 
     def send(self, command: Command) -> None:
         """Give the worker an order."""
@@ -188,10 +205,6 @@ class Controller(FrameSource):
     def save(self) -> None:
         """Write a checkpoint now."""
         self.send(Save())
-
-    def export(self, path: Path) -> None:
-        """Write the model as a PLY file."""
-        self.send(Export(path.expanduser()))
 
     def close(self) -> None:
         """Let the worker save what is unsaved and leave."""
@@ -228,10 +241,10 @@ class Controller(FrameSource):
         status = self.status
         return ModelState(status.step if status.has_model else None, status.state == "training")
 
-    def render(self, view: int, camera: Camera) -> ReceivedFrame | None:
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
         seq, worker = next(self._seq), self._worker
-        worker.send(SetView(view, seq, camera, self.options))
+        worker.send(SetView(view, seq, camera, options))
         return worker.wait_for_frame(view, seq, FRAME_SECONDS)
 
     def forget(self, view: int) -> None:
@@ -250,10 +263,22 @@ class Controller(FrameSource):
         old = self._worker
         self.status = replace(self.status, state="loading", message="", has_model=False)
         # Known before it starts: the events of a worker that is not the present one are dropped.
-        self._worker = self._new_worker(self.project.training_job(resume=resume))
+        job = self.project.training_job(resume=resume)
+        if resume:
+            job = replace(job, settings=tuple(self._to_set.items()))
+        self._to_set = {}
+        self._worker = self._new_worker(job)
         self._worker.start()
         self._worker.send(Start())
         old.close()
+
+    def _start_first(self) -> None:
+        """Start the training that the worker waits with, or another one if its settings have been changed."""
+        job = self._worker.job
+        if isinstance(job, TrainJob) and job.config == self.project.config:
+            self._worker.send(Start())
+        else:
+            self._begin(resume=False)
 
     def _start_anew(self) -> None:
         self.project = self.project.started_over()
@@ -264,15 +289,14 @@ class Controller(FrameSource):
 
     def _take(self, worker: WorkerClient, event: Event) -> None:
         """Follow an event; those of a worker that has been replaced no longer matter."""
-        if worker is not self._worker or isinstance(event, Frame):
+        # The long tasks of a worker that has been replaced end as well.
+        replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
+        if replaced or isinstance(event, Frame):
             return
-        self.status = _followed(self.status, event)
-        if isinstance(event, Progress):
-            self.history.loss.add(event.step, event.loss)
-            if event.psnr is not None:
-                self.history.train_psnr.add(event.step, event.psnr)
-        elif isinstance(event, Evaluated):
-            self.history.test_psnr.add(event.step, event.psnr)
+        self.status = followed(self.status, event)
+        self.history.follow(event)
+        if isinstance(event, SettingChanged):
+            self._note_setting(event)
         elif isinstance(event, Exported):
             self.last_export = event
         elif isinstance(event, Saved):
@@ -282,11 +306,17 @@ class Controller(FrameSource):
         elif isinstance(event, Failed):
             self._resume_step = self.project.resume_step
             log.error("%s (log: %s)", event.sentence, event.log_path)
-        notice = _notice(event)
+        notice = notice_of(event)
         if notice is not None:
             self._notify(notice)
         for listener in self._listeners:
             listener(event)
+
+    def _note_setting(self, event: SettingChanged) -> None:
+        if value_of(self.project.config, event.path) == event.value:
+            return  # set again after a restart
+        self.project = replace(self.project, config=changed(self.project.config, event.path, event.value))
+        self._notify(Notice("Changed", f"{event.path} is {event.value} from step {event.step + 1:,} on."))
 
     def _load_history(self) -> None:
         run_dir = self.project.run_dir
@@ -295,52 +325,3 @@ class Controller(FrameSource):
             if len(self.history.test_psnr):
                 last = float(self.history.test_psnr.arrays()[1][-1])
                 self.status = replace(self.status, test_psnr=last)
-
-
-def _followed(status: Status, event: Event) -> Status:
-    """Return the status after an event."""
-    if isinstance(event, StateChanged):
-        rate = status.steps_per_second if event.state == "training" else None
-        # With the worker goes the model that it showed.
-        has_model = status.has_model and event.state != "ended"
-        return replace(
-            status, state=event.state, steps_per_second=rate, eta_seconds=None, has_model=has_model
-        )
-    if isinstance(event, ModelLoaded):
-        return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
-    if isinstance(event, Started):
-        return replace(status, step=event.step, total_steps=event.total_steps)
-    if isinstance(event, Progress):
-        return replace(
-            status,
-            step=event.step,
-            total_steps=event.total_steps,
-            num_gaussians=event.num_gaussians,
-            steps_per_second=event.steps_per_second,
-            eta_seconds=event.eta_seconds,
-            loss=event.loss,
-        )
-    if isinstance(event, Evaluated):
-        return replace(status, test_psnr=event.psnr)
-    if isinstance(event, Finished):
-        return replace(status, step=event.step)
-    if isinstance(event, Failed):
-        return replace(status, state="failed", message=event.sentence, has_model=False)
-    return status
-
-
-def _notice(event: Event) -> Notice | None:
-    """Return what to tell the user about an event, None where the page shows it anyway."""
-    if isinstance(event, Saved):
-        return Notice(f"Saved step {event.step:,}", str(event.path))
-    if isinstance(event, Exported):
-        return Notice(f"Exported {event.num_gaussians:,} splats", str(event.path))
-    if isinstance(event, Finished) and event.completed:
-        return Notice("Training finished", f"All {event.step:,} steps are done.")
-    if isinstance(event, Finished):
-        return Notice("Training stopped", f"At step {event.step:,}; Resume goes on from there.")
-    if isinstance(event, Warned):
-        return Notice("Please note", event.sentence, bad=True)
-    if isinstance(event, Failed):
-        return Notice("Failed", event.sentence, bad=True)
-    return None

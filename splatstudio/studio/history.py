@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from splatstudio.worker.messages import Evaluated, Event, Progress
+
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
 
@@ -45,20 +47,44 @@ class Curve:
 
 
 class History:
-    """Loss and PSNR of a training, with the evaluations of the test photographs."""
+    """How a training developed: its curves over the steps, and where the model was densified."""
 
     def __init__(self) -> None:
         self.loss = Curve()
         self.train_psnr = Curve()
         self.test_psnr = Curve()
+        self.num_gaussians = Curve()
+        self.rate = Curve()  # steps a second
+        self.densified = Curve()  # the number of Gaussians after each densification
+        self.resets = Curve()  # the loss where the opacities were reset
+
+    def follow(self, event: Event) -> None:
+        """Take in an event of the worker."""
+        if isinstance(event, Progress):
+            self.loss.add(event.step, event.loss)
+            self.num_gaussians.add(event.step, event.num_gaussians)
+            self.rate.add(event.step, event.steps_per_second)
+            if event.psnr is not None:
+                self.train_psnr.add(event.step, event.psnr)
+        elif isinstance(event, Evaluated):
+            self.test_psnr.add(event.step, event.psnr)
 
     def load(self, rows: Iterable[dict]) -> None:
         """Take up the lines of an earlier part's metrics.jsonl."""
+        before: tuple[int, float] | None = None
         for row in rows:
+            step = int(row["step"])
             for name, curve in (
                 ("loss", self.loss),
                 ("psnr", self.train_psnr),
                 ("test_psnr", self.test_psnr),
+                ("num_gaussians", self.num_gaussians),
             ):
                 if isinstance(row.get(name), (int, float)):
-                    curve.add(int(row["step"]), float(row[name]))
+                    curve.add(step, float(row[name]))
+            if isinstance(row.get("elapsed_s"), (int, float)):
+                elapsed = float(row["elapsed_s"])
+                # Each part of a training counts its own seconds.
+                if before is not None and elapsed > before[1] and step > before[0]:
+                    self.rate.add(step, (step - before[0]) / (elapsed - before[1]))
+                before = (step, elapsed)

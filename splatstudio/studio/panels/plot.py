@@ -10,7 +10,7 @@ from viser import uplot
 
 from splatstudio.studio.theme import MUTED
 
-PLOT_HEIGHT = 128
+PLOT_HEIGHT = 96
 GRID = "rgba(255,255,255,0.07)"
 
 Ranges = tuple[tuple[float, float], tuple[float, float]]
@@ -103,10 +103,17 @@ def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
     return (0.0, round_end(max(steps[-1], 100.0))), (float(bottom), float(top))
 
 
+def from_zero(data: tuple[np.ndarray, ...]) -> Ranges:
+    """Return round ends of the x and the y axis, both from 0, that hold all of `data`."""
+    values = np.concatenate(data[1:])
+    top = float(np.nanmax(values, initial=0.0))
+    return (0.0, round_end(max(data[0][-1], 100.0))), (0.0, round_end(top) if top > 0 else 1.0)
+
+
 def round_end(value: float) -> float:
-    """Return the next of 1, 2, 5, 10 ... times a power of ten, `value` at least."""
+    """Return the next of 1, 2, 3, 5, 10 times a power of ten, `value` at least."""
     decade = 10.0 ** np.floor(np.log10(max(value, 1e-9)))
-    return float(next(decade * factor for factor in (1.0, 2.0, 5.0, 10.0) if decade * factor >= value))
+    return float(next(decade * factor for factor in (1.0, 2.0, 3.0, 5.0, 10.0) if decade * factor >= value))
 
 
 def _scales(ranges: Ranges) -> dict[str, uplot.Scale]:

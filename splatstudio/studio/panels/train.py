@@ -1,71 +1,167 @@
-"""The Train tab: how loss and PSNR develop, and the settings of this run."""
+"""The Train tab: what to train with, how it develops, and what can be changed meanwhile."""
 
 from __future__ import annotations
 
+import html
 import time
 
 import numpy as np
 import viser
 
+from splatstudio.config import TrainConfig, declaration
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
-from splatstudio.studio.panels.plot import Line, Plot, axis_ranges
-from splatstudio.studio.theme import ACCENT, MUTED, TEST_COLOR, css
+from splatstudio.studio.panels.plot import Line, Plot, axis_ranges, from_zero
+from splatstudio.studio.panels.settings import SettingsForm
+from splatstudio.studio.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css
 from splatstudio.worker.messages import Evaluate
 
 PLOT_SECONDS = 0.75
+DOWNSCALES = (1, 2, 4, 8)
+BLUE, ORANGE = css(ACCENT), css(TEST_COLOR)
 
 
 class TrainPanel(Panel):
-    """Plots, the Evaluate button, and what this run is trained with."""
+    """What a new training takes, the plots, Evaluate, the live settings, and the facts of the run."""
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        server, controller = page.server, page.controller
-        self._plots_due = 0.0
+        gui, controller = page.server.gui, page.controller
         self._controller = controller
-        self._history = controller.history
-        self._hint = server.gui.add_html(_muted("The curves appear when the training has begun."))
-        self._evaluate = server.gui.add_button(
+        self._setup = Setup(page)
+        self._more = MoreSteps(page)
+        self._plots = Plots(page, tab)
+        self._evaluate = gui.add_button(
             "Evaluate now",
             color="gray",
             hint="Compares the model with the photographs that are held out for the test.",
             visible=False,
         )
         self._evaluate.on_click(lambda _: controller.send(Evaluate()))
-        self._loss = Plot(server.gui, tab, "Loss", order=-2.0)
-        self._psnr = Plot(server.gui, tab, "PSNR, dB", order=-1.0, legend=True)
-        with server.gui.add_folder("Settings of this run", expand_by_default=False):
-            server.gui.add_html(settings_html(controller))
+        self._form = SettingsForm(page)
+        with gui.add_folder("About this run", expand_by_default=False):
+            self._facts = gui.add_html("")
+        self._told: object = None
+
+    def refresh(self) -> None:
+        """Show what has changed."""
+        project, status = self._controller.project, self._controller.status
+        active = status.state in ("training", "paused", "finished")
+        self._evaluate.visible = active and project.scene is not None and len(project.scene.test_indices) > 0
+        self._setup.refresh()
+        self._more.refresh()
+        self._form.refresh()
+        self._plots.refresh()
+        if project is not self._told:
+            self._told = project
+            self._facts.content = settings_html(self._controller)
+
+
+class Setup:
+    """What can be chosen before a training begins: its length, the most splats, the photographs' size."""
+
+    def __init__(self, page: Page):
+        gui, controller = page.server.gui, page.controller
+        self._controller = controller
+        config, scene = controller.project.config, controller.project.scene
+        assert scene is not None
+        self._folder = gui.add_folder(None)
+        camera = scene.cameras[0]
+        size = (camera.width * config.downscale, camera.height * config.downscale)
+        self._sizes = {
+            _size_label(size, downscale): downscale for downscale in sorted({*DOWNSCALES, config.downscale})
+        }
+        with self._folder:
+            self._steps = gui.add_number(
+                "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
+            )
+            self._cap = gui.add_number(
+                "Most splats",
+                config.densify.max_gaussians,
+                min=1,
+                step=100_000,
+                hint=declaration(TrainConfig, "densify.max_gaussians").help,
+            )
+            self._size = gui.add_dropdown(
+                "Photographs",
+                tuple(self._sizes),
+                initial_value=_size_label(size, config.downscale),
+                hint="Smaller ones train faster and show less detail.",
+            )
+        self._steps.on_update(lambda _: self._take("steps", self._steps.value))
+        self._cap.on_update(lambda _: self._take("densify.max_gaussians", self._cap.value))
+        self._size.on_update(lambda _: self._take("downscale", self._sizes[self._size.value]))
+
+    def refresh(self) -> None:
+        """Offer this only before the start."""
+        self._folder.visible = self._controller.can_set_up
+
+    def _take(self, path: str, value: int) -> None:
+        if self._controller.can_set_up:
+            self._controller.change_settings({path: value})
+
+
+class MoreSteps:
+    """When all steps are done: how many more, and the button that trains them."""
+
+    def __init__(self, page: Page):
+        gui, self._controller = page.server.gui, page.controller
+        self._folder = gui.add_folder(None, visible=False)
+        with self._folder:
+            self._num = gui.add_number("More steps", max(1, page.controller.project.config.steps // 2), min=1)
+            self._go_on = gui.add_button("Train on", color=ACCENT)
+        self._go_on.on_click(lambda _: self._controller.train_more(self._num.value))
+
+    def refresh(self) -> None:
+        """Offer this only where a training has done all that was planned."""
+        offered = self._controller.can_train_more
+        self._folder.visible = offered
+        if offered:
+            label = f"Train on to step {self._controller.status.step + self._num.value:,}"
+            if label != self._go_on.label:
+                self._go_on.label = label
+
+
+class Plots:
+    """How loss, PSNR, the number of splats and the speed develop."""
+
+    def __init__(self, page: Page, tab: viser.GuiTabHandle):
+        gui, self._controller = page.server.gui, page.controller
+        self._due = 0.0
+        self._history = page.controller.history
+        self._hint = gui.add_html(_muted("The curves appear when the training has begun."))
+        self._loss = Plot(gui, tab, "Loss", order=-4.0)
+        self._psnr = Plot(gui, tab, "PSNR, dB (orange: test)", order=-3.0)
+        self._splats = Plot(gui, tab, "Splats, thousands (dots: densified)", order=-2.0)
+        self._speed = Plot(gui, tab, "Steps a second", order=-1.0)
 
     def refresh(self) -> None:
         """Show new values, every PLOT_SECONDS at most."""
-        if time.monotonic() < self._plots_due:
+        if time.monotonic() < self._due:
             return
-        self._plots_due = time.monotonic() + PLOT_SECONDS
-        controller = self._controller
-        history = controller.history
+        self._due = time.monotonic() + PLOT_SECONDS
+        history = self._controller.history
         if history is not self._history:
             self._history = history
-            self._loss.remove()
-            self._psnr.remove()
-        has_curves = len(history.loss) > 1
-        self._hint.visible = not has_curves
-        scene = controller.project.scene
-        active = controller.status.state in ("training", "paused", "finished")
-        self._evaluate.visible = active and scene is not None and len(scene.test_indices) > 0
-        self._draw(self._loss, {"loss": history.loss}, 0.1)
-        self._draw(self._psnr, {"training": history.train_psnr, "test": history.test_psnr}, 5.0)
-
-    def _draw(self, plot: Plot, curves: dict[str, Curve], y_unit: float) -> None:
-        data = joined(list(curves.values()))
-        if len(data[0]) < 2:
-            return
-        lines = [
-            Line(label, css(TEST_COLOR if label == "test" else ACCENT), dots=6.0 * (label == "test"))
-            for label in curves
-        ]
-        plot.show(data, lines, axis_ranges(data, y_unit), "step")
+            for plot in (self._loss, self._psnr, self._splats, self._speed):
+                plot.remove()
+        self._hint.visible = len(history.loss) < 2
+        loss = joined([history.loss, history.resets])
+        if len(history.loss) > 1:
+            lines = [Line("loss", BLUE), Line("opacities reset", ORANGE, width=0.0, dots=5.0)]
+            self._loss.show(loss, lines, axis_ranges(loss, 0.1), "step")
+        psnr = joined([history.train_psnr, history.test_psnr])
+        if len(psnr[0]) > 1:
+            lines = [Line("training", BLUE), Line("test", ORANGE, dots=6.0)]
+            self._psnr.show(psnr, lines, axis_ranges(psnr, 5.0), "step")
+        steps, *numbers = joined([history.num_gaussians, history.densified])
+        if len(history.num_gaussians) > 1:
+            splats = (steps, *(row / 1000.0 for row in numbers))
+            lines = [Line("splats", BLUE), Line("densified", css(GOOD), width=0.0, dots=4.0)]
+            self._splats.show(splats, lines, from_zero(splats), "step")
+        speed = joined([history.rate])
+        if len(history.rate) > 1:
+            self._speed.show(speed, [Line("it/s", BLUE)], from_zero(speed), "step")
 
 
 def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
@@ -86,14 +182,13 @@ def settings_html(controller: Controller) -> str:
     config, scene = project.config, project.scene
     rows = [("Steps", f"{config.steps:,}")]
     if scene is not None:
-        camera = scene.cameras[0]
         rows += [
             ("Photographs", f"{len(scene.train_indices)} to train, {len(scene.test_indices)} to test"),
-            ("Size", f"{camera.width} × {camera.height} px (downscale {config.downscale})"),
             ("Sparse points", f"{len(scene.points):,}"),
             ("Format", scene.format),
         ]
     rows += [
+        ("Downscale", str(config.downscale)),
         ("Spherical harmonics", f"degree {config.sh_degree}"),
         ("SSIM weight", f"{config.ssim_weight:g}"),
         ("Most splats", f"{config.densify.max_gaussians:,}"),
@@ -104,8 +199,6 @@ def settings_html(controller: Controller) -> str:
 
 def table_html(rows: list[tuple[str, str]]) -> str:
     """Return label and value pairs as a table; values are escaped."""
-    import html
-
     cells = "".join(
         f'<div style="color:{MUTED}">{html.escape(label)}</div>'
         f'<div style="overflow-wrap:anywhere">{html.escape(value)}</div>'
@@ -115,6 +208,11 @@ def table_html(rows: list[tuple[str, str]]) -> str:
         '<div style="display:grid;grid-template-columns:auto 1fr;gap:3px 14px;padding:2px 10px;'
         f'font-size:12px">{cells}</div>'
     )
+
+
+def _size_label(size: tuple[int, int], downscale: int) -> str:
+    pixels = f"{size[0] // downscale} × {size[1] // downscale} px"
+    return f"Full, {pixels}" if downscale == 1 else f"1/{downscale}, {pixels}"
 
 
 def _muted(text: str) -> str:

@@ -1,0 +1,171 @@
+"""The form of live settings, derived from how the configuration declares them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import viser
+
+from splatstudio.config import Setting, value_of
+from splatstudio.studio.page import Page
+from splatstudio.studio.theme import BAD, MUTED
+
+# What the groups of the configuration are called; one that is not listed is called by its name.
+GROUPS = {"": "Training", "optim": "Learning rates", "densify": "Densification"}
+
+
+@dataclass(frozen=True)
+class LiveSetting:
+    """A setting that a running training takes: its group, its dotted path, and what is declared of it."""
+
+    group: str
+    path: str
+    declared: Setting
+
+
+def live_settings(config: Any, group: str = "") -> Iterator[LiveSetting]:
+    """Yield the live settings of a configuration in the order of their declaration, groups last."""
+    groups = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        path = f"{group}.{field.name}" if group else field.name
+        if is_dataclass(value):
+            groups.append((value, path))
+        elif "setting" in field.metadata and field.metadata["setting"].live:
+            yield LiveSetting(group, path, field.metadata["setting"])
+    for value, path in groups:
+        yield from live_settings(value, path)
+
+
+class _Input:
+    """One setting of the form. `edited` says whether it shows another value than the run has."""
+
+    def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
+        self.path = setting.path
+        self._kind = type(value)
+        self._shown = _displayed(value)
+        label, hint = _label(setting.path), _hint(setting.declared)
+        low, high = setting.declared.low, setting.declared.high
+        self._handle: viser.GuiInputHandle[Any]
+        if isinstance(value, bool):
+            self._handle = gui.add_checkbox(label, value, hint=hint)
+        elif isinstance(value, int):
+            bounds = (None if low is None else int(low), None if high is None else int(high))
+            self._handle = gui.add_number(label, value, min=bounds[0], max=bounds[1], step=1, hint=hint)
+        elif isinstance(value, tuple):
+            self._handle = gui.add_rgb(label, self._shown, hint=hint)
+        else:
+            # As text: a learning rate of 1.6e-4 has no sensible step.
+            self._handle = gui.add_text(label, self._shown, hint=hint)
+
+    @property
+    def edited(self) -> bool:
+        return self._handle.value != self._shown
+
+    def read(self) -> Any:
+        """Return what was entered. Raises ValueError when it is no number."""
+        value = self._handle.value
+        if self._kind is tuple:
+            return tuple(part / 255.0 for part in value)
+        if self._kind is not float:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(
+                f"setting {self.path} must be a number such as 0.001 or 1e-3, not {value!r}"
+            ) from None
+
+    def show(self, value: Any) -> None:
+        """Show the run's value where the user has not begun to enter another one."""
+        edited = self.edited
+        self._shown = _displayed(value)
+        if not edited:
+            self._handle.value = self._shown
+
+    def reset(self) -> None:
+        """Show the run's value."""
+        self._handle.value = self._shown
+
+
+class SettingsForm:
+    """All live settings in a folder, with one button that applies what was changed."""
+
+    def __init__(self, page: Page):
+        gui = page.server.gui
+        self._controller = page.controller
+        self._config = page.controller.project.config
+        self._inputs: list[_Input] = []
+        with gui.add_folder("Live settings", expand_by_default=False):
+            groups: dict[str, list[LiveSetting]] = {}
+            for setting in live_settings(self._config):
+                groups.setdefault(setting.group, []).append(setting)
+            for group, settings in groups.items():
+                gui.add_html(_heading(GROUPS.get(group, group)))
+                for setting in settings:
+                    value = value_of(self._config, setting.path)
+                    self._inputs.append(_Input(gui, setting, value))
+            self._apply = gui.add_button("Apply", disabled=True)
+            self._undo = gui.add_button("Undo", color="gray", visible=False)
+            self._answer = gui.add_html("")
+        self._apply.on_click(lambda _: self._send())
+        self._undo.on_click(lambda _: self._reset())
+
+    def refresh(self) -> None:
+        """Follow the run's settings, and offer Apply where something was entered."""
+        config = self._controller.project.config
+        if config is not self._config:
+            self._config = config
+            for each in self._inputs:
+                each.show(value_of(config, each.path))
+        num = sum(each.edited for each in self._inputs)
+        label = "Apply" if num == 0 else f"Apply {num} change{'s' if num > 1 else ''}"
+        if self._apply.label != label:
+            self._apply.label = label
+            self._apply.disabled = num == 0
+            self._undo.visible = num > 0
+
+    def _send(self) -> None:
+        edited = [each for each in self._inputs if each.edited]
+        try:
+            self._controller.change_settings({each.path: each.read() for each in edited})
+        except ValueError as error:
+            self._answer.content = _refusal(f"Not changed: {error}.")
+        else:
+            self._answer.content = ""
+
+    def _reset(self) -> None:
+        for each in self._inputs:
+            each.reset()
+        self._answer.content = ""
+
+
+def _displayed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(round(255.0 * part) for part in value)
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def _label(path: str) -> str:
+    return path.rpartition(".")[2].removesuffix("_lr").replace("_", " ")
+
+
+def _hint(declared: Setting) -> str:
+    low, high = declared.low, declared.high
+    if low is not None and high is not None:
+        return f"{declared.help} From {low:g} to {high:g}."
+    return declared.help if low is None else f"{declared.help} At least {low:g}."
+
+
+def _heading(text: str) -> str:
+    return f'<div style="padding:4px 10px 2px;font-size:11px;font-weight:600;color:{MUTED}">{text}</div>'
+
+
+def _refusal(sentence: str) -> str:
+    return (
+        f'<div data-splatstudio="refusal" style="padding:2px 10px 6px;font-size:12px;color:{BAD}">'
+        f"{html.escape(sentence)}</div>"
+    )

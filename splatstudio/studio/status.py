@@ -1,0 +1,113 @@
+"""What the page knows of the training, how the worker's events change it, and what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from splatstudio.worker.messages import (
+    Evaluated,
+    Event,
+    Exported,
+    Failed,
+    Finished,
+    ModelLoaded,
+    Progress,
+    Saved,
+    SettingChanged,
+    Started,
+    State,
+    StateChanged,
+    Warned,
+)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the page shows of the training; replaced as a whole, so that a reader never sees half of it."""
+
+    state: State = "starting"
+    step: int = 0
+    total_steps: int = 0
+    num_gaussians: int | None = None
+    steps_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    test_psnr: float | None = None
+    message: str = ""  # why it failed; empty otherwise
+    has_model: bool = False
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one process of the training has to show; None: not known."""
+
+    num_gaussians: int | None
+    step_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to tell everybody who watches."""
+
+    title: str
+    text: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the primary button offers now."""
+
+    label: str
+    enabled: bool = True
+
+
+def followed(status: Status, event: Event) -> Status:
+    """Return the status after an event."""
+    if isinstance(event, StateChanged):
+        rate = status.steps_per_second if event.state == "training" else None
+        # With the worker goes the model that it showed.
+        has_model = status.has_model and event.state != "ended"
+        return replace(
+            status, state=event.state, steps_per_second=rate, eta_seconds=None, has_model=has_model
+        )
+    if isinstance(event, ModelLoaded):
+        return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
+    if isinstance(event, Started):
+        return replace(status, step=event.step, total_steps=event.total_steps)
+    if isinstance(event, Progress):
+        return replace(
+            status,
+            step=event.step,
+            total_steps=event.total_steps,
+            num_gaussians=event.num_gaussians,
+            steps_per_second=event.steps_per_second,
+            eta_seconds=event.eta_seconds,
+            loss=event.loss,
+        )
+    if isinstance(event, SettingChanged) and event.path == "steps":
+        return replace(status, total_steps=event.value)
+    if isinstance(event, Evaluated):
+        return replace(status, test_psnr=event.psnr)
+    if isinstance(event, Finished):
+        return replace(status, step=event.step)
+    if isinstance(event, Failed):
+        return replace(status, state="failed", message=event.sentence, has_model=False)
+    return status
+
+
+def notice_of(event: Event) -> Notice | None:
+    """Return what to tell the user about an event, None where the page shows it anyway."""
+    if isinstance(event, Saved):
+        return Notice(f"Saved step {event.step:,}", str(event.path))
+    if isinstance(event, Exported):
+        return Notice(f"Exported {event.num_gaussians:,} splats", str(event.path))
+    if isinstance(event, Finished) and event.completed:
+        return Notice("Training finished", f"All {event.step:,} steps are done.")
+    if isinstance(event, Finished):
+        return Notice("Training stopped", f"At step {event.step:,}; Resume goes on from there.")
+    if isinstance(event, Warned):
+        return Notice("Please note", event.sentence, bad=True)
+    if isinstance(event, Failed):
+        return Notice("Failed", event.sentence, bad=True)
+    return None

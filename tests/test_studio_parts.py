@@ -18,6 +18,7 @@ from splatstudio.studio import viser_private
 from splatstudio.studio.controller import Status
 from splatstudio.studio.foreign import ForeignSource
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
+from splatstudio.studio.look import Look
 from splatstudio.studio.panels.export import with_ending
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.panels.train import axis_ranges, joined
@@ -26,6 +27,7 @@ from splatstudio.studio.theme import duration, size
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.studio.viewport import MIN_SCALE, ModelState, Pace, Stream
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
+from splatstudio.worker.messages import ViewOptions
 
 
 def fake_camera(**changes: Any) -> viser.CameraHandle:
@@ -131,13 +133,13 @@ def test_a_stream_without_pictures_does_not_spin() -> None:
         def model_state(self) -> ModelState:
             return ModelState(1, training=False)
 
-        def render(self, view: int, camera: Any) -> None:
+        def render(self, view: int, camera: Any, options: Any) -> None:
             asked.append(view)
 
         def forget(self, view: int) -> None: ...
 
     client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
-    stream = Stream(client, Silent(), lambda: 1.0)
+    stream = Stream(client, Silent(), Look())
     time.sleep(0.6)
     stream.close()
     assert 1 <= len(asked) <= 4
@@ -202,7 +204,7 @@ def test_a_render_function_of_nerfviews_contract() -> None:
     viewpoint = read_viewpoint(fake_camera())
     assert viewpoint is not None and source.model_state() == ModelState(0, training=False)
     camera = viewpoint.camera(0.5)
-    received = source.render(1, camera)
+    received = source.render(1, camera, ViewOptions())
     assert received is not None and received.image.shape == (300, 450, 3) and (received.image == 128).all()
     camera_state, tab_state = seen[0]
     assert np.allclose(camera_state.get_K((450, 300)), camera.K)

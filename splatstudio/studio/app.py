@@ -26,7 +26,6 @@ from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
 from splatstudio.studio.project import open_project
-from splatstudio.studio.stage import Stage
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event, ModelLoaded, Saved
@@ -54,7 +53,7 @@ class Studio:
         self.url = self._gated.url
         self.controller = Controller(self.project, self._notify)
         self._first_view = FirstView(self._server)
-        self._viewport = Viewport(self._server, self.controller)
+        self._viewport = Viewport(self._server, self.controller, self.project.scene)
         self._stopped = threading.Event()
         self._panels: list[Panel] = []
         self._build_page()
@@ -108,12 +107,10 @@ class Studio:
         gui.set_panel_label("splatstudio")
         gui.main_panel.dock_right()
         gui.main_panel.set_width(RIGHT_WIDTH)
-        stage = None
         if scene is not None:
             self._first_view.of_scene(scene)
-            stage = Stage(server, scene)
         page = Page(
-            server, self.controller, self._viewport, self._first_view, stage, Hotkeys(server), self._notify
+            server, self.controller, self._viewport, self._first_view, Hotkeys(server), self._notify
         )
         self._panels.append(StatusPanel(page))
         tabs = gui.add_tab_group()

@@ -13,7 +13,7 @@ from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import FrameSource, ModelState, Viewport
 from splatstudio.worker.client import ReceivedFrame
-from splatstudio.worker.messages import Frame
+from splatstudio.worker.messages import Frame, ViewOptions
 
 if TYPE_CHECKING:
     from nerfview import CameraState, RenderTabState
@@ -37,8 +37,8 @@ class ForeignSource(FrameSource):
         """Return that there is always something to see."""
         return ModelState(self.revision, training=False)
 
-    def render(self, view: int, camera: Camera) -> ReceivedFrame | None:
-        """Call the function; its image is uint8, or float in 0..1, [H, W, 3]."""
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Call the function; its image is uint8, or float in 0..1, [H, W, 3]. The options are not for it."""
         start = time.monotonic()
         state = self._camera_state(
             fov=camera.fov_y,

@@ -10,23 +10,18 @@ import viser
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.hotkeys import Hotkeys
-from splatstudio.studio.stage import Stage
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a panel is built from.
-
-    `stage` is None where there is no scene, only a model. `notify` tells everybody who watches.
-    """
+    """What a panel is built from. `notify` tells everybody who watches."""
 
     server: viser.ViserServer
     controller: Controller
     viewport: Viewport
     first_view: FirstView
-    stage: Stage | None
     hotkeys: Hotkeys
     notify: Callable[[Notice], None]
 

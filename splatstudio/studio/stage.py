@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import viser
 import viser.transforms
@@ -9,7 +12,6 @@ import viser.transforms
 from splatstudio.camera import Camera
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.theme import ACCENT, TEST_COLOR
-from splatstudio.studio.viewpoint import fly_to
 
 MAX_POINTS = 300_000  # more would take seconds to send and show no more
 LINE_PIXELS = 1.5
@@ -18,14 +20,67 @@ FRUSTUM_LINES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4)
 POINT_SIZE = 0.0025  # times the scene's extent
 
 
-class Stage:
-    """The points and cameras of a scene, each shown or hidden for all browsers."""
+@dataclass(frozen=True, eq=False)
+class Frustums:
+    """The drawn pyramids of all cameras of a scene, at their usual size."""
 
-    def __init__(self, server: viser.ViserServer, scene: Scene):
-        self._server = server
+    rotations: np.ndarray  # [C, 3, 3] camera to world
+    positions: np.ndarray  # [C, 3]
+    scales: np.ndarray  # [C, 3] of the unit pyramid
+    size: float  # their depth, world units
+    split_colors: np.ndarray  # [C, 3] uint8, by which part of the split a camera belongs to
+
+    @classmethod
+    def of_scene(cls, scene: Scene) -> Frustums:
+        """Return the pyramids of a scene's cameras."""
+        positions = np.stack([camera.position for camera in scene.cameras])
+        size, test = frustum_size(positions, scene.extent), set(scene.test_indices)
+        return cls(
+            rotations=np.stack([camera.viewmat[:3, :3].T for camera in scene.cameras]),
+            positions=positions,
+            scales=size * np.stack([_shape(camera) for camera in scene.cameras]),
+            size=size,
+            split_colors=np.array(
+                [TEST_COLOR if i in test else ACCENT for i in range(len(positions))], np.uint8
+            ),
+        )
+
+    def lines(self, factor: float) -> np.ndarray:
+        """Return the edges of all pyramids, `factor` times as large, [C, lines, 2, 3] float32."""
+        corners = _frustum_corners() * (factor * self.scales)[:, None]
+        world = np.einsum("cij,ckj->cki", self.rotations, corners) + self.positions[:, None]
+        return world[:, FRUSTUM_LINES].astype(np.float32)
+
+    def hit(self, origin: np.ndarray, direction: np.ndarray, factor: float) -> int:
+        """Return the camera whose pyramid's middle lies nearest to a ray's direction."""
+        middles = self.positions + 0.5 * factor * self.size * self.rotations[:, :, 2]
+        directions = middles - origin
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        return int(np.argmax(directions @ direction))
+
+
+class Stage:
+    """The points and cameras of a scene in one browser."""
+
+    def __init__(
+        self,
+        client: viser.ClientHandle,
+        scene: Scene,
+        frustums: Frustums,
+        on_click: Callable[[int], None],
+    ):
+        """Show all of it; `on_click` is told which camera was clicked."""
+        self._scene_api = client.scene
         self._scene = scene
+        self._frustums = frustums
+        self._factor = 1.0
+        self._colors = frustums.split_colors
         self._points = self._add_points()
-        self._cameras = self._add_cameras()
+        self._edges, self._bodies = self._add_cameras()
+
+        @self._bodies.on_click
+        async def _(event: viser.SceneNodePointerEvent) -> None:
+            on_click(self._clicked(event))
 
     def show_points(self, visible: bool) -> None:
         """Show or hide the sparse points."""
@@ -34,8 +89,21 @@ class Stage:
 
     def show_cameras(self, visible: bool) -> None:
         """Show or hide the cameras."""
-        for handle in self._cameras:
-            handle.visible = visible
+        self._edges.visible = visible
+        self._bodies.visible = visible
+
+    def size_cameras(self, factor: float) -> None:
+        """Draw the cameras `factor` times as large as usual."""
+        self._factor = factor
+        self._edges.points = self._frustums.lines(factor).reshape(-1, 2, 3)
+        self._bodies.batched_scales = (factor * self._frustums.scales).astype(np.float32)
+
+    def paint(self, colors: np.ndarray) -> None:
+        """Give the cameras other colours, [C, 3] uint8."""
+        if not np.array_equal(colors, self._colors):
+            self._colors = colors
+            self._edges.colors = _line_colors(colors)
+            self._bodies.batched_colors = colors
 
     def _add_points(self) -> viser.PointCloudHandle | None:
         points, colors = self._scene.points, self._scene.colors
@@ -44,7 +112,7 @@ class Stage:
         if len(points) > MAX_POINTS:
             chosen = np.random.default_rng(0).choice(len(points), MAX_POINTS, replace=False)
             points, colors = points[chosen], colors[chosen]
-        return self._server.scene.add_point_cloud(
+        return self._scene_api.add_point_cloud(
             "/points",
             points=points,
             colors=colors,
@@ -54,62 +122,35 @@ class Stage:
 
     def _add_cameras(self) -> tuple[viser.LineSegmentsHandle, viser.BatchedMeshHandle]:
         """Add all cameras as one set of lines to see and one mesh of faint pyramids to click on."""
-        cameras, test = self._scene.cameras, set(self._scene.test_indices)
-        rotations = np.stack([camera.viewmat[:3, :3].T for camera in cameras])
-        wxyzs = viser.transforms.SO3.from_matrix(rotations).wxyz
-        positions = np.stack([camera.position for camera in cameras])
-        scales = frustum_size(positions, self._scene.extent) * np.stack(
-            [_shape(camera) for camera in cameras]
-        )
-        colors = np.array([TEST_COLOR if i in test else ACCENT for i in range(len(cameras))], np.uint8)
-        # [C, corners, 3] in the world, then [C, lines, 2, 3].
-        corners = np.einsum("cij,ckj->cki", rotations, _frustum_corners() * scales[:, None])
-        lines = (corners + positions[:, None])[:, FRUSTUM_LINES]
-        edges = self._server.scene.add_line_segments(
+        frustums = self._frustums
+        edges = self._scene_api.add_line_segments(
             "/cameras/edges",
-            lines.reshape(-1, 2, 3),
-            np.broadcast_to(_linear(colors)[:, None, None], lines.shape).reshape(-1, 2, 3),
+            frustums.lines(1.0).reshape(-1, 2, 3),
+            _line_colors(self._colors),
             thickness=LINE_PIXELS,
             thickness_units="screen",
         )
-        bodies = self._server.scene.add_batched_meshes_simple(
+        bodies = self._scene_api.add_batched_meshes_simple(
             "/cameras/bodies",
             *_frustum_body(),
-            wxyzs,
-            positions,
-            batched_scales=scales,
-            batched_colors=colors,
+            viser.transforms.SO3.from_matrix(frustums.rotations).wxyz,
+            frustums.positions,
+            batched_scales=frustums.scales,
+            batched_colors=self._colors,
             opacity=0.12,
             lod="off",
             side="double",
             cast_shadow=False,
             receive_shadow=False,
         )
-
-        @bodies.on_click
-        def _(event: viser.SceneNodePointerEvent) -> None:
-            if event.client is not None:
-                self.visit(event.client, self._clicked(event))
-
         return edges, bodies
 
     def _clicked(self, event: viser.SceneNodePointerEvent) -> int:
         """Return the index of the camera that was clicked on."""
-        if event.instance_index is not None:
+        if event.instance_index is not None and event.instance_index < len(self._frustums.positions):
             return event.instance_index
         # viser does not say which one when the click meets the outline of the camera under the mouse.
-        cameras = self._scene.cameras
-        ahead = frustum_size(np.stack([camera.position for camera in cameras]), self._scene.extent) / 2.0
-        middles = np.stack([camera.position + ahead * camera.viewmat[2, :3] for camera in cameras])
-        directions = middles - np.asarray(event.ray_origin)
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        return int(np.argmax(directions @ np.asarray(event.ray_direction)))
-
-    def visit(self, client: viser.ClientHandle, index: int) -> None:
-        """Move a browser's camera to where photograph `index` was taken."""
-        camera = self._scene.cameras[index]
-        # The cameras' common point of attention is the origin of the scene's frame.
-        fly_to(client, camera, max(float(np.linalg.norm(camera.position)), 0.1 * self._scene.extent))
+        return self._frustums.hit(np.asarray(event.ray_origin), np.asarray(event.ray_direction), self._factor)
 
 
 def frustum_size(positions: np.ndarray, extent: float) -> float:
@@ -129,6 +170,11 @@ def _shape(camera: Camera) -> np.ndarray:
     return np.array([*(half / max(1.0, half.max())), 1.0])
 
 
+def _line_colors(colors: np.ndarray) -> np.ndarray:
+    """Return the colours of the edges' ends, [C * lines, 2, 3] uint8, from the cameras' [C, 3]."""
+    return np.repeat(_linear(colors), 2 * len(FRUSTUM_LINES), axis=0).reshape(-1, 2, 3)
+
+
 def _linear(colors: np.ndarray) -> np.ndarray:
     """Return sRGB colours as the linear ones that viser takes a line's colours for, uint8."""
     return np.rint(255.0 * (colors / 255.0) ** 2.2).astype(np.uint8)
@@ -143,5 +189,6 @@ def _frustum_corners() -> np.ndarray:
 
 
 def _frustum_body() -> tuple[np.ndarray, np.ndarray]:
-    faces = [[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1], [1, 3, 2], [1, 4, 3]]
+    # Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
+    faces = [[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]]
     return _frustum_corners(), np.array(faces, np.uint32)

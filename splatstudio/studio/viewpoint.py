@@ -71,11 +71,18 @@ def fly_to(client: viser.ClientHandle, camera: Camera, distance: float) -> None:
     """
     current = read_viewpoint(client.camera)
     canvas_aspect = current.width / current.height if current else 16.0 / 9.0
-    half_width = camera.width / 2.0 / camera.K[0, 0]
-    half_height = camera.height / 2.0 / camera.K[1, 1]
     rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
     with client.atomic():
-        client.camera.fov = 2.0 * math.atan(max(half_height, half_width / canvas_aspect))
+        client.camera.fov = fitting_fov(camera, canvas_aspect)
         client.camera.position = camera.position
         client.camera.look_at = camera.position + distance * camera.viewmat[2, :3]
         client.camera.wxyz = rotation.wxyz
+
+
+def fitting_fov(camera: Camera, canvas_aspect: float) -> float:
+    """Return the vertical field of view, radians, of a canvas (width / height) that holds `camera`'s."""
+    K = camera.K
+    # The principal point is the middle of the canvas, and may lie anywhere in the photograph.
+    half_width = max(K[0, 2], camera.width - K[0, 2]) / K[0, 0]
+    half_height = max(K[1, 2], camera.height - K[1, 2]) / K[1, 1]
+    return min(2.0 * math.atan(max(half_height, half_width / canvas_aspect)), MAX_FOV)

@@ -15,13 +15,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import simplejpeg
 import viser
 
 from splatstudio.camera import Camera
+from splatstudio.scene.scaling import scaled
+from splatstudio.scene.scene import Scene
+from splatstudio.studio.compare import compared, on_canvas
+from splatstudio.studio.look import Look, Shot, shot_for
+from splatstudio.studio.photos import PhotoShelf
+from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.studio.viser_private import push_background_jpeg
 from splatstudio.worker.client import ReceivedFrame
+from splatstudio.worker.messages import Frame, ViewOptions
 
 REST_SECONDS = 0.25  # without movement, after which the camera is at rest
 MOVING_TARGET = 0.08  # seconds that a picture may take while the camera moves
@@ -40,9 +48,12 @@ class Wish:
     """A picture that a browser should get."""
 
     viewpoint: Viewpoint
+    look: Look
+    standing: tuple[int, Camera] | None  # the photograph in whose camera the browser stands
     scale: float
     moving: bool
-    version: int  # of the viewpoint and the settings it was wished under
+    version: int  # of the viewpoint and the look it was wished under
+    render_version: int  # the same, but for what is done after the model was rendered
 
 
 class Pace:
@@ -74,7 +85,7 @@ class FrameSource(Protocol):
         """Return the state of the model; `step` None: there is nothing to see yet."""
         ...
 
-    def render(self, view: int, camera: Camera) -> ReceivedFrame | None:
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
         ...
 
@@ -84,55 +95,90 @@ class FrameSource(Protocol):
 
 
 class Stream:
-    """The pictures of one browser."""
+    """The pictures of one browser. `standpoint` and `photos` are None where there is no scene."""
 
-    def __init__(self, client: viser.ClientHandle, source: FrameSource, max_scale: Callable[[], float]):
-        self._client = client
+    def __init__(
+        self,
+        client: viser.ClientHandle,
+        source: FrameSource,
+        look: Look,
+        standpoint: Standpoint | None = None,
+        photos: PhotoShelf | None = None,
+    ):
+        self.client = client
+        self.standpoint = standpoint
         self._source = source
-        self._max_scale = max_scale
+        self._photos = photos
+        self._look = look
         self._viewpoint = read_viewpoint(client.camera)
-        self._version = 1
+        self._version = self._render_version = 1
         self._moved = time.monotonic()
         self._changed = threading.Condition()
         self._closed = False
-        self._hidden = False
+        self._on_frame: Callable[[Frame], None] | None = None
+        self._on_standing: Callable[[], None] | None = None
         self._moving_pace = Pace(MOVING_TARGET, 0.5)
         self._training_pace = Pace(TRAINING_TARGET, 0.5)
         self._shown: Wish | None = None
         self._shown_step = -1
+        self._received: tuple[Wish, ReceivedFrame] | None = None
         self._refresh_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
         self._thread = threading.Thread(target=self._run, name=f"view-{client.client_id}", daemon=True)
         self._thread.start()
 
+    @property
+    def look(self) -> Look:
+        """Return what this browser has chosen to see."""
+        return self._look
+
+    @property
+    def viewpoint(self) -> Viewpoint | None:
+        """Return where this browser looks from, None before it has said so."""
+        return self._viewpoint
+
+    def listen(self, on_frame: Callable[[Frame], None], on_standing: Callable[[], None]) -> None:
+        """Call `on_frame` with each frame shown, `on_standing` when a photograph's camera is entered or left.
+
+        Both must return quickly.
+        """
+        self._on_frame, self._on_standing = on_frame, on_standing
+
+    def show(self, look: Look) -> None:
+        """Draw the model in another way from now on; returns at once."""
+        with self._changed:
+            before, self._look = self._look, look
+            self._version += 1
+            if not look.draws_like(before):
+                self._render_version += 1
+            self._changed.notify_all()
+        if before.splats and not look.splats:
+            self.client.scene.set_background_image(None)
+
     def camera_moved(self) -> None:
         """Take the browser's camera as it is now; returns at once."""
-        viewpoint = read_viewpoint(self._client.camera)
+        viewpoint = read_viewpoint(self.client.camera)
         if viewpoint is None:
             return
+        turned = self.standpoint is not None and self.standpoint.moved(viewpoint)
         with self._changed:
             self._viewpoint = viewpoint
-            self._version += 1
             self._moved = time.monotonic()
-            self._changed.notify_all()
+        self.invalidate()
+        if turned and self._on_standing is not None:
+            self._on_standing()
 
     def invalidate(self) -> None:
         """Show a new picture although the camera rests: the model or the way it is drawn has changed."""
         with self._changed:
             self._version += 1
+            self._render_version += 1
             self._changed.notify_all()
 
     def wake(self) -> None:
         """Look at once whether a new picture is due."""
         with self._changed:
-            self._changed.notify_all()
-
-    def hide(self, hidden: bool) -> None:
-        """Take the pictures away, or bring them back."""
-        with self._changed:
-            self._hidden = hidden
-            self._version += 1
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -141,12 +187,12 @@ class Stream:
             self._closed = True
             self._changed.notify_all()
         self._ack_pool.shutdown(wait=False, cancel_futures=True)
-        self._source.forget(self._client.client_id)
+        self._source.forget(self.client.client_id)
 
     def _run(self) -> None:
         while (wish := self._next_wish()) is not None:
-            camera = wish.viewpoint.camera(wish.scale)
-            received = self._source.render(self._client.client_id, camera)
+            shot = shot_for(wish.look, wish.viewpoint, wish.scale, wish.standing)
+            received = self._rendered(wish, shot)
             if received is None:
                 # A worker that has ended answers "none" at once: without a pause this would spin.
                 with self._changed:
@@ -155,21 +201,53 @@ class Stream:
             if not self._browser_is_ready():
                 continue
             jpeg = simplejpeg.encode_jpeg(
-                received.image,
+                self._finished(received.image, shot, wish.look),
                 quality=MOVING_QUALITY if wish.moving else STILL_QUALITY,
                 colorspace="RGB",
                 colorsubsampling="420" if wish.moving else "444",
             )
             with self._changed:
-                if self._closed or self._hidden:
+                if self._closed or not self._look.splats:
                     continue
-            push_background_jpeg(self._client, jpeg)
+            push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
-            self._note(wish, received)
+            self._shown, self._shown_step = wish, received.frame.step
+            if self._on_frame is not None:
+                self._on_frame(received.frame)
 
-    def _note(self, wish: Wish, received: ReceivedFrame) -> None:
-        seconds = received.frame.render_seconds
-        self._shown, self._shown_step = wish, received.frame.step
+    def _rendered(self, wish: Wish, shot: Shot) -> ReceivedFrame | None:
+        """Return a new picture of the model, or the last one where only the comparison has changed."""
+        if self._received is not None:
+            before, received = self._received
+            same = (before.render_version, before.scale) == (wish.render_version, wish.scale)
+            current = self._source.model_state().step == received.frame.step
+            if same and (current or time.monotonic() < self._refresh_due):
+                return received
+        received = self._source.render(self.client.client_id, shot.camera, shot.options)
+        if received is not None:
+            self._received = (wish, received)
+            self._learn(wish, received.frame.render_seconds)
+        return received
+
+    def _finished(self, image: np.ndarray, shot: Shot, look: Look) -> np.ndarray:
+        """Return the canvas's picture: the model's, and the photograph's where they are compared."""
+        place = shot.place
+        if place is None or shot.photo is None or self._photos is None:
+            return image
+        size = (place.width, place.height)
+        image = scaled(image, *size)
+        if look.comparison.kind != "off":
+            photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
+            if photo is not None and not photo.problem:
+                image = compared(image, photo.rgb, look.comparison)
+        return on_canvas(image, place)
+
+    def _recompose(self) -> None:
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def _learn(self, wish: Wish, seconds: float) -> None:
         self._refresh_due = time.monotonic() + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
         if wish.moving:
             self._moving_pace.measured(wish.scale, seconds)
@@ -190,13 +268,16 @@ class Stream:
     def _due(self, now: float) -> tuple[Wish | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
         state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
-        if state.step is None or viewpoint is None or self._hidden:
+        look = self._look
+        if state.step is None or viewpoint is None or not look.splats:
             return None, 0.5
         still_for = now - self._moved
         moving = still_for < REST_SECONDS
         pace = self._moving_pace if moving else self._training_pace
-        scale = min(self._max_scale(), pace.scale if moving or state.training else 1.0)
-        wish = Wish(viewpoint, scale, moving, self._version)
+        scale = min(look.max_scale, pace.scale if moving or state.training else 1.0)
+        here = self.standpoint.here if self.standpoint is not None else None
+        standing = None if here is None or self.standpoint is None else (here, self.standpoint.camera(here))
+        wish = Wish(viewpoint, look, standing, scale, moving, self._version, self._render_version)
         if shown is None or shown.version != self._version:
             return wish, 0.0
         if moving:
@@ -229,21 +310,23 @@ class Stream:
         """
         for _ in range(2):
             try:
-                self._client.local_storage.get_item("splatstudio-frame")
+                self.client.local_storage.get_item("splatstudio-frame")
             except RuntimeError:
                 # Gone (the stream is closed then) or storage is blocked: that too is an answer.
                 return
 
 
 class Viewport:
-    """The streams of all browsers."""
+    """The streams of all browsers. `scene` is None where there is only a model."""
 
-    def __init__(self, server: viser.ViserServer, source: FrameSource):
+    def __init__(self, server: viser.ViserServer, source: FrameSource, scene: Scene | None = None):
         self._source = source
+        self._scene = scene
         self._streams: dict[int, Stream] = {}
         self._lock = threading.Lock()
-        self._max_scale = 1.0
-        self._hidden = False
+        self._on_open: list[Callable[[Stream], None]] = []
+        self._on_close: list[Callable[[Stream], None]] = []
+        self.photos = PhotoShelf(scene) if scene is not None else None
         server.on_client_connect(self._connect)
         server.on_client_disconnect(self._disconnect)
 
@@ -252,10 +335,21 @@ class Viewport:
         """Return the number of browsers that are connected."""
         return len(self._streams)
 
-    def set_max_scale(self, scale: float) -> None:
-        """Limit the pictures to `scale` times the window's pixels a side."""
-        self._max_scale = scale
-        self.invalidate()
+    def stream(self, client: viser.ClientHandle) -> Stream | None:
+        """Return the stream of a browser, None when it has just left."""
+        with self._lock:
+            return self._streams.get(client.client_id)
+
+    def listen(self, on_open: Callable[[Stream], None], on_close: Callable[[Stream], None]) -> None:
+        """Call `on_open` with the stream of each browser, `on_close` with that of one that leaves.
+
+        Both are called on viser's event loop, and for who is there already at once; they must return quickly.
+        """
+        self._on_open.append(on_open)
+        self._on_close.append(on_close)
+        # A page that was left open may have come back before all of this one was built.
+        for stream in self._all():
+            on_open(stream)
 
     def invalidate(self) -> None:
         """Draw everybody's picture again."""
@@ -267,26 +361,24 @@ class Viewport:
         for stream in self._all():
             stream.wake()
 
-    def hide(self, hidden: bool) -> None:
-        """Take the pictures of the model away, or bring them back."""
-        self._hidden = hidden
-        for stream in self._all():
-            stream.hide(hidden)
-
     def close(self) -> None:
         """End all streams."""
         for stream in self._all():
             stream.close()
+        if self.photos is not None:
+            self.photos.close()
 
     def _all(self) -> list[Stream]:
         with self._lock:
             return list(self._streams.values())
 
     async def _connect(self, client: viser.ClientHandle) -> None:
-        stream = Stream(client, self._source, lambda: self._max_scale)
-        stream.hide(self._hidden)
+        standpoint = Standpoint(client, self._scene) if self._scene is not None else None
+        stream = Stream(client, self._source, Look(), standpoint, self.photos)
         with self._lock:
             self._streams[client.client_id] = stream
+        for on_open in self._on_open:
+            on_open(stream)
 
         # On the event loop, so that movements arrive in order; it only takes notes.
         @client.camera.on_update
@@ -298,3 +390,5 @@ class Viewport:
             stream = self._streams.pop(client.client_id, None)
         if stream is not None:
             stream.close()
+            for on_close in self._on_close:
+                on_close(stream)

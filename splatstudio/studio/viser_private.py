@@ -17,3 +17,14 @@ def push_background_jpeg(client: viser.ClientHandle, jpeg: bytes) -> None:
     message = _messages.BackgroundImageMessage(format="jpeg", rgb_data=jpeg, depth_data=None)
     client.scene._websock_interface.queue_message(message)
     client.flush()
+
+
+def element_id(handle: viser.GuiButtonHandle) -> str:
+    """Return the id that a button's element has in the page, by which a label can name it."""
+    return handle._impl.uuid
+
+
+def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
+    """Show or hide a node of the shared scene in one browser only."""
+    message = _messages.SetSceneNodeVisibilityMessage(name, visible)
+    client.scene._websock_interface.queue_message(message)

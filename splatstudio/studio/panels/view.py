@@ -1,83 +1,106 @@
-"""The View tab: what is shown in the viewport, and how."""
+"""The View tab: what each browser sees, and from where. Every browser has controls of its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 
 import viser
 
-from splatstudio.studio.first_view import Axis
+from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.page import Page, Panel
-from splatstudio.worker.messages import Event, ModelLoaded
-
-RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
-UP_AXES: dict[str, Axis] = {
-    "-y (COLMAP)": "-y",
-    "+y": "+y",
-    "+z": "+z",
-    "-z": "-z",
-    "+x": "+x",
-    "-x": "-x",
-}
+from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
+from splatstudio.studio.photo_errors import ErrorBook
+from splatstudio.studio.stage import Frustums
+from splatstudio.studio.viewport import Stream
+from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
 
 
 class ViewPanel(Panel):
-    """Switches for splats, points and cameras; resolution; background; the way back to the first view."""
+    """Builds the tab's controls in each browser that comes, and tells them what is new."""
 
     def __init__(self, page: Page):
-        server, controller, viewport = page.server, page.controller, page.viewport
-        stage, first_view = page.stage, page.first_view
-        gui = server.gui
-        self._controller = controller
-        self._viewport = viewport
-        self._splats = gui.add_checkbox("Splats", True, hint="The model itself.")
-        self._splats.on_update(lambda _: self._show_splats(server))
-        self._points = None
-        if stage is not None:
-            self._points = gui.add_checkbox(
-                "Points", True, hint="The sparse points that the scene came with."
-            )
-            cameras = gui.add_checkbox(
-                "Cameras", True, hint="Click on one to stand where its photograph was taken. Orange: test."
-            )
-            self._points.on_update(lambda event: stage.show_points(event.target.value))
-            cameras.on_update(lambda _: stage.show_cameras(cameras.value))
-        resolution = gui.add_dropdown(
-            "Resolution",
-            tuple(RESOLUTIONS),
-            initial_value="Full",
-            hint="Of the window at rest. While the camera moves or a training runs it adapts by itself.",
-        )
-        resolution.on_update(lambda _: viewport.set_max_scale(RESOLUTIONS[resolution.value]))
-        background = gui.add_rgb("Background", _to_bytes(controller.options.background))
-        background.on_update(lambda _: self._set_background(background.value))
-        if stage is None:
-            up = gui.add_dropdown("Up", tuple(UP_AXES), hint="Which way of the file's coordinates is up.")
-            up.on_update(lambda _: first_view.set_up(UP_AXES[up.value]))
-        reset = gui.add_button("Reset the view", color="gray")
+        self._page = page
+        self._views: dict[int, BrowserView] = {}
+        self._lock = threading.Lock()
+        self._parts: SceneParts | None = None
+        scene, photos = page.controller.project.scene, page.viewport.photos
+        if scene is not None and photos is not None:
+            self._parts = SceneParts(scene, photos, Frustums.of_scene(scene), ErrorBook(scene))
+            if page.controller.project.run_dir is not None:
+                self._parts.book.load(page.controller.project.run_dir)
+        # Each browser's controls go in here, beside those of the others, which it does not see.
+        self._container = page.server.gui.add_folder(None)
+        page.viewport.listen(self._open, self._close)
+        self._add_keys()
 
-        @reset.on_click
-        def _(event: viser.GuiEvent) -> None:
-            if event.client is not None:
-                first_view.show(event.client)
+    def refresh(self) -> None:
+        """Show new errors, legends and thumbnails."""
+        for view in self._all():
+            view.refresh()
 
     def follow(self, event: Event) -> None:
-        """Put the points away when the model takes their place."""
-        if isinstance(event, ModelLoaded) and self._points is not None and self._points.value:
-            self._points.value = False
+        """Take in which photographs fit badly; put the points away when the model takes their place."""
+        if isinstance(event, ModelLoaded):
+            for view in self._all():
+                view.hide_points()
+        if self._parts is None:
+            return
+        book = self._parts.book
+        if isinstance(event, PhotoErrors):
+            book.note(event.step, event.psnr)
+        elif isinstance(event, Evaluated) and event.path is not None:
+            book.note_evaluation(event.path, event.step)
+            for view in self._all():
+                view.sort_photos()
+        elif isinstance(event, Started) and event.step == 0:
+            book.clear()
 
-    def _show_splats(self, server: viser.ViserServer) -> None:
-        self._viewport.hide(not self._splats.value)
-        if not self._splats.value:
-            for client in server.get_clients().values():
-                client.scene.set_background_image(None)
+    def _open(self, stream: Stream) -> None:
+        with self._container:
+            view = BrowserView(self._page, stream, self._parts)
+        with self._lock:
+            self._views[stream.client.client_id] = view
 
-    def _set_background(self, color: tuple[int, int, int]) -> None:
-        red, green, blue = (value / 255.0 for value in color)
-        self._controller.options = replace(self._controller.options, background=(red, green, blue))
-        self._viewport.invalidate()
+    def _close(self, stream: Stream) -> None:
+        with self._lock:
+            self._views.pop(stream.client.client_id, None)
 
+    def _all(self) -> list[BrowserView]:
+        with self._lock:
+            return list(self._views.values())
 
-def _to_bytes(color: tuple[float, float, float]) -> tuple[int, int, int]:
-    red, green, blue = (round(255.0 * value) for value in color)
-    return (red, green, blue)
+    def _of(self, client: viser.ClientHandle) -> BrowserView | None:
+        with self._lock:
+            return self._views.get(client.client_id)
+
+    def _add_keys(self) -> None:
+        keys = self._page.hotkeys
+
+        def mode(client: viser.ClientHandle) -> None:
+            if (view := self._of(client)) is not None:
+                view.next_mode()
+
+        keys.add(Hotkey("M", "Next mode of the view", mode))
+        if self._parts is None:
+            return
+
+        def compare(client: viser.ClientHandle) -> None:
+            if (view := self._of(client)) is not None:
+                view.toggle_compare()
+
+        def cameras(client: viser.ClientHandle) -> None:
+            if (view := self._of(client)) is not None:
+                view.toggle_cameras()
+
+        def following(client: viser.ClientHandle) -> None:
+            if (view := self._of(client)) is not None:
+                view.walk(1)
+
+        def previous(client: viser.ClientHandle) -> None:
+            if (view := self._of(client)) is not None:
+                view.walk(-1)
+
+        keys.add(Hotkey("G", "Compare with the photo", compare, "Goes to the nearest photo's camera first"))
+        keys.add(Hotkey("C", "Show or hide the cameras", cameras))
+        keys.add(Hotkey("N", "Next photo", following, "In the order of the list of photos"))
+        keys.add(Hotkey("B", "Previous photo", previous, "In the order of the list of photos"))

@@ -40,7 +40,7 @@ def train(
     config = config or TrainConfig()
     if not isinstance(scene, Scene):
         scene = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
-    trainer = Trainer(scene, config)
+    trainer, session = Trainer(scene, config), None
     try:
         session = Session(trainer, Run.create(Path(run_dir), scene.path, config)) if run_dir else None
         while trainer.step < config.steps:
@@ -49,6 +49,8 @@ def train(
                 on_step(advance)
         return Model(trainer.gaussians, scene.transform, options_for_display(config), trainer.step)
     finally:
+        if session is not None:
+            session.close()
         trainer.close()
 
 

@@ -2,38 +2,48 @@
 
 A folder that has its final name is complete: it is written under a temporary name, synced and renamed.
 Sizes and SHA-256 in the manifest tell damaged files; any number of rank files is read as one model.
+
+One process writes with `save_checkpoint`. Several ranks of one training write together: rank 0 calls
+`begin_checkpoint` and tells the others the folder, each calls `write_shard`, and rank 0, when it has all the
+answers, calls `commit_checkpoint`, or `abandon_checkpoint` when a rank failed.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from splatstudio.config import TrainConfig, from_json, to_json
-from splatstudio.durable import sync_file, sync_folder, write_json_durably
+from splatstudio.durable import sync_folder, write_json_durably
 from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.optim import SplatAdam
+from splatstudio.shard_file import (
+    Shard,
+    named_tensors,
+    read_shard,
+    shard_name,
+    verify_shard,
+    write_shard_file,
+)
 from splatstudio.strategy import Population
 
 FORMAT = "splatstudio checkpoint"
 FORMAT_VERSION = 1
-RANK_FILE = re.compile(r"rank\d{5}-of-\d{5}\.safetensors")
 STEP_FOLDER = re.compile(r"step_(\d{8,})")
+# What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
+REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +54,7 @@ class Checkpoint:
 
     step: int  # steps done
     config: TrainConfig
-    population: Population  # tensors on the CPU, without gradients
+    population: Population
     scene_path: Path
     scene_transform: np.ndarray  # [4, 4] float64 from the files' world to the frame of the Gaussians
     rng_state: Tensor  # [S] uint8, of the training's random generator
@@ -55,61 +65,111 @@ class Checkpoint:
         """Return the model."""
         return self.population.gaussians
 
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes the tensors have, in memory and on the disk."""
+        return sum(tensor.nbytes for tensor in named_tensors(self.population).values())
 
-def save_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
+
+def save_checkpoint(run_dir: Path, checkpoint: Checkpoint, *, num_shards: int = 1) -> Path:
     """Write `checkpoint` below `run_dir`/ckpts and return its folder.
 
-    A checkpoint of the same step is replaced. Raises OSError when the disk is full or fails; what was there
-    before is then still there.
+    A checkpoint of the same step is replaced. `num_shards` files share the rows evenly. Raises OSError when
+    the disk is full or fails; what was there before is then still there.
+    """
+    staging = begin_checkpoint(run_dir, checkpoint.step, checkpoint.num_bytes)
+    try:
+        shards = [
+            write_shard(staging, shard_rows(checkpoint.population, rank, num_shards), rank, num_shards)
+            for rank in range(num_shards)
+        ]
+        return commit_checkpoint(staging, checkpoint, shards)
+    except BaseException:
+        abandon_checkpoint(staging)
+        raise
+
+
+def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
+    """Make the temporary folder into which the ranks write the checkpoint of `step`, and return it.
+
+    What killed saves left is cleared away first. `num_bytes` is the size of all ranks' tensors. Raises
+    OSError when the disk has no room for them.
     """
     parent = Path(run_dir) / "ckpts"
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
-    tensors = _named_tensors(checkpoint.population)
-    _require_space(parent, sum(tensor.nbytes for tensor in tensors.values()))
-    final = parent / f"step_{checkpoint.step:08d}"
-    temporary = parent / f".{final.name}.tmp-{os.getpid()}"
-    temporary.mkdir()
+    _require_space(parent, num_bytes)
+    staging = parent / f".step_{step:08d}.tmp-{os.getpid()}"
+    staging.mkdir()
+    return staging
+
+
+def write_shard(staging: Path, population: Population, rank: int, num_ranks: int) -> Shard:
+    """Write the rows of one rank into the folder of `begin_checkpoint`; OSError when that fails."""
+    return write_shard_file(staging / shard_name(rank, num_ranks), population)
+
+
+def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> Path:
+    """Make a checkpoint of the shards that all ranks have written, in their order; return its folder.
+
+    Of `checkpoint` all but the population's rows is kept: they are in the shards. Raises OSError.
+    """
+    parent = staging.parent
+    final = parent / staging.name[1:].partition(".")[0]
+    replaced = parent / f".{final.name}.old-{os.getpid()}"
+    write_json_durably(staging / "manifest.json", _manifest(checkpoint, shards))
+    if final.exists():
+        final.rename(replaced)
     try:
-        file = temporary / "rank00000-of-00001.safetensors"
-        try:
-            save_file(tensors, file)
-        except SafetensorError as error:
-            raise OSError(f"{file} could not be written: {error}") from error
-        sync_file(file)
-        write_json_durably(temporary / "manifest.json", _manifest(checkpoint, [file]))
-        if final.exists():
-            final.rename(parent / f".{final.name}.old-{os.getpid()}")
-        temporary.rename(final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        staging.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
         raise
     sync_folder(parent)
-    shutil.rmtree(parent / f".{final.name}.old-{os.getpid()}", ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
+def abandon_checkpoint(staging: Path) -> None:
+    """Remove the folder of a checkpoint that could not be written."""
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def shard_rows(population: Population, rank: int, num_ranks: int) -> Population:
+    """Return the share of a rank when the rows are split evenly, in order, as views."""
+    num = len(population)
+    rows = slice(num * rank // num_ranks, num * (rank + 1) // num_ranks)
+    optimizer = population.optimizer
+    return Population(
+        population.gaussians[rows],
+        SplatAdam(optimizer.exp_avg[rows], optimizer.exp_avg_sq[rows], optimizer.num_steps),
+        {name: count[rows] for name, count in population.counts.items()},
+    )
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read and verify a checkpoint.
+    """Read and verify a checkpoint, of however many ranks, onto the CPU.
 
     Raises ValueError with the file and the reason when anything is missing, cut off or changed.
     """
     folder = Path(folder)
     manifest = verify_checkpoint(folder)
-    parts = [_read_rank(folder / rank["file"], rank["rows"]) for rank in manifest["ranks"]]
+    parts = [read_shard(folder, Shard(**entry)) for entry in manifest["ranks"]]
     try:
         config = from_json(TrainConfig, manifest["config"])
         transform = np.array(manifest["scene"]["transform"], dtype=np.float64)
         rng_state = torch.frombuffer(bytearray(base64.b64decode(manifest["rng"])), dtype=torch.uint8)
         if transform.shape != (4, 4) or not np.isfinite(transform).all():
             raise ValueError("the scene's transform is no matrix of 4 x 4 numbers")
-        counts = [part.counts.keys() for part in parts]
-        if any(names != counts[0] for names in counts):
+        if any(part.counts.keys() != parts[0].counts.keys() for part in parts):
             raise ValueError("the ranks' files hold different tensors")
+        if len({part.gaussians.sh_degree for part in parts}) > 1:
+            raise ValueError("the ranks' files hold spherical harmonics of different degrees")
         return Checkpoint(
             step=manifest["step"],
             config=config,
-            population=_joined(parts, manifest["optimizer"]["num_steps"]),
+            population=joined(parts, manifest["optimizer"]["num_steps"]),
             scene_path=Path(manifest["scene"]["path"]),
             scene_transform=transform,
             rng_state=rng_state,
@@ -120,139 +180,99 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(f"{folder / 'manifest.json'} is damaged: {reason}") from error
 
 
-def verify_checkpoint(folder: Path) -> dict[str, Any]:
+def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose files all have the size and the SHA-256 it tells.
 
-    Raises ValueError with the file and the reason otherwise.
+    `content` False compares sizes alone, which takes no time. Raises ValueError with the file, the rank and
+    the reason otherwise.
     """
     manifest = _read_manifest(folder)
-    for rank in manifest["ranks"]:
-        file = folder / rank["file"]
-        try:
-            size = file.stat().st_size
-            if size != rank["bytes"]:
-                raise ValueError(f"{file} is damaged: it has {size} bytes instead of {rank['bytes']}")
-            if _sha256(file) != rank["sha256"]:
-                raise ValueError(f"{file} is damaged: its SHA-256 is not the one in manifest.json")
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+    for entry in manifest["ranks"]:
+        verify_shard(folder, Shard(**entry), content=content)
     return manifest
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that the name of a checkpoint's folder tells, or None for another name."""
+    match = STEP_FOLDER.fullmatch(folder.name)
+    if match is not None:
+        return int(match[1])
+    match = REPLACED_FOLDER.fullmatch(folder.name)
+    return int(match[2]) if match is not None else None
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, good or not, by rising step.
+
+    One that a killed save had put aside to replace it counts where the new one is not there.
+    """
+    parent = Path(run_dir) / "ckpts"
+    found = {path.name: path for path in parent.glob("step_*") if STEP_FOLDER.fullmatch(path.name)}
+    for path in sorted(parent.glob(".step_*")):
+        match = REPLACED_FOLDER.fullmatch(path.name)
+        if match is not None and match[1] not in found:
+            found[match[1]] = path
+    return sorted(found.values(), key=lambda path: step_of(path) or 0)
 
 
 def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
     """Return the newest checkpoint folder of a run whose files are whole, or None.
 
-    `report` gets a sentence for each newer one that is damaged.
+    `report` gets a sentence for each newer one that is damaged, with the one that is used instead.
     """
-    folders = [path for path in (Path(run_dir) / "ckpts").glob("step_*") if STEP_FOLDER.fullmatch(path.name)]
-    for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("step_")), reverse=True):
+    refused: list[str] = []
+    chosen = None
+    for folder in reversed(checkpoint_folders(run_dir)):
         try:
             verify_checkpoint(folder)
         except ValueError as error:
-            report(f"{error}; an older checkpoint is used where there is one")
+            refused.append(str(error))
         else:
-            return folder
-    return None
+            chosen = folder
+            break
+    instead = "no other checkpoint is good" if chosen is None else f"step {step_of(chosen)} is used instead"
+    for sentence in refused:
+        report(f"{sentence}; {instead}")
+    return chosen
 
 
-def _named_tensors(population: Population) -> dict[str, Tensor]:
-    groups = {
-        "": population.gaussians.tensors(),
-        "exp_avg.": population.optimizer.exp_avg.tensors(),
-        "exp_avg_sq.": population.optimizer.exp_avg_sq.tensors(),
-        "counts.": population.counts,
-    }
-    return {
-        prefix + name: tensor.detach().cpu().contiguous()
-        for prefix, tensors in groups.items()
-        for name, tensor in tensors.items()
-    }
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint: it is gone at once, even when the deletion is cut short. Raises OSError."""
+    doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
+    folder.rename(doomed)
+    sync_folder(folder.parent)
+    shutil.rmtree(doomed)
 
 
-def _manifest(checkpoint: Checkpoint, files: list[Path]) -> dict[str, Any]:
-    rows = len(checkpoint.gaussians)
-    return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "step": checkpoint.step,
-        "num_gaussians": rows,
-        "ranks": [
-            {"file": file.name, "rows": rows, "bytes": file.stat().st_size, "sha256": _sha256(file)}
-            for file in files
-        ],
-        "config": to_json(checkpoint.config),
-        "scene": {"path": str(checkpoint.scene_path), "transform": checkpoint.scene_transform.tolist()},
-        "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
-        "rng": base64.b64encode(checkpoint.rng_state.numpy().tobytes()).decode(),
-        "upcoming": list(checkpoint.upcoming),
-    }
+def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
+    """Delete the run's older checkpoints but for the last `keep`, with `newest`, and return them.
+
+    `newest` is the checkpoint that was just written: it always stays, and so do those of later steps, which
+    an earlier training left, and damaged ones, which do not count. `keep` 0 keeps all. Raises OSError.
+    """
+    if keep < 1:
+        return []
+    step = step_of(newest)
+    assert step is not None, "a checkpoint of a run"
+    older = [folder for folder in checkpoint_folders(newest.parent.parent) if (step_of(folder) or 0) < step]
+    whole: list[Path] = []
+    for folder in older:
+        try:
+            verify_checkpoint(folder, content=False)
+        except ValueError:
+            continue
+        whole.append(folder)
+    removed = whole[: max(len(whole) - (keep - 1), 0)]
+    for folder in removed:
+        remove_checkpoint(folder)
+    return removed
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / "manifest.json"
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{folder} is no checkpoint: {file} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: it is not JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{file} is not the manifest of a {FORMAT}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        version = manifest.get("format_version")
-        raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
-    expected = {"step": int, "num_gaussians": int, "ranks": list, "config": dict, "scene": dict}
-    for name, kind in expected.items():
-        if type(manifest.get(name)) is not kind:
-            raise ValueError(f"{file} is damaged: {name} is {manifest.get(name)!r}")
-    for rank in manifest["ranks"] or [None]:
-        if not _is_rank(rank):
-            raise ValueError(f"{file} is damaged: the ranks' entry {rank!r} is not a file with its size")
-    if manifest["num_gaussians"] != sum(rank["rows"] for rank in manifest["ranks"]):
-        raise ValueError(f"{file} is damaged: the ranks' rows do not add up to num_gaussians")
-    return manifest
+def joined(parts: Sequence[Population], num_steps: int) -> Population:
+    """Return the rows of all `parts`, in order, as one population whose optimiser made `num_steps` updates.
 
-
-def _is_rank(entry: Any) -> bool:
-    fields = {"file": str, "rows": int, "bytes": int, "sha256": str}
-    return (
-        isinstance(entry, dict)
-        and all(type(entry.get(name)) is kind for name, kind in fields.items())
-        and RANK_FILE.fullmatch(entry["file"]) is not None
-    )
-
-
-def _read_rank(file: Path, rows: int) -> Population:
-    try:
-        # The library checks the header against the file's size before it allocates anything.
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-    groups = [_taken(tensors, prefix, rows, file) for prefix in ("", "exp_avg.", "exp_avg_sq.")]
-    counts = {name.removeprefix("counts."): tensor for name, tensor in tensors.items()}
-    wrong = [name for name, tensor in counts.items() if tensor.shape != (rows,)]
-    if wrong or any(not name.startswith("counts.") for name in tensors):
-        raise ValueError(f"{file} is damaged: it holds unexpected tensors ({', '.join(tensors)})")
-    return Population(groups[0], SplatAdam(groups[1], groups[2]), counts)
-
-
-def _taken(tensors: dict[str, Tensor], prefix: str, rows: int, file: Path) -> Gaussians:
-    """Take the six tensors of a model or of a moment out of `tensors`."""
-    shapes = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (), "sh0": (1, 3)}
-    sh = tensors.get(prefix + "shN")
-    shapes["shN"] = tuple(sh.shape[1:]) if sh is not None else ()
-    taken: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        tensor = tensors.pop(prefix + name, None)
-        if tensor is None or tensor.dtype != torch.float32 or tensor.shape != (rows, *shape):
-            raise ValueError(f"{file} is damaged: the tensor {prefix}{name} is missing or of a wrong shape")
-        taken[name] = tensor
-    if shapes["shN"] not in ((0, 3), (3, 3), (8, 3), (15, 3)):
-        raise ValueError(f"{file} is damaged: the tensor {prefix}shN has the shape {shapes['shN']}")
-    return Gaussians(**taken)
-
-
-def _joined(parts: list[Population], num_steps: int) -> Population:
+    Raises ValueError when `num_steps` is no whole number.
+    """
     if type(num_steps) is not int:
         raise ValueError(f"the optimiser's num_steps is {num_steps!r}")
     return Population(
@@ -266,12 +286,61 @@ def _joined(parts: list[Population], num_steps: int) -> Population:
     )
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _manifest(checkpoint: Checkpoint, shards: Sequence[Shard]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "step": checkpoint.step,
+        "num_gaussians": sum(shard.rows for shard in shards),
+        "ranks": [shard.to_json() for shard in shards],
+        "config": to_json(checkpoint.config),
+        "scene": {"path": str(checkpoint.scene_path), "transform": checkpoint.scene_transform.tolist()},
+        "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
+        "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
+        "upcoming": list(checkpoint.upcoming),
+    }
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    file = folder / "manifest.json"
+    try:
+        manifest = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{folder} is no checkpoint: {file} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: it is not JSON ({error})") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ValueError(f"{file} is not the manifest of a {FORMAT}")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        version = manifest.get("format_version")
+        raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
+    expected = {"step": int, "num_gaussians": int, "ranks": list, "config": dict, "scene": dict}
+    for name, kind in expected.items():
+        if type(manifest.get(name)) is not kind:
+            raise ValueError(f"{file} is damaged: {name} is {manifest.get(name)!r}")
+    num_ranks = len(manifest["ranks"])
+    if num_ranks == 0:
+        raise ValueError(f"{file} is damaged: it names no rank's file")
+    for rank, entry in enumerate(manifest["ranks"]):
+        if not _is_shard(entry, rank, num_ranks):
+            raise ValueError(
+                f"{file} is damaged: the entry {entry!r} is not the file of rank {rank} of {num_ranks}"
+                " with its size"
+            )
+    if manifest["num_gaussians"] != sum(entry["rows"] for entry in manifest["ranks"]):
+        raise ValueError(f"{file} is damaged: the ranks' rows do not add up to num_gaussians")
+    return manifest
+
+
+def _is_shard(entry: Any, rank: int, num_ranks: int) -> bool:
+    fields = {"file": str, "rows": int, "bytes": int, "sha256": str}
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == fields.keys()
+        and all(type(entry[name]) is kind for name, kind in fields.items())
+        and entry["rows"] >= 0
+        and entry["file"] == shard_name(rank, num_ranks)
+    )
 
 
 def _sweep(parent: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -86,7 +87,7 @@ def train_(
             raise ValueError(f"{run} has no checkpoint to resume from; leave --resume away to start anew")
         loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
         print_scene(loaded)
-        ends = {name: getattr(config, name) for name in ("steps", "eval_steps", "save_steps")}
+        ends = {name: getattr(config, name) for name in ("steps", "eval_steps", "save_steps", "keep")}
         trainer = Trainer.resume(loaded, checkpoint, **ends)
         console.print(f"Resuming at step {trainer.step} from {checkpoint}")
     else:
@@ -95,7 +96,10 @@ def train_(
         folder = Run.create(run or new_run_path(loaded.path), loaded.path, config)
         trainer = Trainer(loaded, config)
     try:
-        return run_to_end(Session(trainer, folder))
+        with closing(Session(trainer, folder)) as session:
+            for note in session.notes:
+                console.print(note)
+            return run_to_end(session)
     finally:
         trainer.close()
 

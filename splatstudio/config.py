@@ -127,6 +127,7 @@ class TrainConfig:
         (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
     )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
+    keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
 
@@ -255,7 +256,7 @@ def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:
     differs from the run's, and that is not about when to stop, to evaluate and to save.
     """
     wanted = differing(asked, TrainConfig())
-    free = {"steps", "eval_steps", "save_steps"}
+    free = {"steps", "eval_steps", "save_steps", "keep"}
     fixed = [name for name in differing(asked, saved) if name in wanted and name not in free]
     if fixed:
         raise ValueError(

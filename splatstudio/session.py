@@ -6,9 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.evaluate import Evaluation, evaluate, write_evaluation
 from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
+from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
 
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
@@ -20,22 +22,44 @@ class Advance:
 
     stats: StepStats
     evaluation: Evaluation | None = None
-    saved: Path | None = None
+    saved: tuple[Path, ...] = ()  # checkpoints that became complete, of this step or of earlier ones
     problem: str | None = None  # one sentence: what was due and failed
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of the checkpoints that were written in the background."""
+
+    saved: tuple[Path, ...] = ()
+    problem: str | None = None  # a sentence for each that failed
 
 
 class Session:
     """Steps a Trainer, writes metrics, and evaluates and saves when that is due.
 
-    After the last step the model is evaluated and saved whatever the configuration lists: work is never lost.
+    Checkpoints that are due are written while the training goes on; after the last step the model is
+    evaluated and saved, whatever the configuration lists, before `advance` returns: work is never lost. A
+    session holds the lock of its run folder until `close`.
     """
 
     def __init__(self, trainer: Trainer, run: Run):
+        """Take the run's lock; ValueError, naming the holder, when the run is being trained already."""
         self.trainer = trainer
         self.run = run
+        self._lock = RunLock(run.path)
+        self._saver = CheckpointSaver(run.path)
         self._started = time.monotonic()
-        self._saved_step = -1
+        self._saved_step = -1  # of the newest checkpoint that is complete or under way
+        self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._failing = False  # whether something could not be written or evaluated since the last metrics
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what the user should know about how the run was found."""
+        left_by = self._lock.left_by
+        if left_by is None:
+            return ()
+        return (f"{left_by} left this run without ending properly; its lock is taken over.",)
 
     @property
     def finished(self) -> bool:
@@ -49,33 +73,35 @@ class Session:
         it works again; the training goes on. Raises what `Trainer.train_step` raises.
         """
         stats = self.trainer.train_step()
-        evaluation = saved = problem = None
+        evaluation, problems = None, []
         try:
             self._append_metrics(stats)
-            if stats.step in self.trainer.config.save_steps or self.finished:
-                saved = self.save()
+            if self.finished:
+                self._take(wait=True)
+                self._note(self._saver.save(self.trainer.checkpoint()))
+            elif stats.step in self.trainer.config.save_steps:
+                self.save_in_background()
             due = stats.step in self.trainer.config.eval_steps or self.finished
             if due and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
         except (OSError, ValueError) as error:
-            told, self._failing = self._failing, True
-            problem = None if told else _problem(stats.step, error)
-        return Advance(stats, evaluation, saved, problem)
-
-    def _append_metrics(self, stats: StepStats) -> None:
-        if stats.step % METRICS_EVERY and not self.finished:
-            return
-        self.run.append_metrics(
-            {
-                "step": stats.step,
-                "loss": stats.loss,
-                "psnr": stats.psnr,
-                "view": stats.view,
-                "num_gaussians": stats.num_gaussians,
-                "elapsed_s": round(time.monotonic() - self._started, 3),
-            }
+            problems.append(_problem(stats.step, error))
+        told = self._failing
+        self._failing = told or bool(problems)
+        settled = self.settle(wait=False)
+        problems += [settled.problem] if settled.problem else []
+        return Advance(
+            stats, evaluation, settled.saved, " ".join(problems) if problems and not told else None
         )
-        self._failing = False
+
+    def settle(self, *, wait: bool = True) -> Settled:
+        """Return what became of saves since this or `advance` last told it, waiting for one under way."""
+        self._take(wait=wait)
+        results, self._told = self._told, []
+        problems = [_problem(result.step, result.error) for result in results if result.error is not None]
+        self._failing = self._failing or bool(problems)
+        saved = tuple(result.path for result in results if result.path is not None)
+        return Settled(saved, " ".join(problems) or None)
 
     def evaluate(self) -> Evaluation:
         """Evaluate the test photographs now; the result goes to `eval/` and the metrics."""
@@ -87,15 +113,69 @@ class Session:
         )
         return evaluation
 
-    def save(self) -> Path:
-        """Write a checkpoint of this step now and return its folder."""
-        path = self.trainer.save(self.run.path)
+    def save_in_background(self) -> None:
+        """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.
+
+        A save that is still under way is waited for.
+        """
+        self._take(wait=True)
         self._saved_step = self.trainer.step
-        return path
+        self._saver.start(self.trainer.checkpoint())
+
+    def save(self) -> Path:
+        """Write a checkpoint of this step now and return its folder; OSError when that fails."""
+        self._take(wait=True)
+        result = self._saver.save(self.trainer.checkpoint())
+        if result.path is None:
+            assert result.error is not None
+            raise result.error
+        self._saved_step = self.trainer.step
+        if result.error is not None:
+            self._told.append(SaveResult(result.step, None, result.error))
+        return result.path
 
     def save_if_needed(self) -> Path | None:
-        """Write a checkpoint unless this very step has one; return its folder if it was written."""
+        """Write a checkpoint unless this very step has one; return its folder if it was written.
+
+        One of this step that is under way is waited for and returned. Raises OSError when it fails.
+        """
+        self._take(wait=True)
+        complete = [result for result in self._told if result.path and result.step == self.trainer.step]
+        if complete:
+            self._told.remove(complete[0])
+            return complete[0].path
         return self.save() if self.trainer.step not in (0, self._saved_step) else None
+
+    def close(self) -> None:
+        """Wait for the save under way, and let the run go."""
+        self._saver.close()
+        self._lock.release()
+
+    def _append_metrics(self, stats: StepStats) -> None:
+        if stats.step % METRICS_EVERY and not self.finished:
+            return
+        self.run.append_metrics(
+            {
+                "step": stats.step,
+                "loss": stats.loss,
+                "psnr": stats.psnr,
+                "num_gaussians": stats.num_gaussians,
+                "elapsed_s": round(time.monotonic() - self._started, 3),
+            }
+        )
+        self._failing = False
+
+    def _take(self, *, wait: bool) -> None:
+        result = self._saver.take(wait=wait)
+        if result is not None:
+            self._note(result)
+
+    def _note(self, result: SaveResult) -> None:
+        self._told.append(result)
+        if result.path is not None:
+            self._saved_step = max(self._saved_step, result.step)
+        elif result.step == self._saved_step:
+            self._saved_step = -1
 
 
 def _problem(step: int, error: Exception) -> str:

@@ -93,8 +93,8 @@ class ProgressReport:
         self._bar.update(self._task, completed=stats.step, state=state)
         if advance.evaluation is not None:
             print_evaluation(advance.evaluation, f"step {stats.step}: ")
-        if advance.saved is not None:
-            console.print(f"Saved {advance.saved}")
+        for folder in advance.saved:
+            console.print(f"Saved {folder}")
         if advance.problem is not None:
             console.print(advance.problem, style="yellow", markup=False)
         if not console.is_terminal and time.monotonic() >= self._line_due:

@@ -190,12 +190,9 @@ class Trainer:
             raise ValueError(f"setting {path} cannot be changed while training; it is read at the start")
         self.config = changed(self.config, path, value)
 
-    def save(self, run_dir: Path) -> Path:
-        """Write a checkpoint below `run_dir`/ckpts and return its folder; call it between two steps.
-
-        Raises OSError when the disk is full or fails.
-        """
-        checkpoint = Checkpoint(
+    def checkpoint(self) -> Checkpoint:
+        """Return all that the training needs to go on from here; its tensors are the ones being trained."""
+        return Checkpoint(
             step=self.step,
             config=self.config,
             population=self._population,
@@ -204,7 +201,13 @@ class Trainer:
             rng_state=self._generator.get_state(),
             upcoming=tuple(self.scene.views[index].name for index in self._upcoming),
         )
-        return save_checkpoint(run_dir, checkpoint)
+
+    def save(self, run_dir: Path) -> Path:
+        """Write a checkpoint below `run_dir`/ckpts and return its folder; call it between two steps.
+
+        Raises OSError when the disk is full or fails.
+        """
+        return save_checkpoint(run_dir, self.checkpoint())
 
     def close(self) -> None:
         """Stop the threads that decode photographs."""

@@ -14,9 +14,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs
+from safetensors.torch import load_file, save_file
 
 from splatstudio import checkpoint as module
-from splatstudio.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from splatstudio.checkpoint import (
+    Checkpoint,
+    begin_checkpoint,
+    commit_checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    step_of,
+    write_shard,
+)
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import SplatAdam
@@ -72,20 +83,19 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_a_model_spread_over_three_rank_files_is_read_as_one(tmp_path: Path) -> None:
     saved = example()
-    folder = save_checkpoint(tmp_path, saved)
-    (folder / RANK).unlink()
-    ranks = []
-    for number, rows in enumerate([slice(0, 17), slice(17, 17), slice(17, 60)]):
-        whole = saved.population
+    whole = saved.population
+    staging = begin_checkpoint(tmp_path, saved.step, saved.num_bytes)
+    shards = []
+    for rank, rows in enumerate([slice(0, 17), slice(17, 17), slice(17, 60)]):
         part = Population(
             whole.gaussians[rows],
             SplatAdam(whole.optimizer.exp_avg[rows], whole.optimizer.exp_avg_sq[rows]),
             {name: count[rows] for name, count in whole.counts.items()},
         )
-        file = folder / f"rank{number:05d}-of-00003.safetensors"
-        module.save_file(module._named_tensors(part), file)
-        ranks.append({"file": file.name, "rows": len(part), **_size(file)})
-    _change_manifest(folder, lambda manifest: manifest.update(ranks=ranks))
+        shards.append(write_shard(staging, part, rank, 3))
+    folder = commit_checkpoint(staging, saved, shards)
+    assert [shard.rows for shard in shards] == [17, 0, 43]
+    assert newest_checkpoint(tmp_path) == folder
     loaded = load_checkpoint(folder)
     assert_equal(loaded.gaussians, saved.gaussians)
     assert_equal(loaded.population.optimizer.exp_avg, saved.population.optimizer.exp_avg)
@@ -129,15 +139,15 @@ def _huge_shape(folder: Path) -> None:
 
 
 def _without_means(folder: Path) -> None:
-    tensors = module.load_file(folder / RANK)
+    tensors = load_file(folder / RANK)
     del tensors["means"]
-    module.save_file(tensors, folder / RANK)
+    save_file(tensors, folder / RANK)
     _replace_rank(folder, (folder / RANK).read_bytes())
 
 
 def _with_an_extra_tensor(folder: Path) -> None:
-    tensors = module.load_file(folder / RANK)
-    module.save_file({**tensors, "payload": torch.zeros(60)}, folder / RANK)
+    tensors = load_file(folder / RANK)
+    save_file({**tensors, "payload": torch.zeros(60)}, folder / RANK)
     _replace_rank(folder, (folder / RANK).read_bytes())
 
 
@@ -150,12 +160,12 @@ def _rank_entry(**values: Any) -> Callable[[Path], None]:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no rank file": (lambda f: (f / RANK).unlink(), f"{RANK} cannot be read"),
+    "no rank file": (lambda f: (f / RANK).unlink(), f"{RANK} (rank 0 of 1) cannot be read: it is missing"),
     "rank cut off": (lambda f: (f / RANK).write_bytes((f / RANK).read_bytes()[:-1]), "bytes instead of"),
     "rank empty": (lambda f: (f / RANK).write_bytes(b""), "it has 0 bytes instead of"),
     "bit flipped": (_flip_a_bit, "SHA-256"),
-    "header of 2^60 bytes": (_huge_header, f"{RANK} is damaged"),
-    "shape of 2^40 rows": (_huge_shape, f"{RANK} is damaged"),
+    "header of 2^60 bytes": (_huge_header, f"{RANK} (rank 0 of 1) is damaged"),
+    "shape of 2^40 rows": (_huge_shape, f"{RANK} (rank 0 of 1) is damaged"),
     "means missing": (_without_means, "the tensor means is missing"),
     "extra tensor": (_with_an_extra_tensor, "unexpected tensors"),
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "is no checkpoint"),
@@ -166,8 +176,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not ours": (_manifest(format="other"), "is not the manifest of a splatstudio checkpoint"),
     "newer": (_manifest(format_version=2), "has format version 2; this program reads 1"),
     "step missing": (_manifest(step=None), "step is None"),
-    "no ranks": (_manifest(ranks=[]), "the ranks' entry None"),
-    "path outside": (_rank_entry(file="../../secret"), "is not a file with its size"),
+    "no ranks": (_manifest(ranks=[]), "it names no rank's file"),
+    "path outside": (_rank_entry(file="../../secret"), "is not the file of rank 0 of 1"),
     "rows do not add up": (_manifest(num_gaussians=61), "do not add up"),
     "wrong rows": (
         lambda f: (_manifest(num_gaussians=61)(f), _rank_entry(rows=61)(f)),
@@ -226,11 +236,11 @@ def test_a_failed_save_leaves_the_earlier_checkpoint_and_no_litter(
 ) -> None:
     folder = save_checkpoint(tmp_path, example(seed=0))
 
-    def half_a_file(_: object, file: Path) -> None:
+    def half_a_file(file: Path, _: object) -> None:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "save_file", half_a_file)
+    monkeypatch.setattr(module, "write_shard_file", half_a_file)
     for step in (120, 130):
         with pytest.raises(OSError, match="No space left"):
             save_checkpoint(tmp_path, example(step, seed=1))
@@ -257,3 +267,65 @@ def test_what_a_killed_save_left_is_cleared_or_put_back(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, example(150))
     assert sorted(path.name for path in folder.parent.iterdir()) == ["step_00000120", "step_00000150"]
     assert load_checkpoint(folder).step == 120
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 8])
+def test_any_number_of_shards_gives_the_same_model(tmp_path: Path, num_shards: int) -> None:
+    saved = example()
+    folder = save_checkpoint(tmp_path, saved, num_shards=num_shards)
+    assert len(list(folder.glob("rank*"))) == num_shards
+    loaded = load_checkpoint(folder)
+    assert_equal(loaded.gaussians, saved.gaussians)
+    assert_equal(loaded.population.optimizer.exp_avg_sq, saved.population.optimizer.exp_avg_sq)
+    assert torch.equal(loaded.population.counts["visible"], saved.population.counts["visible"])
+
+
+def test_a_damaged_shard_is_named_with_its_rank(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, example(), num_shards=3)
+    file = folder / "rank00001-of-00003.safetensors"
+    data = file.read_bytes()
+    file.unlink()
+    with pytest.raises(ValueError, match=r"rank 1 of 3\) cannot be read: it is missing"):
+        load_checkpoint(folder)
+    file.write_bytes(data[:-8])
+    with pytest.raises(ValueError, match=r"rank 1 of 3\) is damaged: it has \d+ bytes instead"):
+        load_checkpoint(folder)
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+    with pytest.raises(ValueError, match=r"rank 1 of 3\) is damaged: its SHA-256"):
+        load_checkpoint(folder)
+    _change_manifest(folder, lambda manifest: manifest["ranks"].pop(1))
+    with pytest.raises(ValueError, match="is not the file of rank 0 of 2"):
+        load_checkpoint(folder)
+
+
+def test_what_was_put_aside_by_a_killed_save_is_still_found(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, example(120))
+    aside = folder.with_name(".step_00000120.old-77")
+    folder.rename(aside)
+    assert newest_checkpoint(tmp_path) == aside and step_of(aside) == 120
+    assert load_checkpoint(aside).step == 120
+    save_checkpoint(tmp_path, example(120, seed=1))
+    assert newest_checkpoint(tmp_path) == folder
+
+
+def test_the_one_used_instead_of_a_damaged_one_is_said(tmp_path: Path) -> None:
+    for step in (100, 200):
+        save_checkpoint(tmp_path, example(step))
+    _flip_a_bit(tmp_path / "ckpts" / "step_00000200")
+    sentences: list[str] = []
+    newest_checkpoint(tmp_path, sentences.append)
+    assert "step_00000200" in sentences[0] and sentences[0].endswith("step 100 is used instead")
+    _flip_a_bit(tmp_path / "ckpts" / "step_00000100")
+    assert newest_checkpoint(tmp_path, sentences.append) is None
+    assert sentences[-1].endswith("no other checkpoint is good")
+
+
+def test_old_checkpoints_go_but_never_the_newest_the_later_or_the_damaged(tmp_path: Path) -> None:
+    folders = {step: save_checkpoint(tmp_path, example(step)) for step in (10, 20, 30, 40, 50, 90)}
+    (folders[40] / "manifest.json").unlink()
+    assert prune_checkpoints(folders[50], 0) == []
+    assert prune_checkpoints(folders[50], 2) == [folders[10], folders[20]]
+    left = sorted(path.name for path in (tmp_path / "ckpts").iterdir())
+    assert left == [f"step_{step:08d}" for step in (30, 40, 50, 90)]
+    assert prune_checkpoints(folders[50], 1) == [folders[30]]
+    assert newest_checkpoint(tmp_path) == folders[90] and load_checkpoint(folders[50]).step == 50

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from splatstudio import checkpoint_saver, run_lock
+from splatstudio.checkpoint import Checkpoint, checkpoint_folders, load_checkpoint, save_checkpoint, step_of
 from splatstudio.config import TrainConfig
 from splatstudio.run import Run
 from splatstudio.scene import Scene
@@ -20,14 +23,18 @@ CONFIG = TrainConfig(steps=6, sh_degree=0, save_steps=(2, 4), eval_steps=(3,))
 @pytest.fixture
 def session(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
     trainer = Trainer(blob_scene, CONFIG)
-    yield Session(trainer, Run.create(tmp_path / "run", blob_scene.path, CONFIG))
+    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, CONFIG))
+    yield made
+    made.close()
     trainer.close()
 
 
 def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None:
     advances = [session.advance() for _ in range(6)]
     assert session.finished
-    assert [a.stats.step for a in advances if a.saved] == [2, 4, 6]
+    assert [step_of(path) for a in advances for path in a.saved] == [2, 4, 6]
+    assert [step_of(path) for path in checkpoint_folders(session.run.path)] == [2, 4, 6]
+    assert step_of(advances[-1].saved[-1]) == 6, "the last one is waited for"
     assert [a.stats.step for a in advances if a.evaluation] == [3, 6]
     assert session.save_if_needed() is None, "the last step was saved already"
 
@@ -35,18 +42,20 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
 def test_a_full_disk_is_told_and_the_training_goes_on(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(run_dir: Path) -> Path:
+    def refuse(run_dir: Path, checkpoint: Checkpoint) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     session.advance()
     with monkeypatch.context() as patch:
-        patch.setattr(session.trainer, "save", refuse)
-        advance = session.advance()
-    assert advance.saved is None and advance.problem is not None
-    assert "Step 2" in advance.problem and "No space left" in advance.problem
+        patch.setattr(checkpoint_saver, "save_checkpoint", refuse)
+        advance, settled = session.advance(), session.settle()
+    assert advance.saved == settled.saved == ()
+    problem = advance.problem or settled.problem  # it may be over before the step is
+    assert problem is not None and "Step 2" in problem and "No space left" in problem
+    assert session.save_if_needed() is not None, "the failed one does not count"
     assert session.advance().stats.step == 3
-    saved = session.advance().saved
-    assert saved is not None and (saved / "manifest.json").exists()
+    (saved,) = session.advance().saved + session.settle().saved
+    assert load_checkpoint(saved).step == 4
 
 
 def test_an_unreadable_test_photograph_does_not_end_the_training(
@@ -58,4 +67,67 @@ def test_an_unreadable_test_photograph_does_not_end_the_training(
     monkeypatch.setattr(session, "evaluate", refuse)
     advances = [session.advance() for _ in range(6)]
     assert advances[2].problem is not None and "a.png cannot be decoded" in advances[2].problem
-    assert advances[-1].saved is not None
+    assert advances[-1].saved
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, writing = threading.Event(), threading.Event()
+
+    def slow(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        writing.set()
+        assert go.wait(20)
+        return save_checkpoint(run_dir, checkpoint)
+
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", slow)
+    session.advance()
+    session.advance()
+    assert writing.wait(20)
+    at_two = session.trainer.gaussians.map(lambda tensor: tensor.clone())
+    advance = session.advance()
+    assert advance.stats.step == 3 and not advance.saved
+    assert not (at_two.means == session.trainer.gaussians.means).all(), "step 3 changed the model"
+    threading.Timer(0.2, go.set).start()
+    advance = session.advance()
+    assert step_of(advance.saved[0]) == 2, "step 4 waited for it"
+    saved = load_checkpoint(session.run.path / "ckpts" / "step_00000002")
+    for name, tensor in saved.gaussians.tensors().items():
+        assert tensor.equal(at_two.tensors()[name]), "what is written is the model of step 2"
+
+
+def test_without_memory_for_a_copy_it_is_written_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_saver, "free_memory", lambda: 1000)
+    session.advance()
+    assert [step_of(path) for path in session.advance().saved] == [2]
+
+
+def test_an_error_that_is_not_the_disks_ends_the_training(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", broken)
+    session.save_in_background()
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        session.settle()
+
+
+def test_only_the_newest_are_kept_when_that_is_asked_for(session: Session) -> None:
+    session.trainer.update_setting("keep", 2)
+    for _ in range(6):
+        session.advance()
+    assert [step_of(path) for path in checkpoint_folders(session.run.path)] == [4, 6]
+
+
+def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="is being trained by process"):
+        Session(session.trainer, session.run)
+    session.close()
+    again = Session(session.trainer, session.run)
+    assert again.notes == ()
+    again.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.checkpoint import newest_checkpoint, step_of
 from splatstudio.worker.messages import Job, TrainJob
 
 
@@ -38,7 +38,9 @@ def death_sentence(exitcode: int | None, job: Job) -> str:
 
 def checkpoint_step(folder: Path) -> int:
     """Return the step in the name of a checkpoint folder, step_00012000."""
-    return int(folder.name.rpartition("_")[2])
+    step = step_of(folder)
+    assert step is not None, folder
+    return step
 
 
 def _what_is_safe(job: Job) -> str:

@@ -38,6 +38,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.progress import ProgressTeller
+from splatstudio.worker.reports import checkpoint_step
 
 log = logging.getLogger("splatstudio.worker")
 
@@ -105,6 +106,7 @@ class Training:
             return
         if self._state in ("training", "paused"):
             self._stop(self._session, Stop())
+        self._session.close()
         self._session.trainer.close()
 
     def rescue(self, error: Exception) -> None:
@@ -142,6 +144,8 @@ class Training:
             run = Run.create(job.run_dir, job.scene_path, job.config)
         self._log_into(run.path / "logs" / "worker.log")
         session = self._session = Session(trainer, run)
+        for note in session.notes:
+            log.info("%s", note)
         self._show(session)
         self._emit(model_loaded(self._model(trainer)))
         self._announce(session)
@@ -163,6 +167,8 @@ class Training:
         if self.running:
             # The step at which it stands still is told exactly.
             self._progress.tell(session.trainer)
+            settled = session.settle()
+            self._tell_saved(settled.saved, settled.problem)
             self._change_state("paused")
 
     def _resume(self, session: Session, command: Resume) -> None:
@@ -204,7 +210,16 @@ class Training:
             except OSError as error:
                 self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 
+    def _tell_saved(self, saved: tuple[Path, ...], problem: str | None) -> None:
+        for folder in saved:
+            self._emit(Saved(checkpoint_step(folder), folder))
+        if problem is not None:
+            self._emit(Warned(problem))
+
     def _save(self, session: Session, command: Save) -> None:
+        if self.running:
+            session.save_in_background()  # a later step tells when it is complete
+            return
         try:
             path = session.save()
         except OSError as error:
@@ -241,10 +256,7 @@ class Training:
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
-        if advance.saved is not None:
-            self._emit(Saved(trainer.step, advance.saved))
-        if advance.problem is not None:
-            self._emit(Warned(advance.problem))
+        self._tell_saved(advance.saved, advance.problem)
         self._progress.count(trainer, advance, last=session.finished)
 
 

@@ -1,0 +1,124 @@
+"""Checkpoints written while the training goes on: a copy in memory, then a thread that writes it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from splatstudio.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam
+from splatstudio.strategy import Population
+
+SPARE_BYTES = 256 << 20  # left free beside the copy, for the training's own ups and downs
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of one save: the folder, or why there is none; a complete one may have failed to tidy."""
+
+    step: int
+    path: Path | None
+    error: OSError | None = None
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of one run, one at a time, in order.
+
+    After each, older ones are deleted as the configuration's `keep` says. An OSError of a save that runs in
+    the background is kept in its result; any other error is raised where the result is asked for.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[SaveResult] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Say whether a checkpoint is being written now."""
+        return self._pending is not None and not self._pending.done()
+
+    def start(self, checkpoint: Checkpoint) -> None:
+        """Begin to write; the tensors of `checkpoint` may change as soon as this returns.
+
+        Where memory is too short for a copy, this returns when the checkpoint is written. The result of the
+        save before must have been taken.
+        """
+        assert self._pending is None, "the save before has not been taken"
+        if _room_for(checkpoint.num_bytes):
+            self._pending = self._pool.submit(self._write, snapshot(checkpoint))
+        else:
+            self._pending = Future()
+            self._pending.set_result(self._write(checkpoint))
+
+    def take(self, *, wait: bool) -> SaveResult | None:
+        """Return the result of the save under way once it is done; None: nothing new to tell."""
+        pending = self._pending
+        if pending is None or not (wait or pending.done()):
+            return None
+        self._pending = None
+        return pending.result()
+
+    def save(self, checkpoint: Checkpoint) -> SaveResult:
+        """Write now, from the tensors themselves; the result of the save before must have been taken."""
+        assert self._pending is None, "the save before has not been taken"
+        return self._write(checkpoint)
+
+    def close(self) -> None:
+        """Wait for the save under way and end the thread."""
+        self._pool.shutdown(wait=True)
+
+    def _write(self, checkpoint: Checkpoint) -> SaveResult:
+        try:
+            path = save_checkpoint(self._run_dir, checkpoint)
+        except OSError as error:
+            return SaveResult(checkpoint.step, None, error)
+        try:
+            prune_checkpoints(path, checkpoint.config.keep)
+        except OSError as error:
+            return SaveResult(checkpoint.step, path, error)
+        return SaveResult(checkpoint.step, path)
+
+
+@torch.no_grad()
+def snapshot(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the same checkpoint with tensors of its own, on the CPU."""
+    population = checkpoint.population
+    optimizer = population.optimizer
+    moments = [_copied(group) for group in (optimizer.exp_avg, optimizer.exp_avg_sq)]
+    copied = Population(
+        _copied(population.gaussians),
+        SplatAdam(moments[0], moments[1], optimizer.num_steps),
+        {name: count.detach().to("cpu", copy=True) for name, count in population.counts.items()},
+    )
+    return replace(checkpoint, population=copied, rng_state=checkpoint.rng_state.clone())
+
+
+def _copied(gaussians: Gaussians) -> Gaussians:
+    return gaussians.map(lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def _room_for(num_bytes: int) -> bool:
+    """Say whether the memory that is free now, in the machine and the control group, holds a copy."""
+    return free_memory() > num_bytes * 1.1 + SPARE_BYTES
+
+
+def free_memory() -> int:
+    """Return how many bytes this process may still take without pushing others out."""
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit.isdigit():
+            used = int((group / "memory.current").read_text())
+            # Cached files count as used, but give way.
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            free = min(free, int(limit) - used + int(stat.get("inactive_file", 0)))
+    except OSError:
+        pass  # no control groups of version 2: not Linux, or not limited
+    return free

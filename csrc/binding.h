@@ -1,0 +1,125 @@
+// What the binding's files share: tensors checked and turned into the kernels' structs of pointers.
+// With ops*.cpp this is all that sees a torch header, through torch's stable ABI.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+
+namespace splat::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Sizes = std::vector<int64_t>;
+
+inline void check(const Tensor& t, ScalarType type, const Sizes& sizes, const char* name) {
+  STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU");
+  STD_TORCH_CHECK(t.scalar_type() == type, name, " has the wrong data type");
+  STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
+  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(),
+                  " dimensions, has ", t.dim());
+  for (int64_t i = 0; i < t.dim(); ++i) {
+    STD_TORCH_CHECK(t.size(i) == sizes[i], name, " must have size ", sizes[i], " in dimension ", i,
+                    ", has ", t.size(i));
+  }
+}
+
+inline const float* floats(const Tensor& t, const Sizes& sizes, const char* name) {
+  check(t, ScalarType::Float, sizes, name);
+  return static_cast<const float*>(t.data_ptr());
+}
+
+inline const float* floats_or_null(const OptionalTensor& t, const Sizes& sizes, const char* name) {
+  return t.has_value() ? floats(*t, sizes, name) : nullptr;
+}
+
+inline float* mutable_floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+
+template <typename T>
+T* ints(const Tensor& t, const Sizes& sizes, const char* name) {
+  check(t, sizeof(T) == 8 ? ScalarType::Long : ScalarType::Int, sizes, name);
+  return static_cast<T*>(t.data_ptr());
+}
+
+inline Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
+  return torch::stable::empty(sizes, type);
+}
+
+inline GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                                   const Tensor& opacities, const Tensor& sh0, const Tensor& shN) {
+  const int64_t num = means.size(0), rest = shN.size(1);
+  STD_TORCH_CHECK(num < std::numeric_limits<int32_t>::max(), "too many Gaussians: ", num);
+  return {floats(means, {num, 3}, "means"),
+          floats(quats, {num, 4}, "quats"),
+          floats(scales, {num, 3}, "scales"),
+          floats(opacities, {num}, "opacities"),
+          floats(sh0, {num, 1, 3}, "sh0"),
+          floats(shN, {num, rest, 3}, "shN"),
+          num,
+          static_cast<int>(rest)};
+}
+
+// `view`: 12 numbers of the world-to-camera matrix by rows, 3 of the camera's position, fx, fy, cx,
+// cy, near, far. `options`: width, height, camera model, SH degree, antialiased, raw.
+inline ProjectSettings settings_of(const std::vector<double>& view,
+                                   const std::vector<int64_t>& options, int64_t num_rest) {
+  STD_TORCH_CHECK(view.size() == 21 && options.size() == 6, "a camera is 21 numbers and 6 options");
+  ProjectSettings s = {};
+  Camera& camera = s.camera;
+  const auto at = [&](int i) { return static_cast<float>(view[i]); };
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 3; ++column) camera.rotation[row][column] = at(4 * row + column);
+    camera.translation[row] = at(4 * row + 3);
+    camera.position[row] = at(12 + row);
+  }
+  camera.fx = at(15);
+  camera.fy = at(16);
+  camera.cx = at(17);
+  camera.cy = at(18);
+  camera.near_plane = at(19);
+  camera.far_plane = at(20);
+  camera.width = static_cast<int>(options[0]);
+  camera.height = static_cast<int>(options[1]);
+  STD_TORCH_CHECK(options[2] >= 0 && options[2] <= 2, "unknown camera model");
+  camera.model = static_cast<CameraModel>(options[2]);
+  s.sh_degree = static_cast<int>(options[3]);
+  STD_TORCH_CHECK(s.sh_degree >= 0 && s.sh_degree <= 3, "the SH degree is not in 0..3");
+  STD_TORCH_CHECK((s.sh_degree + 1) * (s.sh_degree + 1) <= 1 + num_rest,
+                  "the active SH degree is not stored");
+  s.antialiased = options[4] != 0;
+  s.raw = options[5] != 0;
+  return s;
+}
+
+inline ImageGrid grid_of(int64_t width, int64_t height) {
+  STD_TORCH_CHECK(width > 0 && height > 0 && width <= 65536 && height <= 65536,
+                  "an image has 1 to 65536 pixels a side, not ", width, " x ", height);
+  const int tile = kTileSize;
+  return {static_cast<int>(width), static_cast<int>(height),
+          static_cast<int>((width + tile - 1) / tile),
+          static_cast<int>((height + tile - 1) / tile)};
+}
+
+inline SplatList splats_of(const Tensor& splats, const Tensor& order) {
+  const int64_t num = order.size(0);
+  floats(splats, {num, kSplatSize}, "splats");
+  return {mutable_floats(splats), ints<int32_t>(order, {num}, "order"), num};
+}
+
+inline TileLists lists_of(const SplatList& splats, const ImageGrid& grid,
+                          const Tensor& splat_starts, const Tensor& tile_starts,
+                          const Tensor& instances, const Tensor& slots) {
+  const int64_t num = instances.size(0);
+  return {ints<int64_t>(splat_starts, {splats.num + 1}, "splat_starts"),
+          ints<int32_t>(tile_starts, {grid.num_tiles() + 1}, "tile_starts"),
+          ints<int32_t>(instances, {num}, "instances"), ints<int32_t>(slots, {num}, "slots"), num};
+}
+
+}  // namespace splat::binding

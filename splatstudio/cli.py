@@ -23,15 +23,31 @@ app = tyro.extras.SubcommandApp()
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
+@dataclass(frozen=True)
+class Listen:
+    """Where the studio's page can be reached.
+
+    Args:
+        host: Address to listen on; 0.0.0.0 for every network of this machine.
+        port: Port to listen on; "auto" takes the first free one from 8080 on.
+        allow_host: Further names of this machine, such as that of a reverse proxy.
+        allow_origin: Further pages that may connect, such as https://studio.example.org.
+    """
+
+    host: str = "127.0.0.1"
+    port: int | Literal["auto"] = "auto"
+    allow_host: tuple[str, ...] = ()
+    allow_origin: tuple[str, ...] = ()
+
+
 @app.command(name="open")
 def open_(
     path: Positional[Path],
     /,
     config: Settings = TrainConfig(),
+    listen: OmitArgPrefixes[Listen] = Listen(),
     run: Path | None = None,
     train: bool = False,
-    host: str = "127.0.0.1",
-    port: int | None = None,
     browser: bool = True,
 ) -> int:
     """Open a scene folder, a file of Gaussians or a run folder in the studio.
@@ -39,16 +55,18 @@ def open_(
     Args:
         path: What to open.
         config: Settings of a training that is started from the studio.
+        listen: Where the page can be reached.
         run: Folder of the run; a new one below runs/ by default.
         train: Start training at once.
-        host: Address to listen on.
-        port: Port to listen on; the first free one from 8080 on by default.
         browser: Open the default browser, where there is a display.
     """
     from splatstudio.studio.app import open_studio
+    from splatstudio.studio.network import Network
 
     check(config)
-    studio = open_studio(path, host=host, port=port, train=train, browser=browser, config=config, run_dir=run)
+    port = None if listen.port == "auto" else listen.port
+    network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
+    studio = open_studio(path, network=network, train=train, browser=browser, config=config, run_dir=run)
     studio.run_forever()
     return 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
@@ -152,7 +153,8 @@ class Session:
         self._lock.release()
 
     def _append_metrics(self, stats: StepStats) -> None:
-        if stats.step % METRICS_EVERY and not self.finished:
+        change = stats.change
+        if stats.step % METRICS_EVERY and change is None and not self.finished:
             return
         self.run.append_metrics(
             {
@@ -161,6 +163,7 @@ class Session:
                 "psnr": stats.psnr,
                 "num_gaussians": stats.num_gaussians,
                 "elapsed_s": round(time.monotonic() - self._started, 3),
+                **({} if change is None else {"densified": asdict(change)}),
             }
         )
         self._failing = False

@@ -23,7 +23,7 @@ from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene, View
-from splatstudio.strategy import Observation, Population, trainable
+from splatstudio.strategy import Change, Observation, Population, trainable
 from splatstudio.strategy.default import DefaultStrategy
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
@@ -47,7 +47,7 @@ class StepStats:
     view: str  # name of the photograph
     sh_degree: int  # highest degree in use
     psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
-    densified: str | None = None  # what the strategy changed, in words
+    change: Change | None = None  # what the strategy changed; None: no rule was due
 
 
 class Trainer:
@@ -178,7 +178,7 @@ class Trainer:
             view=view.name,
             sh_degree=sh_degree,
             psnr=psnr(rendering.rgb, target, mask) if self.step % PSNR_EVERY == 0 else None,
-            densified=None if change is None else str(change),
+            change=change,
         )
 
     def update_setting(self, path: str, value: Any) -> None:

@@ -22,6 +22,7 @@ from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.app import Studio, last_words, open_studio
 from splatstudio.studio.controller import Controller, Notice, Status
+from splatstudio.studio.network import Network
 from splatstudio.studio.project import open_project
 from splatstudio.trainer import Trainer
 from splatstudio.worker.messages import Saved, TrainJob, ViewJob
@@ -286,7 +287,7 @@ def test_starting_over_leaves_the_old_run_alone(
 
 
 def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blob_folder: Path) -> None:
-    studio = Studio(blob_folder, port=0, config=MANY)
+    studio = Studio(blob_folder, network=Network(port=0), config=MANY)
     try:
         studio.start_training()
         deadline = time.monotonic() + TIMEOUT
@@ -296,7 +297,7 @@ def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blo
         assert studio.url.startswith("http://127.0.0.1:") and "token=" in studio.url
         port = studio._gated.port
         with pytest.raises(ValueError, match=str(port)):
-            Studio(blob_folder, port=port, config=MANY)
+            Studio(blob_folder, network=Network(port=port), config=MANY)
     finally:
         studio.close()
     saved = newest_checkpoint(Path("runs/blobs"))
@@ -334,4 +335,4 @@ def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> Non
 def test_a_finished_model_cannot_be_trained(own_folder: Path, tmp_path: Path) -> None:
     write_ply(tmp_path / "model.ply", blobs())
     with pytest.raises(ValueError, match="cannot be trained"):
-        open_studio(tmp_path / "model.ply", port=0, train=True, browser=False)
+        open_studio(tmp_path / "model.ply", network=Network(port=0), train=True, browser=False)

@@ -23,6 +23,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import render_image
 from splatstudio.studio.app import Studio
+from splatstudio.studio.network import Network
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 
 TIMEOUT = 60.0
@@ -141,7 +142,7 @@ def open_page(
     def make(
         path: Path, config: TrainConfig = MANY, width: int = 1160, height: int = 460, **settings: Any
     ) -> Screen:
-        studio = Studio(path, port=0, config=config, **settings)
+        studio = Studio(path, network=Network(port=0), config=config, **settings)
         page = browser.new_page(viewport={"width": width, "height": height})
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))

@@ -213,9 +213,9 @@ def test_a_render_function_of_nerfviews_contract() -> None:
 
 def test_plot_axes_hold_the_data_and_seldom_change() -> None:
     steps = np.array([3.0, 250.0])
-    assert np.allclose(axis_ranges((steps, np.array([0.31, 0.12])), 0.1), ((0.0, 500.0), (0.1, 0.4)))
+    assert np.allclose(axis_ranges((steps, np.array([0.31, 0.12])), 0.1), ((0.0, 300.0), (0.1, 0.4)))
     with_gap = (steps, np.array([13.0, np.nan]), np.array([np.nan, np.nan]))
-    assert axis_ranges(with_gap, 5.0) == ((0.0, 500.0), (10.0, 15.0))
+    assert axis_ranges(with_gap, 5.0) == ((0.0, 300.0), (10.0, 15.0))
     assert axis_ranges((np.array([40.0]), np.array([20.0])), 5.0) == ((0.0, 100.0), (20.0, 25.0))
 
 

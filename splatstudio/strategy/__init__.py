@@ -33,9 +33,14 @@ class Change:
     opacities_reset: bool = False
     capped: int = 0  # Gaussians that should have grown, but for the limit on their number
 
+    @property
+    def num_changed(self) -> int:
+        """Return how many Gaussians were born of others or removed."""
+        return self.cloned + self.split + self.pruned
+
     def __str__(self) -> str:
         parts = []
-        if self.cloned or self.split or self.pruned:
+        if self.num_changed:
             parts.append(f"{self.cloned} cloned, {self.split} split, {self.pruned} removed")
         if self.capped:
             parts.append(f"{self.capped} not grown: the limit is reached")

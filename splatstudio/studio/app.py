@@ -18,6 +18,8 @@ from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
 from splatstudio.studio.hotkeys import Hotkeys
+from splatstudio.studio.jobs import JobBoard
+from splatstudio.studio.network import LOOPBACK, Network, advice
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import DevicesPanel
 from splatstudio.studio.panels.export import ExportPanel
@@ -42,13 +44,18 @@ class Studio:
         self,
         path: Path,
         *,
-        host: str = "127.0.0.1",
-        port: int | None = None,
+        network: Network = LOOPBACK,
         config: TrainConfig = TrainConfig(),
         run_dir: Path | None = None,
     ):
         self.project = open_project(path, config, run_dir)
-        self._gated = open_server(host=host, port=port)
+        self._gated = open_server(
+            host=network.host,
+            port=network.port,
+            allow_hosts=network.allow_hosts,
+            allow_origins=network.allow_origins,
+        )
+        self.port = self._gated.port
         self._server = self._gated.server
         self.url = self._gated.url
         self.controller = Controller(self.project, self._notify)
@@ -165,8 +172,7 @@ class Studio:
 def open_studio(
     path: str | Path,
     *,
-    host: str = "127.0.0.1",
-    port: int | None = None,
+    network: Network = LOOPBACK,
     train: bool = False,
     browser: bool = True,
     config: TrainConfig = TrainConfig(),
@@ -174,13 +180,14 @@ def open_studio(
 ) -> Studio:
     """Open a scene folder, a .ply file or a run folder in the studio and print its address.
 
-    `port` None takes the first free one from 8080 on. Only who has the printed address, which holds a secret,
-    gets in. `train` starts at once, `browser` opens the default browser where there is a display. Raises
-    ValueError with one sentence for a path or an address that cannot be used.
+    Only who has the printed address, which holds a secret, gets in. `train` starts at once, `browser` opens
+    the default browser where there is a display. Raises ValueError with one sentence for a path or an address
+    that cannot be used.
     """
-    studio = Studio(Path(path), host=host, port=port, config=config, run_dir=run_dir)
+    studio = Studio(Path(path), network=network, config=config, run_dir=run_dir)
     print(f"The studio is open at {studio.url}", flush=True)
-    for note in studio.project.notes:
+    told = advice(network.host, studio.url, studio.port, os.environ)
+    for note in (*told, *studio.project.notes):
         print(note, flush=True)
     if train:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from splatstudio.worker.messages import Evaluated, Event, Progress
+from splatstudio.worker.messages import Densified, Evaluated, Event, Progress
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
@@ -25,6 +25,12 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self._points)
+
+    @property
+    def last(self) -> float:
+        """Return the newest value, NaN where there is none."""
+        with self._lock:
+            return self._points[-1][1] if self._points else float("nan")
 
     def add(self, step: int, value: float) -> None:
         """Append a value; steps that were made again after a resume replace the old ones."""
@@ -66,6 +72,11 @@ class History:
             self.rate.add(event.step, event.steps_per_second)
             if event.psnr is not None:
                 self.train_psnr.add(event.step, event.psnr)
+        elif isinstance(event, Densified):
+            if event.change.opacities_reset:
+                self.resets.add(event.step, self.loss.last)
+            if event.change.num_changed:
+                self.densified.add(event.step, event.num_gaussians)
         elif isinstance(event, Evaluated):
             self.test_psnr.add(event.step, event.psnr)
 
@@ -82,6 +93,14 @@ class History:
             ):
                 if isinstance(row.get(name), (int, float)):
                     curve.add(step, float(row[name]))
+            change = row.get("densified")
+            if isinstance(change, dict):
+                if change.get("opacities_reset"):
+                    self.resets.add(step, self.loss.last)
+                if any(change.get(name) for name in ("cloned", "split", "pruned")) and len(
+                    self.num_gaussians
+                ):
+                    self.densified.add(step, self.num_gaussians.last)
             if isinstance(row.get("elapsed_s"), (int, float)):
                 elapsed = float(row["elapsed_s"])
                 # Each part of a training counts its own seconds.

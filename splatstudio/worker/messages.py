@@ -14,6 +14,7 @@ from splatstudio.camera import Camera
 from splatstudio.camera_path import CameraPath
 from splatstudio.config import TrainConfig
 from splatstudio.render_modes import Legend, RenderMode
+from splatstudio.strategy import Change
 from splatstudio.video import Quality
 
 State = Literal[
@@ -230,6 +231,15 @@ class Progress(Event):
     steps_per_second: float
     eta_seconds: float | None
     elapsed_seconds: float
+
+
+@dataclass(frozen=True)
+class Densified(Event):
+    """Gaussians were added and removed after `step`, or their opacities were reset."""
+
+    step: int
+    num_gaussians: int  # afterwards
+    change: Change
 
 
 @dataclass(frozen=True)

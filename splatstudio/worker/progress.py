@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from splatstudio.session import Advance
 from splatstudio.trainer import Trainer
-from splatstudio.worker.messages import Event, PhotoErrors, Progress
+from splatstudio.worker.messages import Densified, Event, PhotoErrors, Progress
 
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
 ERRORS_SECONDS = 1.0  # between two PhotoErrors events
@@ -63,6 +63,8 @@ class ProgressTeller:
         if stats.psnr is not None and math.isfinite(stats.psnr):
             self._psnr = _running_mean(self._psnr, stats.psnr)
             self._photo_errors[stats.view] = stats.psnr
+        if stats.change is not None:
+            self._emit(Densified(trainer.step, stats.num_gaussians, stats.change))
         now = time.monotonic()
         if now >= self._progress_due or last:
             self._tell(trainer, rate)

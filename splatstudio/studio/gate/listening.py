@@ -63,7 +63,10 @@ def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.sock
 
 def _explanation(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {port} is already in use, perhaps by another splatstudio: close it, or name another."
+        return (
+            f"Port {port} is already in use, perhaps by another splatstudio: close it, name another one, or "
+            "take a free one with --port auto."
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         return f"The address {host} does not belong to this machine: try 127.0.0.1, or 0.0.0.0 for all."
     if error.errno in {errno.EACCES, errno.EPERM}:

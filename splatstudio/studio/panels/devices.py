@@ -49,9 +49,11 @@ class DevicesPanel(Panel):
         self._monitor = DeviceMonitor(
             lambda: self._controller.pids, history_length=int(HISTORY_SECONDS / SAMPLE_SECONDS)
         )
-        self._rows = gui.add_html(_note("Asking the driver …"))
-        self._choice = gui.add_dropdown("Plot", tuple(QUANTITIES), hint="Over the last five minutes.")
-        self._plot = Plot(gui, tab, "", order=10.0)
+        self._rows = gui.add_html(_note("Asking the driver …"), order=0.0)
+        self._choice = gui.add_dropdown(
+            "Plot", tuple(QUANTITIES), hint="Over the last five minutes.", order=1.0
+        )
+        self._plot = Plot(gui, tab, "", order=2.0)
         self._shown: tuple[object, ...] = ()
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.

@@ -10,7 +10,7 @@ from viser import uplot
 
 from splatstudio.studio.theme import MUTED
 
-PLOT_HEIGHT = 96
+PLOT_HEIGHT = 94
 GRID = "rgba(255,255,255,0.07)"
 
 Ranges = tuple[tuple[float, float], tuple[float, float]]
@@ -72,7 +72,7 @@ class Plot:
                 series=tuple(series),
                 title=self._title,
                 scales=_scales(ranges),
-                axes=(_axis(28), _axis(50)),
+                axes=(_axis(24, 50), _axis(42, 16)),
                 legend=uplot.Legend(show=self._legend),
                 height=PLOT_HEIGHT,
                 padding=(8, 24, 0, 0),  # room for the topmost number
@@ -93,7 +93,7 @@ def _same(data: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> bool:
 def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
     """Return round ends of the x and the y axis that hold all of `data`; NaN values are left out.
 
-    They change seldom while a curve grows: 0 to 100, 200, 500, 1000 ... steps, and multiples of `y_unit`.
+    They change seldom while a curve grows: 0 to 100, 200, 300, 500, 1000 ... steps, and multiples of `y_unit`.
     """
     steps, values = data[0], np.concatenate(data[1:])
     values = values[np.isfinite(values)]
@@ -123,8 +123,10 @@ def _scales(ranges: Ranges) -> dict[str, uplot.Scale]:
     return {"x": uplot.Scale(time=False, range=x), "y": uplot.Scale(range=y)}
 
 
-def _axis(size: int) -> uplot.Axis:
+def _axis(size: int, space: int) -> uplot.Axis:
     return uplot.Axis(
+        font="10px system-ui, sans-serif",
+        space=space,
         stroke=MUTED,
         size=size,
         grid=uplot.Axis_Grid(stroke=GRID, width=1),

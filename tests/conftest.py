@@ -8,6 +8,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
+from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
 
 from splatstudio.camera import Camera, look_at
 from splatstudio.gaussians import Gaussians, rgb_to_sh0

@@ -6,157 +6,25 @@ SPLATSTUDIO_SCREENSHOTS=FOLDER also trains the bundled scene for a while and wri
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
+from studio_page import PAGE_TEST, TIMEOUT, Screen
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.formats.ply import read_ply
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import render_image
-from splatstudio.studio.app import Studio
-from splatstudio.studio.network import Network
-from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 
-TIMEOUT = 60.0
 ROOT = Path(__file__).parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
-# The browser draws without a GPU and, once it is there, asks nothing of the network.
-ARGUMENTS = [
-    "--no-sandbox",
-    "--use-angle=swiftshader",
-    "--enable-unsafe-swiftshader",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
 
-pytestmark = [
-    pytest.mark.gui,
-    # A build server must not pass by leaving the browser away.
-    pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@dataclass
-class Screen:
-    """A browser page with the studio in it."""
-
-    page: Any
-    studio: Studio
-    errors: list[str]
-
-    def close_notices(self) -> None:
-        """Put away what covers the picture, as the warning that there is no GPU."""
-        # In one go: some go away by themselves meanwhile.
-        buttons = self.page.locator(".mantine-Notification-closeButton")
-        buttons.evaluate_all("buttons => buttons.forEach(button => button.click())")
-        time.sleep(0.5)
-
-    def text(self, name: str) -> str:
-        """Return a figure of the dock, as "step"."""
-        return self.page.locator(f'[data-splatstudio="{name}"]').inner_text()
-
-    @property
-    def step(self) -> int:
-        """Return the step that the page shows."""
-        return int(self.text("step").partition("/")[0].replace(",", ""))
-
-    def button(self, name: str) -> Any:
-        return self.page.get_by_role("button", name=name, exact=True)
-
-    def switch(self, name: str) -> Any:
-        return self.page.get_by_role("checkbox", name=name, exact=True)
-
-    def tab(self, name: str) -> None:
-        self.page.get_by_role("tab", name=name).click()
-
-    @property
-    def viewpoint(self) -> Viewpoint:
-        """Return where this browser looks from, with the size that its canvas has on the screen."""
-        (client,) = self.studio._server.get_clients().values()
-        viewpoint = read_viewpoint(client.camera)
-        assert viewpoint is not None
-        # viser tells the pixels that it draws, which it makes fewer when the browser is slow.
-        box = self.page.locator("canvas").first.bounding_box()
-        return replace(viewpoint, width=round(box["width"]), height=round(box["height"]))
-
-    def picture(self) -> np.ndarray:
-        """Return what the user sees beside the dock, [H, W, 3] uint8."""
-        box, viewpoint = self.page.locator("canvas").first.bounding_box(), self.viewpoint
-        clip = {"x": box["x"], "y": box["y"], "width": viewpoint.width, "height": viewpoint.height}
-        png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
-        decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
-        assert decoded is not None
-        return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
-
-    def drag(self, pixels: int, moves: int = 10) -> None:
-        """Turn the camera with the left mouse button."""
-        box = self.page.locator("canvas").first.bounding_box()
-        x, y = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
-        self.page.mouse.move(x, y)
-        self.page.mouse.down()
-        for i in range(1, moves + 1):
-            self.page.mouse.move(x + i * pixels // moves, y)
-            time.sleep(0.03)
-        self.page.mouse.up()
-
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert time.monotonic() < deadline, f"never: {what}; {self.studio.controller.status}"
-            time.sleep(0.1)
-
-
-@pytest.fixture
-def open_page(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Screen]]:
-    """Open the studio and its page; both are closed after the test."""
-    monkeypatch.chdir(tmp_path)
-    opened: list[Screen] = []
-
-    def make(
-        path: Path, config: TrainConfig = MANY, width: int = 1160, height: int = 460, **settings: Any
-    ) -> Screen:
-        studio = Studio(path, network=Network(port=0), config=config, **settings)
-        page = browser.new_page(viewport={"width": width, "height": height})
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        opened.append(Screen(page, studio, errors))
-        page.goto(studio.url)
-        page.wait_for_selector("canvas", timeout=1000 * TIMEOUT)
-        opened[-1].wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
-        opened[-1].close_notices()
-        return opened[-1]
-
-    yield make
-    for screen in opened:
-        screen.page.close()
-        screen.studio.close()
+pytestmark = PAGE_TEST
 
 
 def likeness(picture: np.ndarray, other: np.ndarray) -> float:

@@ -1,18 +1,20 @@
-"""Camera paths that need no keyframes: an orbit and a spiral that suit how a scene was captured."""
+"""Camera paths that need no keyframes: orbit, spiral and fly-through that suit how a scene was captured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from splatstudio.camera import Camera, look_at
-from splatstudio.camera_path import CameraPath, Keyframe
+from splatstudio.camera_path import CameraPath, Keyframe, keyframe_of
 
 MAX_SIDE = 1920  # px, of frames whose size comes from photographs
 ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
+THROUGH_KEYFRAMES = 48
 DENSE = 2001  # points of a curve along which keyframes are spread evenly
 GAP = math.radians(120)  # without a camera: beyond it a capture is not all around
 MIN_SWAY = math.radians(20)  # of an orbit where all cameras stand on one spot
@@ -92,6 +94,37 @@ def spiral(cameras: Sequence[Camera], *, center: np.ndarray = ORIGIN, seconds: f
         places = mean + np.stack(winding, axis=1) @ axes
     places = _evenly(places, 2 * ORBIT_KEYFRAMES)
     return _sized_as(_looking(center + places, center, up, fov_y=capture.fov_y, seconds=seconds), cameras[0])
+
+
+def through(cameras: Sequence[Camera], *, seconds: float = 12.0) -> CameraPath:
+    """Return an open path through the capture's cameras in their order, at an even pace.
+
+    Of more than THROUGH_KEYFRAMES cameras every n-th is taken: the hand's tremor is left out with the rest.
+    Raises ValueError without cameras.
+    """
+    if not cameras:
+        raise ValueError("a path through a capture's cameras needs them")
+    num = min(len(cameras), THROUGH_KEYFRAMES)
+    chosen = [cameras[index] for index in np.linspace(0, len(cameras) - 1, num).round().astype(int)]
+    positions = np.stack([camera.position for camera in chosen])
+    walked = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+    turned = np.array([_angle(first, second) for first, second in pairwise(chosen)])
+    # A turn on the spot takes time as well: all turns together as long as all ways.
+    effort = _shares(walked) + _shares(turned) + 0.1 / max(1, num)
+    times = [None, *(seconds * effort / effort.sum()).tolist()] if num > 1 else [seconds]
+    keyframes = [keyframe_of(camera, seconds=time) for camera, time in zip(chosen, times, strict=True)]
+    return _sized_as(CameraPath(tuple(keyframes), default_seconds=seconds / max(1, num - 1)), cameras[0])
+
+
+def _angle(first: Camera, second: Camera) -> float:
+    """Return the angle between two cameras' orientations, radians."""
+    cosine = (np.trace(first.viewmat[:3, :3] @ second.viewmat[:3, :3].T) - 1.0) / 2.0
+    return float(np.arccos(np.clip(cosine, -1.0, 1.0)))
+
+
+def _shares(values: np.ndarray) -> np.ndarray:
+    total = float(values.sum())
+    return values / total if total > 0 else np.zeros_like(values)
 
 
 class _Capture:

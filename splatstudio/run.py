@@ -13,6 +13,7 @@ from splatstudio.config import TrainConfig, from_json, to_json
 from splatstudio.durable import write_json_durably
 
 FORMAT_VERSION = 1
+PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Run:
         path, scene_path = Path(path), Path(scene_path).resolve()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            taken = any(path.iterdir())
+            taken = is_taken(path)
         except OSError as error:
             raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
         if taken:
@@ -111,9 +112,16 @@ def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
     """Return `root`/NAME for the scene's folder name, with -2, -3 ... when that is taken."""
     name = Path(scene_path).resolve().name or "scene"
     path, number = root / name, 2
-    while path.exists():
+    while is_taken(path):
         path, number = root / f"{name}-{number}", number + 1
     return path
+
+
+def is_taken(path: Path) -> bool:
+    """Return whether `path` holds something, so that no new run can use it; camera paths are no hindrance."""
+    if not path.is_dir():
+        return path.exists()
+    return any(entry.name != PATHS_FOLDER for entry in path.iterdir())
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

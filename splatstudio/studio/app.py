@@ -24,6 +24,7 @@ from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import DevicesPanel
 from splatstudio.studio.panels.export import ExportPanel
 from splatstudio.studio.panels.log import LogPanel
+from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
@@ -59,6 +60,7 @@ class Studio:
         self._server = self._gated.server
         self.url = self._gated.url
         self.controller = Controller(self.project, self._notify)
+        self._jobs = JobBoard(self.controller, self._notify)
         self._first_view = FirstView(self._server)
         self._viewport = Viewport(self._server, self.controller, self.project.scene)
         self._stopped = threading.Event()
@@ -117,7 +119,13 @@ class Studio:
         if scene is not None:
             self._first_view.of_scene(scene)
         page = Page(
-            server, self.controller, self._viewport, self._first_view, Hotkeys(server), self._notify
+            server,
+            self.controller,
+            self._viewport,
+            self._first_view,
+            Hotkeys(server),
+            self._jobs,
+            self._notify,
         )
         self._panels.append(StatusPanel(page))
         tabs = gui.add_tab_group()
@@ -139,6 +147,7 @@ class Studio:
         if self.project.can_train:
             tabs.append(("Train", lambda tab: TrainPanel(page, tab)))
         tabs.append(("View", lambda _: ViewPanel(page)))
+        tabs.append(("Render", lambda _: RenderPanel(page)))
         tabs.append(("Export", lambda _: ExportPanel(page)))
         return tabs
 
@@ -147,6 +156,7 @@ class Studio:
         if isinstance(event, ModelLoaded) and self.project.scene is None:
             up = "-y" if self.project.model_path and self.project.model_path.is_file() else "+z"
             self._first_view.of_model(event.center, event.radius, up)
+        self._jobs.follow(event)
         for panel in self._panels:
             panel.follow(event)
         self._viewport.model_changed()

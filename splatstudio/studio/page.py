@@ -10,6 +10,7 @@ import viser
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.hotkeys import Hotkeys
+from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event
 
@@ -23,6 +24,7 @@ class Page:
     viewport: Viewport
     first_view: FirstView
     hotkeys: Hotkeys
+    jobs: JobBoard
     notify: Callable[[Notice], None]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig, changed
 from splatstudio.formats import format_of
-from splatstudio.run import Run, new_run_path
+from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
@@ -57,7 +57,7 @@ class Project:
     def run_folder_taken(self) -> bool:
         """Say whether the run's folder holds something already, so that no new training can use it."""
         assert self.run_dir is not None
-        return self.run_dir.is_dir() and any(self.run_dir.iterdir())
+        return is_taken(self.run_dir)
 
     def first_job(self) -> Job:
         """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
@@ -75,6 +75,12 @@ class Project:
         """Return the project with a new, empty run; what the old run holds stays."""
         assert self.scene is not None and self.run_dir is not None
         return replace(self, model_path=None, run_dir=new_run_path(self.scene.path, self.run_dir.parent))
+
+    def folder_of(self, kind: str) -> Path:
+        """Return where files of a kind go, as "renders": in the run, or beside a model without one."""
+        if self.run_dir is None:
+            return self.path.with_name(f"{self.path.stem}-{kind}")
+        return self.run_dir / kind
 
     def export_path(self, step: int | None) -> Path:
         """Return where the model goes, as a PLY, when the user names no other place."""

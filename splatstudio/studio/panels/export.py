@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import viser
-
 from splatstudio.formats import FORMATS, Format, format_of
+from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
+from splatstudio.worker.messages import Export
 
-MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 
 
@@ -28,22 +27,21 @@ class ExportPanel(Panel):
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
         )
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
-        self._download = server.gui.add_button(
-            "Download", color="gray", visible=False, hint="Sends the exported file to this browser."
-        )
+        self._jobs = page.jobs
+        self._bar = JobBar(server.gui, page.jobs, Export)
         self._shown: object = None
         self._format.on_update(lambda _: self._choose())
         self._export.on_click(lambda _: self._write())
-        self._download.on_click(self._send)
 
     @property
     def _chosen(self) -> Format:
         return CHOICES[self._format.value]
 
     def refresh(self) -> None:
-        """Show what an export would hold now."""
+        """Show what an export would hold now, and how far one is."""
+        self._bar.refresh()
         controller, status, chosen = self._controller, self._controller.status, self._chosen
-        shown = (status.step, status.num_gaussians, status.has_model, controller.last_export, chosen)
+        shown = (status.step, status.num_gaussians, status.has_model, chosen)
         if shown == self._shown:
             return
         self._shown = shown
@@ -64,11 +62,6 @@ class ExportPanel(Panel):
             # Only a path that the user did not touch follows the step.
             self._path.value = suggestion
             self._suggested = suggestion
-        exported = controller.last_export
-        if exported is not None:
-            small = exported.num_bytes < MAX_DOWNLOAD_BYTES
-            self._download.visible = small
-            self._download.label = f"Download {exported.path.name} ({size(exported.num_bytes)})"
 
     def _choose(self) -> None:
         chosen = self._chosen
@@ -81,12 +74,8 @@ class ExportPanel(Panel):
 
     def _write(self) -> None:
         self._path.value = with_ending(self._path.value.strip(), self._chosen)
-        self._controller.export(Path(self._path.value))
-
-    def _send(self, event: viser.GuiEvent) -> None:
-        exported = self._controller.last_export
-        if event.client is not None and exported is not None:
-            event.client.send_file_download(exported.path.name, exported.path.read_bytes())
+        self._jobs.submit(Export(Path(self._path.value).expanduser()))
+        self._bar.refresh()
 
 
 def with_ending(path: str, chosen: Format) -> str:

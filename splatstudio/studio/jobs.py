@@ -1,0 +1,113 @@
+"""The long tasks that the page has asked the worker for: how far each is, and what became of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from splatstudio.studio.controller import Controller, Notice
+from splatstudio.studio.theme import size
+from splatstudio.worker.jobs import output_of
+from splatstudio.worker.messages import (
+    CancelJob,
+    Event,
+    Export,
+    JobCancelled,
+    JobCommand,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    RenderPath,
+    Snapshot,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class JobStatus:
+    """A task: what it was asked to do, the last news of it, and its end (None: in progress)."""
+
+    command: JobCommand
+    progress: JobProgress | None = None
+    end: JobDone | JobCancelled | JobFailed | None = None
+
+    @property
+    def doing(self) -> str:
+        """Return what is done to which file, as "Rendering orbit.mp4"."""
+        return f"{_WORDS[type(self.command)][0]} {output_of(self.command).name}"
+
+    @property
+    def file(self) -> Path | None:
+        """Return the complete file, None where there is none (yet)."""
+        return self.end.path if isinstance(self.end, JobDone) else None
+
+
+class JobBoard:
+    """The tasks of the page. Methods may be called from any thread."""
+
+    def __init__(self, controller: Controller, notify: Callable[[Notice], None]):
+        self._controller = controller
+        self._notify = notify
+        self._jobs: dict[int, JobStatus] = {}
+        self._then: dict[int, Callable[[JobDone], None]] = {}
+        self._ids = count(1)
+        self._lock = threading.Lock()
+
+    def submit(self, command: JobCommand, then: Callable[[JobDone], None] | None = None) -> JobStatus | None:
+        """Send a task to the worker; `then` is called when it is done. None: there is no model yet."""
+        if not self._controller.status.has_model:
+            self._notify(Notice("Not possible yet", "There is no model: start the training first.", bad=True))
+            return None
+        with self._lock:
+            command = replace(command, job=next(self._ids))
+            status = self._jobs[command.job] = JobStatus(command)
+            if then is not None:
+                self._then[command.job] = then
+        self._controller.send(command)
+        return status
+
+    def cancel(self, job: int) -> None:
+        """Let a task end; what it was writing is removed."""
+        self._controller.send(CancelJob(job))
+
+    def newest(self, kind: type[JobCommand]) -> JobStatus | None:
+        """Return the newest task of a kind that is in progress, else the newest of all."""
+        with self._lock:
+            jobs = [status for status in self._jobs.values() if isinstance(status.command, kind)]
+        running = [status for status in jobs if status.end is None]
+        return (running or jobs or [None])[-1]
+
+    def follow(self, event: Event) -> None:
+        """Take in an event of the worker."""
+        if not isinstance(event, (JobProgress, JobDone, JobCancelled, JobFailed)):
+            return
+        with self._lock:
+            status = self._jobs.get(event.job)
+            if status is None:
+                return
+            if isinstance(event, JobProgress):
+                self._jobs[event.job] = replace(status, progress=event)
+                return
+            self._jobs[event.job] = replace(status, end=event)
+            then = self._then.pop(event.job, None)
+        self._notify(_notice(status, event))
+        if isinstance(event, JobDone) and then is not None:
+            then(event)
+
+
+_WORDS: dict[type[JobCommand], tuple[str, str]] = {
+    Export: ("Exporting", "Exported"),
+    RenderPath: ("Rendering", "Rendered"),
+    Snapshot: ("Rendering", "Rendered"),
+}
+
+
+def _notice(status: JobStatus, event: JobDone | JobCancelled | JobFailed) -> Notice:
+    if isinstance(event, JobDone):
+        done = _WORDS[type(status.command)][1]
+        return Notice(f"{done} {event.path.name} ({size(event.num_bytes)})", str(event.path))
+    if isinstance(event, JobCancelled):
+        return Notice(f"{status.doing}: cancelled", "Nothing of it was kept.")
+    return Notice(f"{status.doing}: failed", event.sentence, bad=True)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from splatstudio.api import Model, load_model, load_scene, render, show, train
+    from splatstudio.api import Model, load_model, load_scene, merge, render, show, train
 
-__all__ = ["Model", "load_model", "load_scene", "render", "show", "train"]
+__all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 
 
 def __getattr__(name: str) -> Any:

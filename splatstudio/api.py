@@ -9,6 +9,7 @@ import numpy as np
 
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig, changed
+from splatstudio.merging import merge
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import options_for_display, render_image
 from splatstudio.run import Run
@@ -18,7 +19,7 @@ from splatstudio.session import Advance, Session
 from splatstudio.studio.foreign import show
 from splatstudio.trainer import Trainer
 
-__all__ = ["Model", "load_model", "load_scene", "render", "show", "train"]
+__all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 
 
 def train(

@@ -117,7 +117,7 @@ def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Sh
     parent = staging.parent
     final = parent / staging.name[1:].partition(".")[0]
     replaced = parent / f".{final.name}.old-{os.getpid()}"
-    write_json_durably(staging / "manifest.json", _manifest(checkpoint, shards))
+    write_manifest(staging, checkpoint, shards)
     if final.exists():
         final.rename(replaced)
     try:
@@ -153,9 +153,26 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
     Raises ValueError with the file and the reason when anything is missing, cut off or changed.
     """
-    folder = Path(folder)
-    manifest = verify_checkpoint(folder)
-    parts = [read_shard(folder, Shard(**entry)) for entry in manifest["ranks"]]
+    manifest = verify_checkpoint(Path(folder))
+    return _checkpoint_of(Path(folder), manifest, manifest["ranks"])
+
+
+def load_shard(file: Path) -> Checkpoint:
+    """Read and verify one rank's file of a checkpoint alone: its rows, with what all ranks share.
+
+    Raises ValueError with the file and the reason when it is damaged or does not belong to a checkpoint.
+    """
+    folder = Path(file).parent
+    manifest = _read_manifest(folder)
+    entries = [entry for entry in manifest["ranks"] if entry["file"] == Path(file).name]
+    if not entries:
+        raise ValueError(f"{file} is no file of the checkpoint {folder}")
+    verify_shard(folder, Shard(**entries[0]))
+    return _checkpoint_of(folder, manifest, entries)
+
+
+def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[str, Any]]) -> Checkpoint:
+    parts = [read_shard(folder, Shard(**entry)) for entry in entries]
     try:
         config = from_json(TrainConfig, manifest["config"])
         transform = np.array(manifest["scene"]["transform"], dtype=np.float64)
@@ -286,8 +303,9 @@ def joined(parts: Sequence[Population], num_steps: int) -> Population:
     )
 
 
-def _manifest(checkpoint: Checkpoint, shards: Sequence[Shard]) -> dict[str, Any]:
-    return {
+def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
+    """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails."""
+    values = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "step": checkpoint.step,
@@ -299,6 +317,7 @@ def _manifest(checkpoint: Checkpoint, shards: Sequence[Shard]) -> dict[str, Any]
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
         "upcoming": list(checkpoint.upcoming),
     }
+    write_json_durably(folder / "manifest.json", values)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

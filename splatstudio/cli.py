@@ -163,6 +163,29 @@ def eval_(
     return 0
 
 
+@app.command(name="merge")
+def merge_(
+    paths: Positional[tuple[str, ...]], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+) -> int:
+    """Merge the files that the ranks of a training on several GPUs wrote into one model.
+
+    Args:
+        paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step; a pattern or their folder will do), or a
+            checkpoint of splatstudio.
+        output: What to write: .pt (gsplat's own layout), .ply or another format of `export`; a name without
+            an ending is a checkpoint folder.
+    """
+    from splatstudio.merging import merged_parts
+    from splatstudio.terminal import console
+
+    merged = merged_parts(paths)
+    merged.write(output)
+    rows = " + ".join(f"{num:,}" for num in merged.rows)
+    console.print(f"Step {merged.step}: {rows} = {len(merged):,} Gaussians of {len(merged.rows)} ranks")
+    console.print(f"Written to {output}")
+    return 0
+
+
 @app.command
 def export(path: Positional[Path], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]) -> int:
     """Write a model for other programs, in the coordinates of the scene's files.

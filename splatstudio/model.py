@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Evaluation, evaluate
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
+from splatstudio.rank_parts import SHARD_NAME
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
@@ -60,9 +61,12 @@ class Model:
 def load_model(path: str | Path) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
+    One rank's file of several gives its part of the scene: `rank_parts.part_of` tells, `merge` joins them.
     Raises ValueError, naming the file and the reason, when there is none or it is damaged.
     """
     path = Path(path)
+    if SHARD_NAME.fullmatch(path.name) and path.is_file():
+        return model_of(load_shard(path))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
         return Model(read_gaussians(path))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
@@ -70,7 +74,11 @@ def load_model(path: str | Path) -> Model:
         raise ValueError(
             f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
         )
-    checkpoint = load_checkpoint(folder)
+    return model_of(load_checkpoint(folder))
+
+
+def model_of(checkpoint: Checkpoint) -> Model:
+    """Return the model that a checkpoint holds."""
     options = options_for_display(checkpoint.config)
     return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step)
 
@@ -89,11 +97,13 @@ def origin_of(path: str | Path) -> Origin | None:
     Raises ValueError, naming the file, when the run or the checkpoint is damaged.
     """
     path = Path(path).resolve()
-    folder = next((place for place in [path, *path.parents[:2]] if (place / "run.json").exists()), None)
+    folder = next((place for place in [path, *path.parents[:3]] if (place / "run.json").exists()), None)
     if folder is not None:
         run = Run.open(folder)
         return Origin(run.scene_path, run.config)
-    if (path / "manifest.json").exists():
-        checkpoint = load_checkpoint(path)
-        return Origin(checkpoint.scene_path, checkpoint.config)
+    folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
+    if (folder / "manifest.json").exists():
+        checkpoint = load_checkpoint(folder)
+        if checkpoint.scene_path != Path():  # a model that was merged of another program's parts has none
+            return Origin(checkpoint.scene_path, checkpoint.config)
     return None

@@ -20,7 +20,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.optim import SplatAdam
 from splatstudio.strategy import Population
 
-NAME = re.compile(r"rank(\d{5})-of-(\d{5})\.safetensors")
+SHARD_NAME = re.compile(r"rank(\d{5})-of-(\d{5})\.safetensors")
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.int64: "I64"}
 DTYPES |= {torch.uint8: "U8", torch.bool: "BOOL"}
 BLOCK = 8 << 20  # bytes hashed and written at a time; other threads run meanwhile
@@ -120,7 +120,7 @@ def read_shard(folder: Path, shard: Shard) -> Population:
 
 
 def _rank_words(name: str) -> str:
-    match = NAME.fullmatch(name)
+    match = SHARD_NAME.fullmatch(name)
     assert match is not None, name
     return f"rank {int(match[1])} of {int(match[2])}"
 

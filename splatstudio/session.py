@@ -17,6 +17,10 @@ from splatstudio.trainer import StepStats, Trainer
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
 
+class EvaluationAbandoned(Exception):
+    """Raised between two images of an evaluation, by who has something to do that cannot wait."""
+
+
 @dataclass(frozen=True)
 class Advance:
     """What one call of `Session.advance` did."""
@@ -43,9 +47,14 @@ class Session:
     session holds the lock of its run folder until `close`.
     """
 
-    def __init__(self, trainer: Trainer, run: Run):
-        """Take the run's lock; ValueError, naming the holder, when the run is being trained already."""
+    def __init__(self, trainer: Trainer, run: Run, breathe: Callable[[], None] = lambda: None):
+        """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
+
+        `breathe` is called after each image of an evaluation; it may raise EvaluationAbandoned.
+        """
         self.trainer = trainer
+        self._breathe = breathe
+        self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
         self._saver = CheckpointSaver(run.path)
@@ -61,6 +70,11 @@ class Session:
         if left_by is None:
             return ()
         return (f"{left_by} left this run without ending properly; its lock is taken over.",)
+
+    @property
+    def evaluating(self) -> bool:
+        """Say whether an evaluation is in progress, as `breathe` may ask."""
+        return self._evaluating
 
     @property
     def finished(self) -> bool:
@@ -87,6 +101,8 @@ class Session:
                 evaluation = self.evaluate()
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error))
+        except EvaluationAbandoned:
+            problems.append(f"The evaluation of step {stats.step:,} was broken off.")
         told = self._failing
         self._failing = told or bool(problems)
         settled = self.settle(wait=False)
@@ -105,9 +121,21 @@ class Session:
         return Settled(saved, " ".join(problems) or None)
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the test photographs now; the result goes to `eval/` and the metrics."""
+        """Evaluate the test photographs now; the result goes to `eval/` and the metrics.
+
+        Raises EvaluationAbandoned when `breathe` does: nothing is written then.
+        """
         trainer = self.trainer
-        evaluation = evaluate(trainer.gaussians, trainer.scene, options=options_for_display(trainer.config))
+        self._evaluating = True
+        try:
+            evaluation = evaluate(
+                trainer.gaussians,
+                trainer.scene,
+                options=options_for_display(trainer.config),
+                on_image=lambda *_: self._breathe(),
+            )
+        finally:
+            self._evaluating = False
         write_evaluation(self.run.path, trainer.step, evaluation)
         self.run.append_metrics(
             {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}

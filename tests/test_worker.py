@@ -26,7 +26,7 @@ from splatstudio.model import load_model
 from splatstudio.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker import messages
-from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.client import ONE_RANK, WorkerClient
 from splatstudio.worker.messages import (
     Evaluate,
     Evaluated,
@@ -53,6 +53,7 @@ from splatstudio.worker.messages import (
     ViewOptions,
     Warned,
 )
+from splatstudio.worker.supervisor import Plan
 
 TIMEOUT = 60.0  # for anything to happen on a busy machine
 E = TypeVar("E", bound=Event)
@@ -91,12 +92,12 @@ class Watcher:
 
 
 @pytest.fixture
-def launch() -> Iterator[Callable[[messages.Job], Watcher]]:
+def launch() -> Iterator[Callable[..., Watcher]]:
     """Start workers; whatever is left of them is ended after the test."""
     watchers: list[Watcher] = []
 
-    def start(job: messages.Job) -> Watcher:
-        watchers.append(Watcher(WorkerClient(job).start()))
+    def start(job: messages.Job, plan: Plan = ONE_RANK) -> Watcher:
+        watchers.append(Watcher(WorkerClient(job, plan).start()))
         return watchers[-1]
 
     yield start
@@ -244,22 +245,6 @@ def test_save_evaluate_export_and_settings_while_training(
     assert [row["setting"] for row in rows if "setting" in row] == ["optim.means_lr", "steps"]
 
 
-def test_a_killed_worker_has_failed_not_finished(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
-) -> None:
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(Start())
-    worker.wait(Progress)
-    worker.client.send(Save())
-    step = worker.wait(Saved).step
-    os.kill(worker.client.pid, signal.SIGKILL)
-    failed = worker.wait(Failed)
-    assert "SIGKILL" in failed.sentence and f"step {step:,} is safe" in failed.sentence
-    assert "Resume" in failed.sentence and failed.step >= step
-    assert worker.client.state == "failed" and not worker.of(Finished)
-    assert failed.log_path == tmp_path / "run" / "logs" / "worker.log"
-
-
 def test_an_error_is_told_once_in_a_sentence(
     launch: Callable[[messages.Job], Watcher], tmp_path: Path
 ) -> None:
@@ -313,7 +298,7 @@ PARENT = """
     import sys, time
     from pathlib import Path
     from splatstudio.config import TrainConfig
-    from splatstudio.worker.client import WorkerClient
+    from splatstudio.worker.client import ONE_RANK, WorkerClient
     from splatstudio.worker.messages import Progress, Start, TrainJob
 
     def main():

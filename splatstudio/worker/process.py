@@ -1,7 +1,8 @@
-"""The background process: trains when told to, shows the model at any time, and says how it ended.
+"""The background process of a rank: trains when told to, shows the model at any time, says how it ended.
 
-Threads: this one trains and obeys; one receives commands; one sends events; one renders frames; one waits for
-the death of the parent; each job has one. None of them ever waits for the studio.
+Threads of rank 0: this one trains and obeys; one receives commands; one sends events; one renders frames; one
+waits for the death of the parent; one is the pulse; each job has one. None ever waits for the studio. The
+other ranks only follow rank 0.
 """
 
 from __future__ import annotations
@@ -9,63 +10,85 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
 import traceback
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
-from splatstudio.worker.channel import FrameSlots, Outbox, SlotsFile
+from splatstudio.session import EvaluationAbandoned
+from splatstudio.worker.activity import Activity, Desk
+from splatstudio.worker.blame import write_report
+from splatstudio.worker.channel import FrameSlots, Outbox
+from splatstudio.worker.control import ControlGroup, Turn
+from splatstudio.worker.follower import Follower
 from splatstudio.worker.frames import FrameRenderer
+from splatstudio.worker.group import Place, Studio
+from splatstudio.worker.heartbeat import Phase, Pulse
 from splatstudio.worker.jobs import Jobs
+from splatstudio.worker.mailbox import Mailbox
 from splatstudio.worker.messages import (
     CancelJob,
     Close,
     Command,
     DropView,
     Event,
-    Failed,
     Job,
     JobCommand,
     JobProgress,
     Progress,
     ReturnSlot,
     SetView,
+    Start,
+    Stop,
     TrainJob,
 )
-from splatstudio.worker.reports import failure_sentence
+from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.training import Training
 from splatstudio.worker.viewing import Viewing
 
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
+IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
 
 log = logging.getLogger("splatstudio.worker")
 
+MakeActivity = Callable[[Job, Desk], Activity]
 
-def worker_main(connection: Connection, slots_file: SlotsFile, job: Job, log_path: Path) -> None:
-    """Run the worker until it is told to leave; the process's entry point."""
+
+def activity_of(job: Job, desk: Desk) -> Activity:
+    """Return what a worker does of a job."""
+    return Training(job, desk) if isinstance(job, TrainJob) else Viewing(job, desk)
+
+
+def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: MakeActivity) -> None:
+    """Run one rank until it is told to leave; the process's entry point."""
     # Ctrl-C reaches the whole foreground process group, but only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    redirect_output(log_path)
+    redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
-    log.info("worker %d starts: %s", os.getpid(), job)
-    worker = Worker(connection, slots_file, job, log_path)
-    signal.signal(signal.SIGTERM, lambda *_: worker.post(Close()))
+    log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), job)
+    pulse = Pulse(place.heartbeats, place.rank)
+    if studio is None:
+        rank: Worker | Follower = Follower(place, job, pulse, make_activity)
+    else:
+        rank = Worker(place, job, studio, pulse, make_activity)
+    # Leaving is what rank 0 decides for all of them.
+    signal.signal(signal.SIGTERM, lambda *_: rank.post(Close()))
     # An error in any thread is an error of the worker.
-    threading.excepthook = lambda arguments: worker.post(_ThreadError(arguments.exc_value))
-    _watch_parent(worker)
+    threading.excepthook = lambda arguments: rank.post(_ThreadError(arguments.exc_value))
+    _watch_parent(rank.post)
     try:
-        worker.run()
+        rank.run()
     except Exception as error:
         log.error("%s", traceback.format_exc())
-        worker.rescue(error)
-        worker.emit(Failed(failure_sentence(error, job), worker.step, worker.log_path))
-        worker.leave()
+        rank.rescue(error)
+        write_report(place.folder, place.rank, rank.step, error, error_sentence(error))
+        rank.leave()
         sys.exit(1)
-    worker.leave()
-    log.info("worker leaves")
+    rank.leave()
+    log.info("rank %d leaves", place.rank)
 
 
 class _ThreadError(Command):
@@ -76,20 +99,20 @@ class _ThreadError(Command):
 
 
 class Worker:
-    """The main thread: one training or one finished model, and the orders about it."""
+    """The main thread of rank 0: one training or one finished model, and the orders about it."""
 
-    def __init__(self, connection: Connection, slots_file: SlotsFile, job: Job, log_path: Path):
-        self.log_path = log_path
-        self._connection = connection
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._outbox = Outbox(connection, "events")
-        self._frames = FrameRenderer(FrameSlots.attach(slots_file), self.emit)
+    def __init__(self, place: Place, job: Job, studio: Studio, pulse: Pulse, make_activity: MakeActivity):
+        self._place = place
+        self._connection = studio.connection
+        self._pulse = pulse
+        self._mailbox = Mailbox()
+        self._outbox = Outbox(studio.connection, "events")
+        self._frames = FrameRenderer(FrameSlots.attach(studio.slots_file), self.emit)
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
-        self._activity: Training | Viewing
-        if isinstance(job, TrainJob):
-            self._activity = Training(job, self.emit, self._frames.publish, self._log_into)
-        else:
-            self._activity = Viewing(job, self.emit, self._frames.publish)
+        self._control: ControlGroup | None = None
+        self._phase = Phase.STARTING
+        desk = Desk(self.emit, self._frames.publish, self._log_into, self._breathe)
+        self._activity = make_activity(job, desk)
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
 
     @property
@@ -99,7 +122,7 @@ class Worker:
 
     def post(self, command: Command) -> None:
         """Queue an order for the main thread; may be called from any thread and from signal handlers."""
-        self._commands.put(command)
+        self._mailbox.put(command)
 
     def emit(self, event: Event) -> None:
         """Send an event; never waits."""
@@ -112,6 +135,9 @@ class Worker:
 
     def run(self) -> None:
         """Obey until Close."""
+        if self._place.num_ranks > 1:
+            self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
+        self._enter(Phase.LOADING)
         self._activity.begin()
         while True:
             command = self._next_command()
@@ -121,16 +147,19 @@ class Worker:
             if isinstance(command, Close):
                 break
             if command is None:
+                self._tell_ranks(Turn.STEP)
+                self._enter(Phase.TRAINING)
                 self._activity.advance()
-            elif isinstance(command, JobCommand):
-                self._jobs.start(command, self._activity.model_copy())
             else:
-                self._activity.execute(command)
+                self._obey(command)
+        self._tell_ranks(Turn.LEAVE)
+        self._enter(Phase.OBEYING)
         self._activity.close()
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker."""
-        self._activity.rescue(error)
+        if self._control is None:
+            self._activity.rescue(error)
 
     def leave(self) -> None:
         """End the jobs, send what is left to send and stop the threads."""
@@ -139,18 +168,50 @@ class Worker:
         self._outbox.flush(5.0)
         self._outbox.close()
 
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._pulse.move(phase, self.step)
+
+    def _tell_ranks(self, turn: Turn, order: Command | None = None) -> None:
+        if self._control is not None:
+            self._control.lead(turn, self.step, order)
+
+    def _obey(self, command: Command) -> None:
+        self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
+        if isinstance(command, JobCommand):
+            self._jobs.start(command, self._activity.model_copy())
+            return
+        self._tell_ranks(Turn.ORDER, command)
+        self._activity.execute(command)
+
+    def _breathe(self) -> None:
+        """Obey what came during a long task of the main thread, or break that off for what cannot wait."""
+        phase = self._phase
+        self._enter(phase)
+        if self._control is not None:
+            return  # the other ranks are in the midst of the task too
+        while (command := self._mailbox.peek()) is not None:
+            if isinstance(command, (Stop, Close, _ThreadError)):
+                raise EvaluationAbandoned
+            self._mailbox.take()
+            self._obey(command)
+        self._enter(phase)
+
     def _log_into(self, path: Path) -> None:
         """Go on with the log in the run's folder, once there is one."""
         redirect_output(path)
-        self.log_path = path
-        log.info("worker %d trains here", os.getpid())
+        log.info("process %d trains here", os.getpid())
 
     def _next_command(self) -> Command | None:
         """Return the next order; None when there is a step to train instead of waiting."""
-        try:
-            return self._commands.get(block=not self._activity.running)
-        except queue.Empty:
-            return None
+        while True:
+            command = self._mailbox.take()
+            if command is not None or self._activity.running:
+                return command
+            self._tell_ranks(Turn.IDLE)
+            self._activity.idle()
+            self._enter(Phase.WAITING)
+            self._mailbox.wait(IDLE_SECONDS)
 
     def _receive(self) -> None:
         """Serve view requests and cancelled jobs at once; hand everything else to the main thread."""
@@ -181,7 +242,7 @@ def redirect_output(log_path: Path) -> None:
     os.close(descriptor)
 
 
-def _watch_parent(worker: Worker) -> None:
+def _watch_parent(post: Callable[[Command], None]) -> None:
     """Save and leave when the parent dies, however it dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -190,7 +251,7 @@ def _watch_parent(worker: Worker) -> None:
     def watch() -> None:
         wait([parent.sentinel])
         log.warning("the studio is gone: saving and leaving")
-        worker.post(Close())
+        post(Close())
         timer = threading.Timer(ORPHAN_GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.worker.blame import Cause, first_line
 from splatstudio.worker.messages import Job, TrainJob
 
 
-def failure_sentence(error: BaseException, job: Job) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return what to tell the user about an exception in the worker."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = first_line(error)
     if isinstance(error, ValueError):
         # A ValueError of ours already is a sentence about something the user can change.
-        cause = text
-    elif isinstance(error, MemoryError):
-        cause = "The memory was not enough."
-    else:
-        cause = f"An unexpected error ended the background process ({type(error).__name__}: {text})."
-    return f"{_as_sentence(cause)} {_what_is_safe(job)}"
+        return _as_sentence(text)
+    if isinstance(error, MemoryError):
+        return "The memory was not enough."
+    return _as_sentence(f"An unexpected error ended the background process ({type(error).__name__}: {text})")
 
 
-def death_sentence(exitcode: int | None, job: Job) -> str:
-    """Return what to tell the user about a worker that died without a word."""
-    if exitcode is not None and exitcode < 0:
-        try:
-            name = signal.Signals(-exitcode).name
-        except ValueError:
-            name = f"signal {-exitcode}"
-        reason = {"SIGKILL": "by the system when memory runs out, or by hand"}.get(name, "")
-        cause = f"The background process was killed ({name}{', ' + reason if reason else ''})."
-    else:
-        cause = f"The background process ended unexpectedly (exit code {exitcode})."
-    return f"{cause} {_what_is_safe(job)}"
+def failure_sentence(cause: Cause, refusal: str, job: Job) -> str:
+    """Return what to tell the user about a worker that is gone for good, and why it was not restarted."""
+    return " ".join(part for part in (cause.sentence, refusal, _what_is_safe(job)) if part)
+
+
+def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started: bool, paused: bool) -> str:
+    """Return what to tell the user about a worker in whose place another one is started."""
+    if not isinstance(job, TrainJob):
+        return f"{cause.sentence} The model is loaded again."
+    if not started:
+        return f"{cause.sentence} Nothing was lost; it is started again."
+    verb = "waits" if paused else "goes on by itself"
+    if checkpoint is None:
+        return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning."
+    step = checkpoint_step(checkpoint)
+    return f"{cause.sentence} The training {verb} from the checkpoint of step {step:,}."
+
+
+def loss_of_view_sentence(cause: Cause, job: Job) -> str:
+    """Return what to tell the user about a worker that died after its training had ended."""
+    return f"{cause.sentence} {_what_is_safe(job)}"
 
 
 def checkpoint_step(folder: Path) -> int:

@@ -14,24 +14,27 @@ from splatstudio.model import Model
 from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.session import Advance, Session
+from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.worker.activity import Desk
 from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
     Evaluate,
     Evaluated,
-    Event,
     Finished,
     Pause,
     Resume,
     Save,
     Saved,
+    SetCap,
+    SettingChanged,
     Start,
     Started,
     State,
     StateChanged,
+    Step,
     Stop,
     TrainJob,
     UpdateSettings,
@@ -46,20 +49,14 @@ log = logging.getLogger("splatstudio.worker")
 class Training:
     """The Trainer of a TrainJob with its run folder, and the state that the user sees."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        emit: Callable[[Event], None],
-        publish: Callable[[ShownModel], None],
-        log_into: Callable[[Path], None],
-    ):
+    def __init__(self, job: TrainJob, desk: Desk):
         self._job = job
-        self._emit = emit
-        self._publish = publish
-        self._log_into = log_into
+        self._desk = desk
+        self._emit = desk.emit
         self._session: Session | None = None
         self._state: State = "ready"
-        self._progress = ProgressTeller(emit)
+        self._pause_at: int | None = None  # the step after which to pause, where one was given
+        self._progress = ProgressTeller(desk.emit)
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -99,6 +96,14 @@ class Training:
         self._report(self._session, advance)
         if self._session.finished:
             self._finish(self._session, completed=True)
+        elif self._pause_at is not None and self.step >= self._pause_at:
+            self._pause(self._session, Pause())
+
+    def idle(self) -> None:
+        """Tell of a save that was under way when the steps ended."""
+        if self._session is not None:
+            settled = self._session.settle(wait=False)
+            self._tell_saved(settled.saved, settled.problem)
 
     def close(self) -> None:
         """Save an unfinished training and let the Trainer go."""
@@ -141,9 +146,11 @@ class Training:
             run = Run.open(job.run_dir)
         else:
             trainer = Trainer(scene, job.config)
-            run = Run.create(job.run_dir, job.scene_path, job.config)
-        self._log_into(run.path / "logs" / "worker.log")
-        session = self._session = Session(trainer, run)
+            run = self._first_run()
+        for path, value in job.settings:
+            trainer.update_setting(path, value)
+        self._desk.log_into(run.path / "logs" / "worker.log")
+        session = self._session = Session(trainer, run, self._desk.breathe)
         for note in session.notes:
             log.info("%s", note)
         self._show(session)
@@ -154,12 +161,20 @@ class Training:
         else:
             self._run(session)
 
+    def _first_run(self) -> Run:
+        """Return the folder of a training from the start: a new one, or that of a process that died in it."""
+        job = self._job
+        if job.attempt > 0 and (job.run_dir / "run.json").exists():
+            return Run.open(job.run_dir)
+        return Run.create(job.run_dir, job.scene_path, job.config)
+
     def _announce(self, session: Session) -> None:
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
         self._emit(Started(trainer.step, trainer.config.steps, len(trainer.gaussians), num_train, num_test))
 
-    def _run(self, session: Session) -> None:
+    def _run(self, session: Session, pause_at: int | None = None) -> None:
+        self._pause_at = pause_at
         self._progress.restart(session.trainer.step)
         self._change_state("training")
 
@@ -167,18 +182,30 @@ class Training:
         if self.running:
             # The step at which it stands still is told exactly.
             self._progress.tell(session.trainer)
-            settled = session.settle()
-            self._tell_saved(settled.saved, settled.problem)
             self._change_state("paused")
 
     def _resume(self, session: Session, command: Resume) -> None:
+        if self.running:
+            self._pause_at = None
+        else:
+            self._go_on(session, None)
+
+    def _step(self, session: Session, command: Step) -> None:
+        if not command.count >= 1:
+            self._emit(Warned(f"The number of steps to train must be at least 1, not {command.count}."))
+        elif self.running:
+            self._pause_at = session.trainer.step + command.count
+        else:
+            self._go_on(session, session.trainer.step + command.count)
+
+    def _go_on(self, session: Session, pause_at: int | None) -> None:
         if session.finished:
             steps = session.trainer.config.steps
             self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
-        elif not self.running:
-            if self._state == "finished":
-                self._announce(session)
-            self._run(session)
+            return
+        if self._state == "finished":
+            self._announce(session)
+        self._run(session, pause_at)
 
     def _stop(self, session: Session, command: Stop) -> None:
         if self._state in ("training", "paused"):
@@ -200,32 +227,32 @@ class Training:
 
     def _update_settings(self, session: Session, command: UpdateSettings) -> None:
         for path, value in command.values:
-            try:
-                session.trainer.update_setting(path, value)
-            except ValueError as error:
-                self._emit(Warned(f"Not changed: {error}"))
-                continue
-            try:
-                session.run.append_metrics({"step": session.trainer.step, "setting": path, "value": value})
-            except OSError as error:
-                self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
+            self._set(session, path, value)
+
+    def _set_cap(self, session: Session, command: SetCap) -> None:
+        self._set(session, "densify.max_gaussians", command.max_gaussians)
+
+    def _set(self, session: Session, path: str, value: Any) -> None:
+        step = session.trainer.step
+        try:
+            session.trainer.update_setting(path, value)
+        except ValueError as error:
+            self._emit(Warned(f"Not changed: {error}"))
+            return
+        self._emit(SettingChanged(step, path, value))
+        try:
+            session.run.append_metrics({"step": step, "setting": path, "value": value})
+        except OSError as error:
+            self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 
     def _tell_saved(self, saved: tuple[Path, ...], problem: str | None) -> None:
-        for folder in saved:
-            self._emit(Saved(checkpoint_step(folder), folder))
+        for path in saved:
+            self._emit(Saved(checkpoint_step(path), path))
         if problem is not None:
             self._emit(Warned(problem))
 
     def _save(self, session: Session, command: Save) -> None:
-        if self.running:
-            session.save_in_background()  # a later step tells when it is complete
-            return
-        try:
-            path = session.save()
-        except OSError as error:
-            self._emit(Warned(f"Not saved: {error}. Earlier checkpoints are untouched."))
-            return
-        self._emit(Saved(session.trainer.step, path))
+        session.save_in_background()  # a later step, or `idle`, tells when it is complete
 
     def _evaluate(self, session: Session, command: Evaluate) -> None:
         if not session.trainer.scene.test_indices:
@@ -233,8 +260,14 @@ class Training:
                 Warned("There are no test photographs: this scene was loaded without a held-out part.")
             )
             return
+        if session.evaluating:
+            self._emit(Warned("An evaluation is under way already."))
+            return
         try:
             evaluation = session.evaluate()
+        except EvaluationAbandoned:
+            self._emit(Warned("The evaluation was broken off."))
+            return
         except (OSError, ValueError) as error:
             self._emit(Warned(f"Not evaluated: {error}"))
             return
@@ -249,7 +282,7 @@ class Training:
 
     def _show(self, session: Session) -> None:
         trainer = session.trainer
-        self._publish(ShownModel(trainer.gaussians, options_for_display(trainer.config), trainer.step))
+        self._desk.publish(ShownModel(trainer.gaussians, options_for_display(trainer.config), trainer.step))
 
     def _report(self, session: Session, advance: Advance) -> None:
         trainer = session.trainer
@@ -265,7 +298,9 @@ _ORDERS: dict[type[Command], Callable[[Training, Session, Any], None]] = {
     Pause: Training._pause,
     Resume: Training._resume,
     Stop: Training._stop,
+    Step: Training._step,
     UpdateSettings: Training._update_settings,
+    SetCap: Training._set_cap,
     Save: Training._save,
     Evaluate: Training._evaluate,
 }

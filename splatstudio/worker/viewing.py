@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from splatstudio.model import Model, load_model
+from splatstudio.worker.activity import Desk
 from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.messages import (
     Command,
-    Event,
     StateChanged,
     ViewJob,
     Warned,
@@ -24,10 +23,10 @@ class Viewing:
 
     running = False
 
-    def __init__(self, job: ViewJob, emit: Callable[[Event], None], publish: Callable[[ShownModel], None]):
+    def __init__(self, job: ViewJob, desk: Desk):
         self._job = job
-        self._emit = emit
-        self._publish = publish
+        self._emit = desk.emit
+        self._publish = desk.publish
         self._model: Model | None = None
 
     @property
@@ -55,6 +54,9 @@ class Viewing:
     def advance(self) -> None:
         """Never called: a finished model has no next step."""
         raise AssertionError("a finished model has no next step")
+
+    def idle(self) -> None:
+        """Do nothing: nothing goes on in the background."""
 
     def close(self) -> None:
         """Do nothing: nothing is unsaved."""

@@ -1,0 +1,139 @@
+"""Which rank brought the others down, and why.
+
+A rank that ends with an error leaves a report in a file. When one rank dies the others soon end too, with
+errors of their own about the connection, so that who told first is not who is to blame.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PEER_SIGNS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "timed out waiting",
+    "distbackenderror",
+)
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """What a rank wrote of the exception that ended it."""
+
+    rank: int
+    step: int
+    kind: str  # the exception's class
+    text: str  # its first line
+    sentence: str  # what to tell the user
+    final: bool  # the same would happen again: a restart is of no use
+    monotonic_ns: int
+
+    @property
+    def of_a_peer(self) -> bool:
+        """Say whether this error only tells that another rank has gone."""
+        text = f"{self.kind}: {self.text}".lower()
+        return any(sign in text for sign in PEER_SIGNS)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended: `exitcode` as multiprocessing counts it (minus the signal), its report if any.
+
+    `silence` says, in words, why the supervisor ended it.
+    """
+
+    rank: int
+    step: int
+    exitcode: int | None
+    report: ErrorReport | None = None
+    silence: str | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a group of ranks ended."""
+
+    rank: int
+    step: int
+    kind: str  # the same for two ends of the same kind
+    sentence: str
+    final: bool = False
+
+
+def write_report(folder: Path, rank: int, step: int, error: BaseException, sentence: str) -> None:
+    """Leave word of the exception that ends this rank; a disk that is full must not hide the first error."""
+    report = ErrorReport(
+        rank=rank,
+        step=step,
+        kind=type(error).__name__,
+        text=first_line(error),
+        sentence=sentence,
+        # A ValueError says what the user did, or that the training diverged.
+        final=isinstance(error, ValueError),
+        monotonic_ns=time.monotonic_ns(),
+    )
+    partial = folder / f".error-{rank}"
+    partial.write_text(json.dumps(asdict(report)))
+    os.replace(partial, folder / f"error-{rank}.json")
+
+
+def read_report(folder: Path, rank: int) -> ErrorReport | None:
+    """Return what `rank` wrote, None when it could not."""
+    try:
+        return ErrorReport(**json.loads((folder / f"error-{rank}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def blame(ends: list[RankEnd], num_ranks: int) -> Cause:
+    """Return the cause among the ends of the ranks, of which one at least is not clean.
+
+    A rank that hung or died by a signal is to blame; else the one with the earliest error that is not about
+    another rank; else the first one.
+    """
+    bad = [end for end in ends if end.exitcode != 0 or end.silence is not None]
+    for end in bad:
+        if end.silence is not None:
+            return Cause(end.rank, end.step, "silence", f"{_name(end.rank, num_ranks)} {end.silence}.")
+    for end in bad:
+        if end.exitcode is not None and end.exitcode < 0:
+            name = _signal_name(-end.exitcode)
+            sentence = f"{_name(end.rank, num_ranks)} was killed ({name}{_reason(name)})."
+            return Cause(end.rank, end.step, name, sentence)
+    reports = [end.report for end in bad if end.report is not None]
+    reports.sort(key=lambda report: (report.of_a_peer, report.monotonic_ns))
+    if reports:
+        report = reports[0]
+        sentence = report.sentence if num_ranks == 1 else f"Rank {report.rank}: {report.sentence}"
+        return Cause(report.rank, report.step, f"{report.kind}: {report.text}", sentence, report.final)
+    end = bad[0] if bad else ends[0]
+    sentence = f"{_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
+    return Cause(end.rank, end.step, f"exit code {end.exitcode}", sentence)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's text, or its class where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _name(rank: int, num_ranks: int) -> str:
+    return "The background process" if num_ranks == 1 else f"Rank {rank}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _reason(name: str) -> str:
+    return ", by the system when memory runs out, or by hand" if name == "SIGKILL" else ""

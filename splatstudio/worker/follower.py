@@ -1,0 +1,63 @@
+"""The ranks beside rank 0: each does what rank 0 says, when rank 0 says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from splatstudio.worker.activity import Activity, Desk
+from splatstudio.worker.control import ControlGroup, Turn
+from splatstudio.worker.group import Place
+from splatstudio.worker.heartbeat import Phase, Pulse
+from splatstudio.worker.messages import Command, Job, Start
+
+
+class Follower:
+    """The main thread of a rank other than 0: the same activity, without a studio to talk to."""
+
+    def __init__(self, place: Place, job: Job, pulse: Pulse, make_activity: Callable[[Job, Desk], Activity]):
+        self._place = place
+        self._pulse = pulse
+        desk = Desk(lambda _: None, lambda _: None, lambda _: None, self._breathe, place.rank)
+        self._activity = make_activity(job, desk)
+        self._phase = Phase.STARTING
+
+    @property
+    def step(self) -> int:
+        """Return the training step reached."""
+        return self._activity.step
+
+    def post(self, command: Command) -> None:
+        """Do nothing: rank 0, which gets the same signals, tells this rank to leave."""
+
+    def run(self) -> None:
+        """Follow rank 0 until it says to leave."""
+        control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
+        self._enter(Phase.LOADING)
+        self._activity.begin()
+        while True:
+            turn, order = control.follow(self.step)
+            if turn == Turn.LEAVE:
+                break
+            if turn == Turn.STEP:
+                self._enter(Phase.TRAINING)
+                self._activity.advance()
+            elif turn == Turn.ORDER:
+                assert order is not None
+                self._enter(Phase.LOADING if isinstance(order, Start) else Phase.OBEYING)
+                self._activity.execute(order)
+            else:
+                self._enter(Phase.WAITING)
+        self._activity.close()
+
+    def rescue(self, error: Exception) -> None:
+        """Do nothing: a part of a model is nothing to save."""
+
+    def leave(self) -> None:
+        """Do nothing: there is nobody to tell."""
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._pulse.move(phase, self.step)
+
+    def _breathe(self) -> None:
+        self._enter(self._phase)

@@ -1,0 +1,158 @@
+"""The processes of one attempt at a job: one a rank, started together and ended together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from splatstudio.worker.blame import RankEnd, read_report
+from splatstudio.worker.channel import FrameSlots, SlotsFile
+from splatstudio.worker.heartbeat import Heartbeats, Silence
+from splatstudio.worker.messages import Job
+
+LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
+LEAVE_SECONDS = 60.0  # for the other ranks to leave after the first one that was told to
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a process must know to take its part in a group. The folder is the group's own, and temporary."""
+
+    rank: int
+    num_ranks: int
+    folder: Path
+    heartbeats: Heartbeats
+    log_path: Path
+
+
+@dataclass(frozen=True)
+class Studio:
+    """Rank 0's wires to the studio."""
+
+    connection: Connection
+    slots_file: SlotsFile
+
+
+# What a rank's process runs; `Studio` for rank 0, None for the others.
+RankMain = Callable[[Place, Job, "Studio | None", Any], None]
+
+
+def process_context() -> BaseContext:
+    """Return how ranks are started: forked from a server that has torch loaded, where that exists."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["splatstudio.worker.process"])
+    return context
+
+
+class RankGroup:
+    """The processes of the ranks, their heartbeats, and rank 0's wires. Nothing runs before `start`."""
+
+    def __init__(self, main: RankMain, job: Job, num_ranks: int, log_path: Path, activity: Any):
+        context = process_context()
+        self.num_ranks = num_ranks
+        self.slots = FrameSlots.create()
+        self.connection, self._child_end = context.Pipe()
+        self.heartbeats = Heartbeats(context, num_ranks)
+        self._folder = Path(tempfile.mkdtemp(prefix="splatstudio-ranks-"))
+        self._silence: Silence | None = None
+        self._ended_by_us: set[int] = set()
+        self._processes: list[BaseProcess] = []
+        for rank in range(num_ranks):
+            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path)
+            studio = Studio(self._child_end, self.slots.file) if rank == 0 else None
+            # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
+            self._processes.append(
+                context.Process(  # type: ignore[attr-defined]
+                    target=main,
+                    args=(place, job, studio, activity),
+                    name=f"splatstudio-rank-{rank}",
+                    daemon=True,
+                )
+            )
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids, rank 0 first; empty before `start`."""
+        return tuple(process.pid for process in self._processes if process.pid is not None)
+
+    def start(self) -> None:
+        """Start all processes."""
+        for process in self._processes:
+            process.start()
+        self._child_end.close()
+
+    def wait(self) -> bool:
+        """Wait for an event of rank 0 or the end of any rank; return whether there is an event to receive."""
+        ready = wait([self.connection, *(process.sentinel for process in self._processes)])
+        return self.connection in ready
+
+    def silenced(self, silence: Silence) -> None:
+        """End a rank that hangs; it is to blame then. May be called from any thread."""
+        self._silence = silence
+        self._kill(silence.rank)
+
+    def kill(self) -> None:
+        """End all ranks at once. May be called from any thread."""
+        for rank in range(self.num_ranks):
+            self._kill(rank)
+
+    def finish(self) -> list[RankEnd]:
+        """End what is left of the group, one rank of which has ended, and return how each ended.
+
+        All ranks are over then, and nothing of them is left but what they wrote into the run.
+        """
+        gone = [process for rank, process in enumerate(self._processes) if rank not in self._left()]
+        clean = all(process.exitcode == 0 for process in gone)
+        deadline = time.monotonic() + (LEAVE_SECONDS if clean else LAST_WORDS_SECONDS)
+        while (left := self._left()) and time.monotonic() < deadline:
+            sentinels = [self._processes[rank].sentinel for rank in left]
+            wait(sentinels, max(0.0, deadline - time.monotonic()))
+        for rank in self._left():
+            # A rank that waits for another one in native code does not hear a SIGTERM.
+            self._ended_by_us.add(rank)
+            self._kill(rank)
+        for process in self._processes:
+            process.join()
+        ends = [self._end(rank) for rank in range(self.num_ranks)]
+        self.slots.unlink()
+        self.connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return ends
+
+    def _left(self) -> list[int]:
+        ended = wait([process.sentinel for process in self._processes], 0)
+        return [rank for rank, process in enumerate(self._processes) if process.sentinel not in ended]
+
+    def _kill(self, rank: int) -> None:
+        # Not Process.kill: it asks for the exit code, which the fork server tells once, to one thread.
+        process = self._processes[rank]
+        if process.pid is not None and not wait([process.sentinel], 0):
+            process.kill()
+
+    def _end(self, rank: int) -> RankEnd:
+        exitcode = self._processes[rank].exitcode
+        report = read_report(self._folder, rank)
+        if rank in self._ended_by_us and report is None:
+            exitcode = 0  # it did nothing wrong
+        silence = None
+        if self._silence is not None and self._silence.rank == rank:
+            silence = _in_words(self._silence)
+        return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
+
+
+def _in_words(silence: Silence) -> str:
+    seconds = f"{silence.seconds:.0f} s"
+    if silence.frozen:
+        return f"stood still for {seconds} (stopped by a signal, or by a machine out of memory)"
+    return f"did not get on for {seconds}"

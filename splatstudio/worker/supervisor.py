@@ -1,0 +1,238 @@
+"""Keeps a job going: attends to its processes, sees them die or hang, and puts others in their place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.worker.blame import Cause, blame
+from splatstudio.worker.channel import Outbox
+from splatstudio.worker.group import RankGroup, RankMain
+from splatstudio.worker.heartbeat import Limits, SilenceWatch
+from splatstudio.worker.messages import (
+    Close,
+    Command,
+    DropView,
+    Event,
+    Failed,
+    Finished,
+    Frame,
+    Job,
+    ReturnSlot,
+    SetView,
+    Started,
+    StateChanged,
+    TrainJob,
+    UpdateSettings,
+    Warned,
+)
+from splatstudio.worker.open_jobs import OpenJobs
+from splatstudio.worker.reports import failure_sentence, loss_of_view_sentence, restart_sentence
+from splatstudio.worker.restarts import RestartPolicy
+from splatstudio.worker.standing_orders import StandingOrders
+
+WATCH_SECONDS = 0.25  # between two looks at the heartbeats
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: `main` in each of `num_ranks` processes; `activity` makes what they do of a job."""
+
+    main: RankMain
+    activity: Any
+    num_ranks: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+
+class Listener(Protocol):
+    """Who is told what comes from the ranks, on the supervisor's thread."""
+
+    def receive(self, event: Event) -> None:
+        """Take an event, of the worker or of the supervisor; never a Frame."""
+        ...
+
+    def take_frame(self, frame: Frame, image: np.ndarray) -> None:
+        """Take a frame with its image, which belongs to the listener."""
+        ...
+
+
+class Supervisor:
+    """The groups of processes of one job, one after the other, until it ends for good."""
+
+    def __init__(self, plan: Plan, job: Job, log_path: Callable[[], Path], listener: Listener):
+        self.job = job
+        self._plan = plan
+        self._log_path = log_path
+        self._listener = listener
+        self._policy = RestartPolicy()
+        self._standing = StandingOrders()
+        self._jobs = OpenJobs()
+        self._closing = False
+        self._killed = False
+        self._finished = False
+        self._restarting = False
+        self._num_sent = 0
+        self._wire = threading.Lock()
+        self._group = self._new_group()
+        self._outbox = Outbox(self._group.connection, "orders")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes."""
+        self._group.start()
+        self._thread.start()
+        threading.Thread(target=self._watch, name="heartbeats", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Say whether it has been started and has not ended for good."""
+        return self._thread.is_alive()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the ranks, rank 0 first."""
+        return self._group.pids
+
+    def send(self, command: Command) -> None:
+        """Give an order; never waits. After the end it has no effect."""
+        with self._wire:
+            self._standing.sent(command)
+            self._jobs.sent(command)
+            if isinstance(command, Close):
+                self._closing = True
+            if not isinstance(command, (ReturnSlot, DropView)):
+                self._num_sent += 1
+            self._outbox.put(command, _key(command))
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        with self._wire:
+            self._closing = self._killed = True
+            group = self._group
+        group.kill()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end, `timeout` seconds at most."""
+        if self.alive:
+            self._thread.join(timeout)
+
+    def _new_group(self) -> RankGroup:
+        plan = self._plan
+        return RankGroup(plan.main, self.job, plan.num_ranks, self._log_path(), plan.activity)
+
+    def _run(self) -> None:
+        while True:
+            self._attend(self._group)
+            pids, ends = self._group.pids, self._group.finish()
+            for failed in self._jobs.abandon(pids[0]):
+                self._listener.receive(failed)
+            cause = blame(ends, self._plan.num_ranks)
+            clean = all(end.exitcode == 0 and end.silence is None for end in ends)
+            if clean and self._closing:
+                self._listener.receive(StateChanged("ended"))
+                break
+            if self._finished:
+                # The training had its last word; only the view of its result is gone.
+                self._listener.receive(Warned(loss_of_view_sentence(cause, self.job)))
+                self._listener.receive(StateChanged("ended"))
+                break
+            # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
+            refusal = "" if clean or self._closing else self._policy.refusal(cause)
+            if refusal is not None or not self._restart(cause):
+                sentence = failure_sentence(cause, refusal or "", self.job)
+                self._listener.receive(Failed(sentence, cause.step, self._log_path()))
+                break
+        self._over.set()
+        self._outbox.close()
+
+    def _attend(self, group: RankGroup) -> None:
+        """Hand on the events of a group until one of its ranks has ended."""
+        while group.wait():
+            try:
+                event = group.connection.recv()
+            except (EOFError, OSError):
+                return
+            if isinstance(event, Frame):
+                image = group.slots.view(event.slot, event.height, event.width).copy()
+                self.send(ReturnSlot(event.slot))
+                self._listener.take_frame(event, image)
+                continue
+            # Both processes have the file open by now: it needs no name any more.
+            group.slots.unlink()
+            self._jobs.heard(event)
+            self._standing.heard(event)
+            if isinstance(event, (Started, Finished)):
+                self._finished = isinstance(event, Finished)
+            if event == StateChanged("ready") and self._restarting and self._standing.started:
+                continue  # it was told to start already
+            self._restarting = False
+            self._listener.receive(event)
+
+    def _restart(self, cause: Cause) -> bool:
+        """Put another group in the place of one that died; return False where that is not possible."""
+        self._restarting = True
+        self._listener.receive(StateChanged("restarting"))
+        checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, TrainJob) else None
+        standing = self._standing
+        sentence = restart_sentence(
+            cause, checkpoint, self.job, started=standing.started, paused=standing.paused
+        )
+        self.job = standing.job_again(self.job, checkpoint)
+        try:
+            group = self._new_group()
+            group_outbox = Outbox(group.connection, "orders")
+            with self._wire:
+                if self._closing:
+                    return False
+                self._outbox.close()
+                self._group, self._outbox = group, group_outbox
+                for command in standing.again():
+                    self._outbox.put(command, _key(command))
+            group.start()
+        except OSError as error:
+            self._listener.receive(Warned(f"It could not be started again: {error}."))
+            return False
+        if self._killed:
+            group.kill()
+        self._listener.receive(Warned(sentence))
+        return True
+
+    def _watch(self) -> None:
+        """End ranks that hang."""
+        group: RankGroup | None = None
+        watch: SilenceWatch | None = None
+        answered = sent = self._num_sent
+        looked = time.monotonic()
+        while not self._over.wait(WATCH_SECONDS):
+            if group is not self._group or watch is None:
+                group = self._group
+                watch = SilenceWatch(group.heartbeats, self._plan.num_ranks, self._plan.limits)
+                answered = sent = self._num_sent
+            assert group is not None
+            now = time.monotonic()
+            silence = watch.check(now - looked, order_waits=answered != self._num_sent)
+            looked = now
+            if silence is not None:
+                group.silenced(silence)
+                watch = None
+            elif watch.all_alive:
+                # Alive since the look before: what had been sent by then has arrived.
+                answered = sent
+            sent = self._num_sent
+
+
+def _key(command: Command) -> object | None:
+    """Return the key under which a newer order replaces one that still waits, None where both count."""
+    if isinstance(command, SetView):
+        return ("view", command.view)
+    if isinstance(command, UpdateSettings):
+        return ("settings", tuple(path for path, _ in command.values))
+    return None

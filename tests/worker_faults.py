@@ -1,0 +1,139 @@
+"""Activities that go wrong on demand, for the processes that the fault tests start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from splatstudio.trainer import TrainingDiverged
+from splatstudio.worker.activity import Desk
+from splatstudio.worker.messages import (
+    Command,
+    Pause,
+    Progress,
+    Resume,
+    Start,
+    Started,
+    State,
+    StateChanged,
+    Step,
+    TrainJob,
+    UpdateSettings,
+)
+from splatstudio.worker.training import Training
+
+
+def plan_fault(run_dir: Path, kind: str, step: int = 0, times: int = 1000) -> None:
+    """Let the faulty training of a run go wrong before the step after `step`, `times` times."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    (run_dir.parent / "fault.json").write_text(json.dumps({"kind": kind, "step": step, "times": times}))
+
+
+class FaultyTraining(Training):
+    """A training that goes wrong where `plan_fault` says."""
+
+    def execute(self, command: Command) -> None:
+        """Carry out one order."""
+        if isinstance(command, Start):
+            self._fail_where_planned("die while loading")
+        super().execute(command)
+
+    def advance(self) -> None:
+        """Train one step."""
+        self._fail_where_planned("raise", "diverge", "hang")
+        super().advance()
+
+    def _fail_where_planned(self, *kinds: str) -> None:
+        path = self._job.run_dir.parent / "fault.json"
+        if not path.exists():
+            return
+        fault: dict[str, Any] = json.loads(path.read_text())
+        if fault["kind"] not in kinds or self.step != fault["step"] or fault["times"] == 0:
+            return
+        path.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
+        if fault["kind"] == "raise":
+            raise RuntimeError("the injected fault")
+        if fault["kind"] == "diverge":
+            raise TrainingDiverged(f"the loss became nan at step {self.step + 1}")
+        if fault["kind"] == "hang":
+            time.sleep(600)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faulty(job: TrainJob, desk: Desk) -> FaultyTraining:
+    """Return a training that goes wrong on demand; a Plan's activity."""
+    return FaultyTraining(job, desk)
+
+
+class Counting:
+    """Steps that all ranks do together: each adds up what all have, and notes what it was told."""
+
+    def __init__(self, job: TrainJob, desk: Desk):
+        self._log = job.run_dir.parent / f"rank{desk.rank}.txt"
+        self._emit = desk.emit
+        self._rank = desk.rank
+        self.step = 0
+        self.running = False
+        self._pause_at: int | None = None
+
+    def begin(self) -> None:
+        self._emit(StateChanged("ready"))
+
+    def model_copy(self) -> None:
+        return None
+
+    def execute(self, command: Command) -> None:
+        self._note(f"{self.step} {command}")
+        if isinstance(command, Start):
+            self._emit(Started(0, 1_000_000, 0, 0, 0))
+        if isinstance(command, (Start, Resume, Step)):
+            self.running = True
+            self._pause_at = self.step + command.count if isinstance(command, Step) else None
+            self._tell("training")
+        elif isinstance(command, Pause):
+            self._pause()
+        elif isinstance(command, UpdateSettings) and dict(command.values).get("raise") == self._rank:
+            raise RuntimeError("the injected fault")
+
+    def advance(self) -> None:
+        total = torch.tensor([1 + self._rank])
+        dist.all_reduce(total)
+        assert int(total) == sum(1 + rank for rank in range(dist.get_world_size()))
+        self.step += 1
+        self._emit(Progress(self.step, 1_000_000, 0.0, None, 0, 1.0, None, 0.0))
+        if self.step == self._pause_at:
+            self._pause()
+        time.sleep(0.001)
+
+    def idle(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._note(f"{self.step} closed")
+
+    def rescue(self, error: Exception) -> None:
+        pass
+
+    def _pause(self) -> None:
+        self.running = False
+        self._note(f"{self.step} paused")
+        self._tell("paused")
+
+    def _tell(self, state: State) -> None:
+        self._emit(StateChanged(state))
+
+    def _note(self, line: str) -> None:
+        with open(self._log, "a") as file:
+            file.write(line + "\n")
+
+
+def counting(job: TrainJob, desk: Desk) -> Counting:
+    """Return steps that all ranks do together; a Plan's activity."""
+    return Counting(job, desk)

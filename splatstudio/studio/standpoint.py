@@ -85,5 +85,5 @@ class Standpoint:
     def _refit(self, camera: Camera, viewpoint: Viewpoint) -> None:
         """Show the whole photograph again after the window has got another shape."""
         fov = fitting_fov(camera, viewpoint.width / viewpoint.height)
-        if abs(fov - viewpoint.fov) > 1e-3:
+        if abs(fov - viewpoint.fov) > 5e-3:
             self._client.camera.fov = fov

@@ -107,6 +107,7 @@ class Stream:
     ):
         self.client = client
         self.standpoint = standpoint
+        self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
         self._look = look
@@ -238,6 +239,7 @@ class Stream:
         image = scaled(image, *size)
         if look.comparison.kind != "off":
             photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
+            self.photo_problem = photo.problem if photo is not None else ""
             if photo is not None and not photo.problem:
                 image = compared(image, photo.rgb, look.comparison)
         return on_canvas(image, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,7 @@ UP_AXES: dict[str, Axis] = {
     "+x": "+x",
     "-x": "-x",
 }
+PAINT_SECONDS = 5.0  # between two colourings of the cameras, which the browser builds anew each time
 PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 WARNING = "#e0b040"
 
@@ -76,6 +78,7 @@ class BrowserView:
         self._gui = stream.client.gui
         self._lock = threading.Lock()
         self._turn_to_photo = False
+        self._paint_due = 0.0
         self._frame: Frame | None = None
         self._texts: dict[str, str] = {}
         options = ViewOptions(background=page.controller.project.config.background)
@@ -157,7 +160,12 @@ class BrowserView:
             self._list.show(here, turn=turn)
             self._list.refresh(errors)
             self._write("standing", self._standing, self._standing_text())
-            self._stage.paint(self._camera_colors(errors))
+            if time.monotonic() >= self._paint_due:
+                self._paint_due = time.monotonic() + PAINT_SECONDS
+                self._stage.paint(self._camera_colors(errors))
+
+    def _paint_soon(self) -> None:
+        self._paint_due = 0.0
 
     def _camera_colors(self, errors: Errors) -> np.ndarray:
         if self._color_by.value == "Error" and errors.known.any():
@@ -195,6 +203,11 @@ class BrowserView:
             test = " · test photo" if last in parts.scene.test_indices else ""
             figure = f" · {decibels(parts.book.errors, last)}" if parts.book.errors.known[last] else ""
             text = f"At <b>{html.escape(parts.scene.views[last].name)}</b>{test}{figure}"
+            problem = self._stream.photo_problem
+            if self._stream.look.wants_photo and not self._page.controller.status.has_model:
+                problem = "There is no model yet to compare the photo with: start the training."
+            if problem:
+                text += f'<br><span style="color:{WARNING}">{html.escape(problem)}</span>'
         elif self._stream.look.wants_photo:
             text = (
                 f'<span style="color:{WARNING}">Moved away from {html.escape(parts.scene.views[last].name)}:'
@@ -282,6 +295,7 @@ class BrowserView:
             ("Error", "Test or training"),
             hint="By error: red is the worst photo, blue the best, grey not measured. Test photos: orange.",
         )
+        self._on(self._color_by, lambda _: self._paint_soon())
 
     def _add_drawing(self) -> None:
         gui, config = self._gui, self._page.controller.project.config

@@ -15,10 +15,14 @@ from splatstudio.studio.theme import ACCENT, MUTED, css
 from splatstudio.studio.viser_private import element_id
 
 PER_PAGE = 9
-SORTS = ("Worst first", "By name")
+WORST, WORST_TEST, WORST_TRAINING, BY_NAME = ORDERS = (
+    "Worst first",
+    "Worst test photos",
+    "Worst training photos",
+    "By name",
+)
 SORT_SECONDS = 3.0  # between two sortings while the errors change
 REST_SECONDS = 10.0  # without a sorting, after the user has done something
-FILTERS = ("All photos", "Test photos", "Training photos")
 BAD = "#eb4046"
 
 
@@ -48,16 +52,16 @@ class PhotoList:
         self._order: list[int] = list(range(len(scene.views)))
         self._shown: list[int] = []
         self._sort = gui.add_dropdown(
-            "Order", SORTS, hint="By the PSNR of the last evaluation or the last training step."
+            "Order",
+            ORDERS,
+            hint="By PSNR: of test photos in the last evaluation, of the others when last trained on.",
         )
-        self._filter = gui.add_dropdown("Show", FILTERS)
         # The list's pictures are labels of these buttons, which themselves are not to be seen: a click on a
         # label presses its button, without any script in the page.
         self._buttons = [gui.add_button(f"Photo {i + 1}") for i in range(PER_PAGE)]
         self._sheet = gui.add_html("")
         self._pager = gui.add_button_group("Page", ("« First", "‹ Back", "More ›"))
         self._sort.on_update(self._reorder)
-        self._filter.on_update(self._reorder)
         self._pager.on_click(self._turn_page)
         for place, button in enumerate(self._buttons):
             self._connect(button, place, on_pick)
@@ -117,12 +121,15 @@ class PhotoList:
         self._keep_order()
 
     def _sorted(self, errors: Errors) -> list[int]:
-        indices: Sequence[int] = {
-            "All photos": range(len(self._scene.views)),
-            "Test photos": self._scene.test_indices,
-            "Training photos": self._scene.train_indices,
-        }[self._filter.value]
-        return errors.worst_first(indices) if self._sort.value == SORTS[0] else list(indices)
+        everything = range(len(self._scene.views))
+        if self._sort.value == BY_NAME:
+            return list(everything)
+        chosen: dict[str, Sequence[int]] = {
+            WORST: everything,
+            WORST_TEST: self._scene.test_indices,
+            WORST_TRAINING: self._scene.train_indices,
+        }
+        return errors.worst_first(chosen[self._sort.value])
 
     def _picture_ready(self) -> None:
         self._stale = True

@@ -2,12 +2,11 @@
 // With ops*.cpp this is all that sees a torch header, through torch's stable ABI.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
+#include <torch_device.h>
 
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -19,8 +18,20 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
+inline std::string device_name(int32_t device) {
+  return device == kCpu ? "the CPU" : "cuda:" + std::to_string(device);
+}
+
+// Where the call at work on this thread wants its tensors; a GPU's binding sets it for its duration.
+inline int32_t& required_device() {
+  thread_local int32_t device = kCpu;
+  return device;
+}
+
 inline void check(const Tensor& t, ScalarType type, const Sizes& sizes, const char* name) {
-  STD_TORCH_CHECK(t.is_cpu(), name, " must be on the CPU");
+  const int32_t required = required_device(), actual = device_of(t);
+  STD_TORCH_CHECK(actual == required, name, " must be on ", device_name(required), ", is on ",
+                  device_name(actual));
   STD_TORCH_CHECK(t.scalar_type() == type, name, " has the wrong data type");
   STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
   STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(sizes.size()), name, " must have ", sizes.size(),
@@ -49,7 +60,7 @@ T* ints(const Tensor& t, const Sizes& sizes, const char* name) {
 }
 
 inline Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
-  return torch::stable::empty(sizes, type);
+  return empty_on(required_device(), sizes, type);
 }
 
 inline GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, const Tensor& scales,

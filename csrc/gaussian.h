@@ -2,8 +2,6 @@
 // how far it reaches, and the gradients.
 #pragma once
 
-#include <limits>
-
 #include "linalg.h"
 
 namespace splat {
@@ -19,7 +17,7 @@ template <typename F>
 SPLAT_HD F scale_of(F logarithm) {
   const F largest = constant<F>(87.0f);
   return select(logarithm <= largest, exp_negative(-logarithm),
-                logarithm * constant<F>(std::numeric_limits<float>::infinity()));
+                logarithm * constant<F>(kInfinity));
 }
 
 // The opacity of a stored logit; NaN gives one that is too small to be seen.

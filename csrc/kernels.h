@@ -55,7 +55,7 @@ struct ProjectBwd {
 struct ImageGrid {
   int width, height;  // px
   int tiles_x, tiles_y;
-  int64_t num_tiles() const { return static_cast<int64_t>(tiles_x) * tiles_y; }
+  SPLAT_HD int64_t num_tiles() const { return static_cast<int64_t>(tiles_x) * tiles_y; }
 };
 
 struct ProjectedArrays {
@@ -164,4 +164,36 @@ void adam_step(const Adam& args, int num_threads);
 const char* instruction_set();
 
 }  // namespace cpu
+
+// The same on a GPU: the caller has made the device current, passes its stream (a cudaStream_t) and
+// allocates scratch memory of the sizes that the functions named so return. All Gaussians stay in the
+// SplatList, those out of sight behind the others.
+namespace cuda {
+
+using Stream = void*;
+
+void project_fwd(const ProjectFwd& args, Stream stream);
+void project_bwd(const ProjectBwd& args, Stream stream);
+
+int64_t sort_splats_scratch(int64_t num);
+// Writes the list and `splat_starts` [num + 1], the last of which is the number of instances.
+void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const SplatList& out,
+                 int64_t* splat_starts, void* scratch, Stream stream);
+// One number of the device's memory, when the stream has come so far: the host waits.
+int64_t read_back(const int64_t* number, Stream stream);
+int64_t emit_instances_scratch(int64_t num);
+void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
+                    void* scratch, Stream stream);
+
+// `checkpoints` [num_checkpoints] takes the place of the masks, `tile_ends` has num_ends entries.
+int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances);
+int64_t num_ends(const ImageGrid& grid);
+void raster_fwd(const RasterFwd& args, float* checkpoints, Stream stream);
+void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);
+
+int64_t image_loss_scratch(const ImageLoss& args);  // bytes
+void image_loss(const ImageLoss& args, void* scratch, Stream stream);
+void adam_step(const Adam& args, Stream stream);
+
+}  // namespace cuda
 }  // namespace splat

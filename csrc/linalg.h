@@ -16,6 +16,9 @@
 
 namespace splat {
 
+// Not std::numeric_limits: its functions are not for devices.
+constexpr float kInfinity = __builtin_huge_valf();
+
 template <typename F>
 SPLAT_HD F constant(float value) {
   return value;

@@ -1,0 +1,263 @@
+// Mean |image - target| and mean SSIM with their gradient. A block makes 16 x 16 pixels of all channels;
+// sums are kept a block and added in the order of the blocks, so the value is the same every time.
+#include "../kernels.h"
+#include "launch.cuh"
+
+namespace splat::cuda {
+namespace {
+
+constexpr int kSide = 16, kHalf = 5, kWide = kSide + 2 * kHalf;
+constexpr float kC1 = 0.01f * 0.01f, kC2 = 0.03f * 0.03f;
+static_assert(kSide * kSide == kThreads, "one thread a pixel");
+
+// A Gaussian of sigma 1.5 over 11 pixels, normalised.
+__device__ __forceinline__ float window_weight(int k) {
+  constexpr float kWeights[2 * kHalf + 1] = {
+      1.028380084e-3f, 7.598758135e-3f, 3.600077213e-2f, 1.093606895e-1f,
+      2.130055377e-1f, 2.660117249e-1f, 2.130055377e-1f, 1.093606895e-1f,
+      3.600077213e-2f, 7.598758135e-3f, 1.028380084e-3f};
+  return kWeights[k];
+}
+
+// What the first kernel finds out: how much a pixel of each term counts.
+struct Scales {
+  float l1, ssim;
+};
+
+struct Place {
+  int64_t x, y;
+  bool inside;
+};
+
+__device__ Place place_of(const ImageLoss& args, int dx, int dy) {
+  const int64_t blocks_x = (args.width + kSide - 1) / kSide;
+  const int64_t x = static_cast<int64_t>(blockIdx.x) % blocks_x * kSide + dx;
+  const int64_t y = static_cast<int64_t>(blockIdx.x) / blocks_x * kSide + dy;
+  return {x, y, x >= 0 && y >= 0 && x < args.width && y < args.height};
+}
+
+__device__ bool counts(const ImageLoss& args, const Place& p) {
+  return p.inside && (args.mask == nullptr || args.mask[p.y * args.width + p.x] != 0);
+}
+
+// Whether the window around the pixel counts.
+__device__ bool window_counts(const ImageLoss& args, const Place& p) {
+  const int64_t border = args.same_padding ? 0 : kHalf;
+  return counts(args, p) && p.x >= border && p.y >= border && p.x < args.width - border &&
+         p.y < args.height - border;
+}
+
+__device__ int64_t component(const ImageLoss& args, const Place& p, int64_t channel) {
+  return (p.y * args.width + p.x) * args.channels + channel;
+}
+
+// The sum over the block, in a fixed order; thread 0 has it. Every thread must call it.
+template <typename T>
+__device__ T block_sum(T value) {
+  __shared__ T values[kThreads];
+  __syncthreads();
+  values[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) values[threadIdx.x] += values[threadIdx.x + half];
+    __syncthreads();
+  }
+  return values[0];
+}
+
+// One block: counts the pixels of both terms.
+__global__ void __launch_bounds__(kThreads) scales_kernel(ImageLoss args, Scales* out) {
+  const int64_t border = args.same_padding ? 0 : 2 * kHalf;
+  const int64_t inner_width = args.width - border, inner_height = args.height - border;
+  int64_t pixels = args.width * args.height;
+  int64_t windows = inner_width > 0 && inner_height > 0 ? inner_width * inner_height : 0;
+  if (args.mask != nullptr) {
+    int64_t own_pixels = 0, own_windows = 0;
+    for (int64_t i = threadIdx.x; i < args.width * args.height; i += kThreads) {
+      const Place p = {i % args.width, i / args.width, true};
+      own_pixels += counts(args, p) ? 1 : 0;
+      own_windows += window_counts(args, p) ? 1 : 0;
+    }
+    pixels = block_sum(own_pixels);
+    windows = block_sum(own_windows);
+  }
+  if (threadIdx.x != 0) return;
+  const double channels = static_cast<double>(args.channels);
+  out->l1 = pixels > 0 ? static_cast<float>(args.l1_weight / (pixels * channels)) : 0.0f;
+  out->ssim = windows > 0 ? static_cast<float>(args.ssim_weight / (windows * channels)) : 0.0f;
+}
+
+// Filters along the rows: the block's rows and five above and below, `maps` values a pixel.
+template <int maps, typename Load>
+__device__ void filter_rows(float (&rows)[maps][kWide][kSide], const Load& load) {
+  for (int i = threadIdx.x; i < kWide * kSide; i += kThreads) {
+    const int column = i % kSide, row = i / kSide;
+    float sums[maps] = {};
+    for (int k = 0; k < 2 * kHalf + 1; ++k) {
+      float values[maps];
+      load(column + k, row, values);
+      for (int map = 0; map < maps; ++map) sums[map] += window_weight(k) * values[map];
+    }
+    for (int map = 0; map < maps; ++map) rows[map][row][column] = sums[map];
+  }
+}
+
+template <int maps>
+__device__ void filter_columns(const float (&rows)[maps][kWide][kSide], float (&out)[maps]) {
+  const int column = threadIdx.x % kSide, row = threadIdx.x / kSide;
+  for (int map = 0; map < maps; ++map) {
+    float sum = 0.0f;
+    for (int k = 0; k < 2 * kHalf + 1; ++k) sum += window_weight(k) * rows[map][row + k][column];
+    out[map] = sum;
+  }
+}
+
+// Image and target with a border of five pixels; outside the mask the image equals the target.
+__device__ void load_block(const ImageLoss& args, int64_t channel, float (&image)[kWide][kWide],
+                           float (&target)[kWide][kWide]) {
+  for (int i = threadIdx.x; i < kWide * kWide; i += kThreads) {
+    const Place p = place_of(args, i % kWide - kHalf, i / kWide - kHalf);
+    const float t = p.inside ? args.target[component(args, p, channel)] : 0.0f;
+    image[i / kWide][i % kWide] = counts(args, p) ? args.image[component(args, p, channel)] : t;
+    target[i / kWide][i % kWide] = t;
+  }
+}
+
+// One component of the map: returns 1 - SSIM and writes the derivatives with respect to the three
+// filtered moments, times `weight`.
+__device__ float similarity(const float (&moments)[5], float weight, int64_t map_size,
+                            float* partials) {
+  const float mx = moments[0], my = moments[1];
+  const float a1 = 2 * mx * my + kC1, a2 = 2 * (moments[4] - mx * my) + kC2;
+  const float b1 = mx * mx + my * my + kC1;
+  const float b2 = (moments[2] - mx * mx) + (moments[3] - my * my) + kC2;
+  const float inverse = 1.0f / (b1 * b2);
+  const float value = a1 * a2 * inverse;
+  const float v_variance = -value * b1 * inverse;
+  const float v_covariance = 2 * a1 * inverse;
+  const float v_mean =
+      2 * (my * a2 - mx * value * b2) * inverse - my * v_covariance - 2 * mx * v_variance;
+  partials[0] = weight * v_mean;
+  partials[map_size] = weight * 2 * v_variance;
+  partials[2 * map_size] = weight * v_covariance;
+  return 1.0f - value;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ssim_kernel(ImageLoss args, const Scales* scales, float* partials, double* sums) {
+  __shared__ float image[kWide][kWide], target[kWide][kWide];
+  __shared__ float rows[5][kWide][kSide];
+  const Place p = place_of(args, threadIdx.x % kSide, threadIdx.x / kSide);
+  const bool window = window_counts(args, p);
+  const int64_t map_size = args.height * args.width * args.channels;
+  double sum = 0.0;
+  for (int64_t channel = 0; channel < args.channels; ++channel) {
+    __syncthreads();
+    load_block(args, channel, image, target);
+    __syncthreads();
+    filter_rows<5>(rows, [&](int column, int row, float (&values)[5]) {
+      const float x = image[row][column], t = target[row][column];
+      values[0] = x;
+      values[1] = t;
+      values[2] = x * x;
+      values[3] = t * t;
+      values[4] = x * t;
+    });
+    __syncthreads();
+    float moments[5];
+    filter_columns<5>(rows, moments);
+    if (p.inside) {
+      const float loss = similarity(moments, window ? -scales->ssim : 0.0f, map_size,
+                                    partials + component(args, p, channel));
+      sum += window ? loss : 0.0f;
+    }
+  }
+  const double total = block_sum(sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gradient_kernel(ImageLoss args, const Scales* scales, const float* partials, double* sums) {
+  __shared__ float maps[3][kWide][kWide];
+  __shared__ float rows[3][kWide][kSide];
+  const Place p = place_of(args, threadIdx.x % kSide, threadIdx.x / kSide);
+  const bool counted = counts(args, p);
+  const bool with_ssim = args.grad != nullptr && args.ssim_weight > 0;
+  const int64_t map_size = args.height * args.width * args.channels;
+  double sum = 0.0;
+  for (int64_t channel = 0; channel < args.channels; ++channel) {
+    float filtered[3] = {};
+    if (with_ssim) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < kWide * kWide; i += kThreads) {
+        const Place q = place_of(args, i % kWide - kHalf, i / kWide - kHalf);
+        for (int map = 0; map < 3; ++map) {
+          maps[map][i / kWide][i % kWide] =
+              q.inside ? partials[map * map_size + component(args, q, channel)] : 0.0f;
+        }
+      }
+      __syncthreads();
+      filter_rows<3>(rows, [&](int column, int row, float (&values)[3]) {
+        for (int map = 0; map < 3; ++map) values[map] = maps[map][row][column];
+      });
+      __syncthreads();
+      filter_columns<3>(rows, filtered);
+    }
+    if (!p.inside) continue;
+    const int64_t i = component(args, p, channel);
+    const float x = args.image[i], t = args.target[i];
+    sum += counted ? fabsf(x - t) : 0.0f;
+    if (args.grad == nullptr) continue;
+    const float sign = (x > t ? 1.0f : 0.0f) - (x < t ? 1.0f : 0.0f);
+    args.grad[i] =
+        counted ? scales->l1 * sign + filtered[0] + x * filtered[1] + t * filtered[2] : 0.0f;
+  }
+  const double total = block_sum(sum);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+// One block: the blocks' sums in their order.
+__global__ void __launch_bounds__(kThreads)
+    value_kernel(ImageLoss args, const Scales* scales, const double* l1, const double* ssim,
+                 int64_t num_blocks) {
+  double l1_sum = 0.0, ssim_sum = 0.0;
+  for (int64_t i = threadIdx.x; i < num_blocks; i += kThreads) {
+    l1_sum += l1[i];
+    if (ssim != nullptr) ssim_sum += ssim[i];
+  }
+  const double l1_total = block_sum(l1_sum), ssim_total = block_sum(ssim_sum);
+  if (threadIdx.x != 0) return;
+  *args.value = static_cast<double>(scales->l1) * l1_total +
+                static_cast<double>(scales->ssim) * ssim_total;
+}
+
+int64_t num_image_blocks(const ImageLoss& args) {
+  return ((args.width + kSide - 1) / kSide) * ((args.height + kSide - 1) / kSide);
+}
+
+}  // namespace
+
+int64_t image_loss_scratch(const ImageLoss& args) {
+  const int64_t partials =
+      args.ssim_weight > 0 ? 3 * args.height * args.width * args.channels : 0;
+  return static_cast<int64_t>(sizeof(double)) * (1 + 2 * num_image_blocks(args)) +
+         static_cast<int64_t>(sizeof(float)) * partials;
+}
+
+void image_loss(const ImageLoss& args, void* scratch, Stream stream) {
+  const int64_t blocks = num_image_blocks(args);
+  Scales* scales = static_cast<Scales*>(scratch);
+  static_assert(sizeof(Scales) <= sizeof(double), "the scales have the place of one sum");
+  double* l1 = static_cast<double*>(scratch) + 1;
+  double* ssim = args.ssim_weight > 0 ? l1 + blocks : nullptr;
+  float* partials = reinterpret_cast<float*>(l1 + 2 * blocks);
+  launch("loss_scales", scales_kernel, 1, kThreads, stream, args, scales);
+  if (ssim != nullptr) {
+    launch("ssim", ssim_kernel, blocks, kThreads, stream, args, scales, partials, ssim);
+  }
+  launch("loss_gradient", gradient_kernel, blocks, kThreads, stream, args, scales, partials,
+         l1);
+  launch("loss_value", value_kernel, 1, kThreads, stream, args, scales, l1, ssim, blocks);
+}
+
+}  // namespace splat::cuda

@@ -1,0 +1,226 @@
+// Which splats are visible, in which order, and which tiles they cover. All Gaussians stay in the
+// lists, those out of sight behind the others and with no tile, so that only the number of instances
+// is a number that the host does not know.
+#include <cub/cub.cuh>
+
+#include "../cover.h"
+#include "launch.cuh"
+
+namespace splat::cuda {
+namespace {
+
+constexpr uint32_t kOutOfSight = 0xffffffffu;  // no depth's key: that bit pattern is a NaN's
+
+__global__ void __launch_bounds__(kThreads)
+    depth_keys_kernel(ProjectedArrays projected, uint32_t* keys, int32_t* order) {
+  const int64_t i = global_index();
+  if (i >= projected.num) return;
+  keys[i] = is_visible(projected, i) ? depth_key(projected.depths[i]) : kOutOfSight;
+  order[i] = static_cast<int32_t>(i);
+}
+
+// Packs the splats by depth and counts the tiles of each.
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(ProjectedArrays projected, ImageGrid grid, const uint32_t* keys, SplatList out,
+                int64_t* counts) {
+  const int64_t i = global_index();
+  if (i > out.num) return;
+  int64_t count = 0;
+  if (i < out.num && keys[i] != kOutOfSight) {
+    const cpu::Splat s = pack_splat(projected, out.order[i]);
+    reinterpret_cast<cpu::Splat*>(out.splats)[i] = s;
+    const CoveredRows covered = covered_rows(s, grid);
+    for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
+      const TileRange columns = covered_columns(s, grid, covered, ty);
+      count += columns.end - columns.begin;
+    }
+  }
+  counts[i] = count;
+}
+
+// The last splat that starts at or before the slot: whose instance it is.
+__device__ int64_t splat_of_slot(const int64_t* splat_starts, int64_t num_splats, int64_t slot) {
+  int64_t low = 0, high = num_splats;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (splat_starts[middle + 1] <= slot) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ int64_t tile_of(const cpu::Splat& s, const ImageGrid& grid, int64_t number) {
+  const CoveredRows covered = covered_rows(s, grid);
+  for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
+    const TileRange columns = covered_columns(s, grid, covered, ty);
+    const int64_t width = columns.end - columns.begin;
+    if (number < width) return static_cast<int64_t>(ty) * grid.tiles_x + columns.begin + number;
+    number -= width;
+  }
+  return grid.num_tiles();
+}
+
+// One thread an instance: a splat that covers the whole image costs no thread more than another.
+__global__ void __launch_bounds__(kThreads)
+    emit_kernel(SplatList splats, ImageGrid grid, TileLists lists, uint32_t* tiles,
+                int32_t* slots) {
+  const int64_t slot = global_index();
+  if (slot >= lists.num) return;
+  const int64_t splat = splat_of_slot(lists.splat_starts, splats.num, slot);
+  const cpu::Splat& s = reinterpret_cast<const cpu::Splat*>(splats.splats)[splat];
+  tiles[slot] = static_cast<uint32_t>(tile_of(s, grid, slot - lists.splat_starts[splat]));
+  slots[slot] = static_cast<int32_t>(slot);
+}
+
+// After the sort by tile: whose instance each is, and where the tiles begin.
+__global__ void __launch_bounds__(kThreads)
+    tile_starts_kernel(SplatList splats, ImageGrid grid, TileLists lists, const uint32_t* tiles) {
+  const int64_t i = global_index();
+  if (i > lists.num) return;
+  const int64_t num_tiles = grid.num_tiles();
+  const int64_t before = i == 0 ? -1 : static_cast<int64_t>(tiles[i - 1]);
+  const int64_t here = i == lists.num ? num_tiles : static_cast<int64_t>(tiles[i]);
+  for (int64_t tile = before + 1; tile <= here; ++tile) {
+    lists.tile_starts[tile] = static_cast<int32_t>(i);
+  }
+  if (i < lists.num) {
+    lists.instances[i] =
+        static_cast<int32_t>(splat_of_slot(lists.splat_starts, splats.num, lists.slots[i]));
+  }
+}
+
+// Takes pieces off a block of scratch memory; with a null block it only adds up their sizes.
+class Pieces {
+ public:
+  explicit Pieces(void* block) : block_(static_cast<char*>(block)) {}
+
+  template <typename T>
+  T* take(int64_t num) {
+    T* piece = reinterpret_cast<T*>(block_ == nullptr ? nullptr : block_ + used_);
+    used_ += (num * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return piece;
+  }
+
+  int64_t used() const { return used_; }
+
+ private:
+  char* block_;
+  int64_t used_ = 0;
+};
+
+size_t sort_bytes(int64_t num) {
+  size_t bytes = 0;
+  const uint32_t* keys = nullptr;
+  const int32_t* values = nullptr;
+  check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<uint32_t*>(nullptr),
+                                        values, static_cast<int32_t*>(nullptr), num),
+        "the size of a sort");
+  return bytes;
+}
+
+size_t scan_bytes(int64_t num) {
+  size_t bytes = 0;
+  const int64_t* in = nullptr;
+  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, static_cast<int64_t*>(nullptr), num),
+        "the size of a scan");
+  return bytes;
+}
+
+struct SplatScratch {
+  uint32_t *keys, *sorted_keys;
+  int32_t* order;
+  int64_t* counts;
+  char* cub;
+  size_t cub_bytes;
+};
+
+SplatScratch splat_scratch(Pieces& pieces, int64_t num) {
+  const size_t sort = sort_bytes(num), scan = scan_bytes(num + 1);
+  const size_t cub_bytes = sort > scan ? sort : scan;
+  return {pieces.take<uint32_t>(num),    pieces.take<uint32_t>(num),
+          pieces.take<int32_t>(num),     pieces.take<int64_t>(num + 1),
+          pieces.take<char>(cub_bytes), cub_bytes};
+}
+
+struct InstanceScratch {
+  uint32_t *tiles, *sorted_tiles;
+  int32_t* slots;
+  char* cub;
+  size_t cub_bytes;
+};
+
+InstanceScratch instance_scratch(Pieces& pieces, int64_t num) {
+  const size_t cub_bytes = sort_bytes(num);
+  return {pieces.take<uint32_t>(num), pieces.take<uint32_t>(num), pieces.take<int32_t>(num),
+          pieces.take<char>(cub_bytes), cub_bytes};
+}
+
+int num_bits(int64_t largest) {
+  int bits = 1;
+  while (largest >> bits != 0) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+int64_t sort_splats_scratch(int64_t num) {
+  Pieces pieces(nullptr);
+  splat_scratch(pieces, num);
+  return pieces.used();
+}
+
+void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const SplatList& out,
+                 int64_t* splat_starts, void* scratch, Stream stream) {
+  Pieces pieces(scratch);
+  const int64_t num = projected.num;
+  SplatScratch s = splat_scratch(pieces, num);
+  const auto queue = static_cast<cudaStream_t>(stream);
+  launch("depth_keys", depth_keys_kernel, blocks_for(num), kThreads, stream, projected, s.keys,
+         s.order);
+  if (num > 0) {
+    check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.keys, s.sorted_keys, s.order,
+                                          out.order, num, 0, 32, queue),
+          "the sort by depth");
+  }
+  launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid,
+         s.sorted_keys, out, s.counts);
+  check(cub::DeviceScan::ExclusiveSum(s.cub, s.cub_bytes, s.counts, splat_starts, num + 1, queue),
+        "the sum of instances");
+}
+
+int64_t read_back(const int64_t* number, Stream stream) {
+  int64_t value = 0;
+  const auto queue = static_cast<cudaStream_t>(stream);
+  check(cudaMemcpyAsync(&value, number, sizeof(value), cudaMemcpyDeviceToHost, queue),
+        "reading the number of instances");
+  check(cudaStreamSynchronize(queue), "waiting for the number of instances");
+  return value;
+}
+
+int64_t emit_instances_scratch(int64_t num) {
+  Pieces pieces(nullptr);
+  instance_scratch(pieces, num);
+  return pieces.used();
+}
+
+void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
+                    void* scratch, Stream stream) {
+  Pieces pieces(scratch);
+  InstanceScratch s = instance_scratch(pieces, out.num);
+  launch("emit", emit_kernel, blocks_for(out.num), kThreads, stream, splats, grid, out, s.tiles,
+         s.slots);
+  if (out.num > 0) {
+    // Stable: within a tile the instances stay in the order of their slots, which is by depth.
+    check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.tiles, s.sorted_tiles, s.slots,
+                                          out.slots, out.num, 0, num_bits(grid.num_tiles() - 1),
+                                          static_cast<cudaStream_t>(stream)),
+          "the sort by tile");
+  }
+  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, splats,
+         grid, out, s.sorted_tiles);
+}
+
+}  // namespace splat::cuda

@@ -1,0 +1,36 @@
+// The operators that Python calls; each backend brings its own code for them.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(splatstudio, m) {
+  m.def(
+      "project_fwd(Tensor means, Tensor quats, Tensor scales, Tensor opacities, Tensor sh0, "
+      "Tensor shN, float[] view, int[] options, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "project_bwd(Tensor means, Tensor quats, Tensor scales, Tensor opacities, Tensor sh0, "
+      "Tensor shN, Tensor radii, Tensor colors, Tensor v_means2d, Tensor v_conics, "
+      "Tensor v_depths, Tensor v_opacities, Tensor v_colors, float[] view, int[] options, "
+      "int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "bin(Tensor means2d, Tensor conics, Tensor depths, Tensor opacities, Tensor colors, "
+      "Tensor radii, int width, int height, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "raster_fwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor background, int width, int height, "
+      "float max_alpha, int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "raster_bwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor masks, Tensor tile_ends, Tensor rgb, Tensor alpha, "
+      "Tensor depth_sum, Tensor? v_rgb, Tensor? v_alpha, Tensor? v_depth_sum, int num, "
+      "float max_alpha, bool absgrad, bool with_probe, int num_threads) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "image_loss(Tensor image, Tensor target, Tensor? mask, float l1_weight, "
+      "float ssim_weight, bool same_padding, bool with_grad, int num_threads) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "adam_step(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "float[] rates, int step, int num_threads) -> ()");
+  m.def("instruction_set() -> str");
+}

@@ -1,0 +1,332 @@
+#include "emulator.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fibre.h"
+
+namespace emulator {
+namespace {
+
+constexpr int kWarp = 32;
+
+// ---- devices
+
+constexpr size_t kArena = size_t{1} << 30;  // reserved, used page by page
+
+struct Arena {
+  char* begin = nullptr;
+  size_t used = 0;
+};
+
+const char* running_kernel = nullptr;  // for the message of a bad access
+
+void report_bad_access(int, siginfo_t* info, void*) {
+  const int owner = owner_of(info->si_addr);
+  if (owner < 0) {
+    std::signal(SIGSEGV, SIG_DFL);
+    return;
+  }
+  char text[256];
+  const int length = std::snprintf(
+      text, sizeof(text), "emulator: %s touched memory of device %d while device %d is current\n",
+      running_kernel == nullptr ? "the host" : running_kernel, owner, current_device());
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) _exit(87);
+  _exit(86);
+}
+
+struct Devices {
+  Arena arenas[kNumDevices];
+  Stream streams[kNumDevices];
+  int current = 0;
+
+  Devices() {
+    for (int i = 0; i < kNumDevices; ++i) {
+      void* memory = mmap(nullptr, kArena, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                          -1, 0);
+      if (memory == MAP_FAILED) throw std::runtime_error("emulator: no room for a device");
+      arenas[i].begin = static_cast<char*>(memory);
+      streams[i].device = i;
+    }
+    struct sigaction action = {};
+    action.sa_sigaction = report_bad_access;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+  }
+
+  void open(int device, bool readable) {
+    Arena& arena = arenas[device];
+    if (arena.used == 0) return;
+    if (mprotect(arena.begin, arena.used, readable ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
+      throw std::runtime_error("emulator: mprotect failed");
+    }
+  }
+};
+
+Devices& devices() {
+  static Devices all;
+  return all;
+}
+
+// While it lives the device's memory may be touched, by what is named.
+class Access {
+ public:
+  Access(const char* name, int device) : device_(device) {
+    running_kernel = name;
+    devices().open(device_, true);
+  }
+  ~Access() {
+    devices().open(device_, false);
+    running_kernel = nullptr;
+  }
+
+ private:
+  int device_;
+};
+
+void check_stream(const char* name, const Stream* stream) {
+  if (stream == nullptr || stream->device == current_device()) return;
+  throw std::runtime_error(std::string("emulator: ") + name + " was launched on a stream of device " +
+                           std::to_string(stream->device) + " while device " +
+                           std::to_string(current_device()) + " is current");
+}
+
+// ---- a block
+
+// Threads wait until all have come. What they bring is kept for two rounds: a thread can be at most one
+// round ahead of the slowest reader.
+struct Barrier {
+  int expected = 0, arrived = 0;
+  int64_t round = 0;
+  int64_t sums[2] = {};
+};
+
+struct Warp {
+  Barrier barrier;
+  uint64_t values[2][kWarp] = {};
+  const char* functions[2][kWarp] = {};
+};
+
+struct Thread {
+  Fibre fibre;
+  dim3 index;
+  int warp = 0, lane = 0;
+  int64_t warp_calls = 0;
+  Barrier* waits_for = nullptr;
+  int64_t waits_for_round = 0;
+  bool finished = false;
+
+  bool ready() const {
+    return !finished && (waits_for == nullptr || waits_for->round >= waits_for_round);
+  }
+};
+
+struct Block {
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  const std::function<void()>* body = nullptr;
+  Thread* running = nullptr;
+  Indices indices;
+  std::string error;
+};
+
+Block block;  // one runs at a time
+
+int64_t arrive(Barrier& barrier, int value) {
+  const int64_t round = barrier.round;
+  if (barrier.arrived == 0) barrier.sums[round % 2] = 0;
+  barrier.sums[round % 2] += value;
+  if (++barrier.arrived == barrier.expected) {
+    barrier.arrived = 0;
+    ++barrier.round;
+  } else {
+    block.running->waits_for = &barrier;
+    block.running->waits_for_round = round + 1;
+    block.running->fibre.yield();
+    block.running->waits_for = nullptr;
+  }
+  return barrier.sums[round % 2];
+}
+
+void run_thread() {
+  try {
+    (*block.body)();
+  } catch (const std::exception& error) {
+    block.error = error.what();
+  }
+  block.running->finished = true;
+}
+
+void prepare(int64_t index, int num_threads) {
+  const int num_warps = (num_threads + kWarp - 1) / kWarp;
+  block.warps.assign(num_warps, Warp());
+  block.barrier = Barrier();
+  block.barrier.expected = num_threads;
+  block.indices.block = dim3(static_cast<unsigned>(index));
+  while (static_cast<int>(block.threads.size()) < num_threads) {
+    block.threads.push_back(std::make_unique<Thread>());
+  }
+  for (int i = 0; i < num_threads; ++i) {
+    Thread& thread = *block.threads[i];
+    thread.index = dim3(static_cast<unsigned>(i));
+    thread.warp = i / kWarp;
+    thread.lane = i % kWarp;
+    thread.warp_calls = 0;
+    thread.waits_for = nullptr;
+    thread.finished = false;
+    thread.fibre.start(run_thread);
+    ++block.warps[thread.warp].barrier.expected;
+  }
+}
+
+void run_block(const char* name, int64_t index, int num_threads, std::mt19937* random) {
+  prepare(index, num_threads);
+  std::vector<int> order(num_threads);
+  std::iota(order.begin(), order.end(), 0);
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    if (random != nullptr) std::shuffle(order.begin(), order.end(), *random);
+    for (const int i : order) {
+      Thread& thread = *block.threads[i];
+      if (!thread.ready()) continue;
+      moved = true;
+      block.running = &thread;
+      block.indices.thread = thread.index;
+      thread.fibre.resume();
+      if (!block.error.empty()) throw std::runtime_error(block.error);
+    }
+  }
+  for (int i = 0; i < num_threads; ++i) {
+    if (block.threads[i]->finished) continue;
+    throw std::runtime_error(std::string("emulator: ") + name + ": thread " + std::to_string(i) +
+                             " waits at a barrier that other threads do not reach");
+  }
+}
+
+std::mt19937* random_order() {
+  static const char* seed = std::getenv("SPLATSTUDIO_EMULATOR_SEED");
+  if (seed == nullptr) return nullptr;
+  static std::mt19937 random(static_cast<unsigned>(std::atoi(seed)));
+  return &random;
+}
+
+}  // namespace
+
+int current_device() { return devices().current; }
+
+void set_current_device(int device) {
+  if (device < 0 || device >= kNumDevices) throw std::runtime_error("emulator: no such device");
+  devices().current = device;
+}
+
+Stream* default_stream(int device) { return &devices().streams[device]; }
+
+void* allocate(size_t bytes) {
+  Arena& arena = devices().arenas[devices().current];
+  // Pages of their own, so that a kernel that writes past its end can be seen by a neighbour's test.
+  const size_t page = 4096, size = (bytes + page) / page * page;
+  if (arena.used + size > kArena) return nullptr;
+  void* memory = arena.begin + arena.used;
+  arena.used += size;
+  return memory;
+}
+
+int owner_of(const void* address) {
+  const char* p = static_cast<const char*>(address);
+  for (int i = 0; i < kNumDevices; ++i) {
+    const Arena& arena = devices().arenas[i];
+    if (p >= arena.begin && p < arena.begin + kArena) return i;
+  }
+  return -1;
+}
+
+void copy(void* to, const void* from, size_t bytes) {
+  const int source = owner_of(from), target = owner_of(to);
+  if (source >= 0) devices().open(source, true);
+  if (target >= 0) devices().open(target, true);
+  std::memcpy(to, from, bytes);
+  if (source >= 0) devices().open(source, false);
+  if (target >= 0) devices().open(target, false);
+}
+
+void launch(const char* name, int64_t blocks, int threads, Stream* stream,
+            const std::function<void()>& thread) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  check_stream(name, stream);
+  const Access access(name, current_device());
+  block.body = &thread;
+  block.error.clear();
+  block.indices.block_dim = dim3(static_cast<unsigned>(threads));
+  block.indices.grid_dim = dim3(static_cast<unsigned>(blocks));
+  std::mt19937* random = random_order();
+  std::vector<int64_t> order(random == nullptr ? 0 : blocks);
+  if (random != nullptr) {
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), *random);
+  }
+  for (int64_t i = 0; i < blocks; ++i) {
+    run_block(name, random == nullptr ? i : order[i], threads, random);
+  }
+}
+
+void run_on_device(const char* name, Stream* stream, const std::function<void()>& work) {
+  check_stream(name, stream);
+  const Access access(name, current_device());
+  work();
+}
+
+const Indices& indices() {
+  block.indices.thread = block.running->index;
+  return block.indices;
+}
+
+int block_barrier(int value) { return static_cast<int>(arrive(block.barrier, value)); }
+
+int lane() { return block.running->lane; }
+
+uint64_t warp_exchange(const char* function, uint64_t value, int source) {
+  Thread& self = *block.running;
+  Warp& warp = block.warps[self.warp];
+  const int64_t turn = self.warp_calls++ % 2;
+  warp.values[turn][self.lane] = value;
+  warp.functions[turn][self.lane] = function;
+  arrive(warp.barrier, 0);
+  if (source >= warp.barrier.expected || std::strcmp(warp.functions[turn][source], function) != 0) {
+    throw std::runtime_error(std::string("emulator: lanes of a warp disagree about ") + function);
+  }
+  return warp.values[turn][source];
+}
+
+uint32_t warp_ballot(const char* function, bool value) {
+  Thread& self = *block.running;
+  Warp& warp = block.warps[self.warp];
+  const int64_t turn = self.warp_calls++ % 2;
+  warp.values[turn][self.lane] = value ? 1 : 0;
+  warp.functions[turn][self.lane] = function;
+  arrive(warp.barrier, 0);
+  uint32_t bits = 0;
+  for (int i = 0; i < warp.barrier.expected; ++i) {
+    if (std::strcmp(warp.functions[turn][i], function) != 0) {
+      throw std::runtime_error(std::string("emulator: lanes of a warp disagree about ") + function);
+    }
+    bits |= static_cast<uint32_t>(warp.values[turn][i]) << i;
+  }
+  return bits;
+}
+
+}  // namespace emulator

@@ -1,0 +1,63 @@
+// What the tests ask of the pretend devices.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+#include "binding.h"
+#include "emulator.h"
+
+namespace {
+
+using namespace splat::binding;  // NOLINT
+
+Sizes sizes_of(const Tensor& t) {
+  Sizes sizes;
+  for (int64_t i = 0; i < t.dim(); ++i) sizes.push_back(t.size(i));
+  return sizes;
+}
+
+size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * t.element_size(); }
+
+Tensor to_device(const Tensor& t, int64_t device) {
+  const int before = emulator::current_device();
+  emulator::set_current_device(static_cast<int>(device));
+  const Tensor copy = empty_on(static_cast<int32_t>(device), sizes_of(t), t.scalar_type());
+  emulator::set_current_device(before);
+  emulator::copy(copy.data_ptr(), t.data_ptr(), bytes_of(t));
+  return copy;
+}
+
+Tensor to_host(const Tensor& t) {
+  const Tensor copy = torch::stable::empty(sizes_of(t), t.scalar_type());
+  emulator::copy(copy.data_ptr(), t.data_ptr(), bytes_of(t));
+  return copy;
+}
+
+int64_t device_index(const Tensor& t) { return device_of(t); }
+
+void set_current_device(int64_t device) {
+  emulator::set_current_device(static_cast<int>(device));
+}
+
+int64_t current_device() { return emulator::current_device(); }
+
+std::string instruction_set() { return "CUDA, emulated"; }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
+  m.def("to_device(Tensor t, int device) -> Tensor");
+  m.def("to_host(Tensor t) -> Tensor");
+  m.def("device_index(Tensor t) -> int");
+  m.def("set_current_device(int device) -> ()");
+  m.def("current_device() -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&instruction_set));
+  m.impl("to_device", TORCH_BOX(&to_device));
+  m.impl("to_host", TORCH_BOX(&to_host));
+  m.impl("device_index", TORCH_BOX(&device_index));
+  m.impl("set_current_device", TORCH_BOX(&set_current_device));
+  m.impl("current_device", TORCH_BOX(&current_device));
+}

@@ -217,14 +217,29 @@ void run_block(const char* name, int64_t index, int num_threads, std::mt19937* r
   }
 }
 
+struct Order {
+  bool random = false;
+  std::mt19937 generator;
+
+  Order() {
+    const char* seed = std::getenv("SPLATSTUDIO_EMULATOR_SEED");
+    if (seed != nullptr) set(std::atoll(seed));
+  }
+  void set(int64_t seed) {
+    random = seed >= 0;
+    generator.seed(static_cast<unsigned>(seed));
+  }
+};
+
+Order order_of_threads;
+
 std::mt19937* random_order() {
-  static const char* seed = std::getenv("SPLATSTUDIO_EMULATOR_SEED");
-  if (seed == nullptr) return nullptr;
-  static std::mt19937 random(static_cast<unsigned>(std::atoi(seed)));
-  return &random;
+  return order_of_threads.random ? &order_of_threads.generator : nullptr;
 }
 
 }  // namespace
+
+void set_order_seed(int64_t seed) { order_of_threads.set(seed); }
 
 int current_device() { return devices().current; }
 
@@ -255,6 +270,7 @@ int owner_of(const void* address) {
 }
 
 void copy(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
   const int source = owner_of(from), target = owner_of(to);
   if (source >= 0) devices().open(source, true);
   if (target >= 0) devices().open(target, true);

@@ -3,7 +3,8 @@
 // It is stricter than a GPU. Every thread of a block must reach each barrier, every lane of a warp must
 // call the same warp function, and memory of a pretend device may be touched only by kernels (and
 // copies) while that device is current; each breach ends in an error that names the kernel.
-// With SPLATSTUDIO_EMULATOR_SEED set, blocks and threads run in random orders, to bring races to light.
+// With SPLATSTUDIO_EMULATOR_SEED set (or set_order_seed) blocks and threads run in random orders, to bring
+// races to light.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +44,9 @@ void launch(const char* name, int64_t blocks, int threads, Stream* stream,
             const std::function<void()>& thread);
 // Work of a library call (a sort): on the current device's memory, checked as a kernel is.
 void run_on_device(const char* name, Stream* stream, const std::function<void()>& work);
+
+// Blocks and threads run in random orders of this seed from now on; -1: one after the other.
+void set_order_seed(int64_t seed);
 
 struct Indices {
   dim3 thread, block, block_dim, grid_dim;

@@ -5,6 +5,7 @@
 
 #include "binding.h"
 #include "emulator.h"
+#include "faults.h"
 
 namespace {
 
@@ -41,6 +42,14 @@ void set_current_device(int64_t device) {
 
 int64_t current_device() { return emulator::current_device(); }
 
+void set_order_seed(int64_t seed) { emulator::set_order_seed(seed); }
+
+Tensor faulty(const std::string& fault) {
+  const Tensor out = torch::stable::empty({64}, ScalarType::Int);
+  faults::run(fault, static_cast<int32_t*>(out.data_ptr()));
+  return out;
+}
+
 std::string instruction_set() { return "CUDA, emulated"; }
 
 }  // namespace
@@ -51,6 +60,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
   m.def("device_index(Tensor t) -> int");
   m.def("set_current_device(int device) -> ()");
   m.def("current_device() -> int");
+  m.def("set_order_seed(int seed) -> ()");
+  m.def("faulty(str fault) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
@@ -60,4 +71,6 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
   m.impl("device_index", TORCH_BOX(&device_index));
   m.impl("set_current_device", TORCH_BOX(&set_current_device));
   m.impl("current_device", TORCH_BOX(&current_device));
+  m.impl("set_order_seed", TORCH_BOX(&set_order_seed));
+  m.impl("faulty", TORCH_BOX(&faulty));
 }

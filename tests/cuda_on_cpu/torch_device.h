@@ -28,7 +28,7 @@ inline torch::stable::Tensor empty_on(int32_t device, const std::vector<int64_t>
   if (device == kCpu) {
     torch::stable::Tensor t = torch::stable::empty(sizes, type);
     // What a kernel forgets to write shall be seen.
-    std::memset(t.data_ptr(), 0x7f, t.numel() * t.element_size());
+    if (t.numel() > 0) std::memset(t.data_ptr(), 0x7f, t.numel() * t.element_size());
     return t;
   }
   std::vector<int64_t> strides(sizes.size(), 1);

@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
+EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu)
 CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 
-.PHONY: demo test setup test-tools lint format bench cuda-check sanitize lock clean
+.PHONY: demo test setup test-tools lint format bench cuda-check cuda-on-cpu sanitize lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -44,24 +45,26 @@ test-tools:
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE))
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 	$(BIN)/pyright --warnings
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(filter %.cpp %.h %.cu %.cuh,$(NATIVE))
+	$(BIN)/clang-format -i $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 
 bench: setup
 	$(BIN)/python tests/bench/step.py --scene assets/demo --json
 
-# Compiles every CUDA source for every supported architecture; needs nvcc, no GPU.
-cuda-check:
+# Compiles every CUDA source for every supported architecture, and their binding; needs nvcc, no GPU.
+cuda-check: setup
 	@command -v nvcc >/dev/null || { echo "nvcc was not found: install the CUDA toolkit to check the CUDA sources"; exit 1; }
-	@for source in $(CUDA_SOURCES); do for arch in $(CUDA_ARCHITECTURES); do \
-	  nvcc -std=c++17 -arch=compute_$$arch --Werror all-warnings -Icsrc -ptx $$source -o /dev/null || exit 1; \
-	  echo "$$source compute_$$arch: ok"; \
-	done; done
+	@for source in $(CUDA_SOURCES); do for arch in $(CUDA_ARCHITECTURES); do echo $$source $$arch; done; done | \
+	  xargs -P 2 -n 2 sh -c 'nvcc -std=c++17 -arch=compute_$$1 --Werror all-warnings -Icsrc -ptx $$0 -o /dev/null && \
+	    echo "$$0 compute_$$1: ok"'
+	@g++ -std=c++17 -fsyntax-only -fvisibility=hidden -DSPLAT_CUDA -DSPLAT_CUDA_KEY=CUDA -DTORCH_TARGET_VERSION=0x020b000000000000 \
+	  -Icsrc -isystem "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/include" \
+	  csrc/ops_cuda.cpp && echo "csrc/ops_cuda.cpp: ok"
 
 # The kernel tests under the address and undefined-behaviour sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
@@ -71,6 +74,22 @@ sanitize: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
 	  $(BIN)/python -m pytest -q tests/test_ops.py tests/test_fuzz.py
+
+# The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, random orders of
+# threads; then small images under the sanitizers.
+ON_CPU := build/cuda_on_cpu
+cuda-on-cpu: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU) -j 2
+	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so $(BIN)/python -m pytest -q -m "not cpu_kernels" $(OPERATOR_TESTS)
+	SPLATSTUDIO_EMULATOR_SEED=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so \
+	  $(BIN)/python -m pytest -q -k "tiny or ssim" tests/test_oracle.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)_sanitized -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU)_sanitized -j 2
+	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
+	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
+	  $(BIN)/python -m pytest -q -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
+OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py
 
 lock: setup
 	$(BIN)/python -m pip install --quiet uv

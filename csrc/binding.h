@@ -22,7 +22,8 @@ inline std::string device_name(int32_t device) {
   return device == kCpu ? "the CPU" : "cuda:" + std::to_string(device);
 }
 
-// Where the call at work on this thread wants its tensors; a GPU's binding sets it for its duration.
+// Where the call at work on this thread wants its tensors; a GPU's binding sets it for its
+// duration.
 inline int32_t& required_device() {
   thread_local int32_t device = kCpu;
   return device;

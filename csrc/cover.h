@@ -90,10 +90,10 @@ SPLAT_HD TileRange covered_columns(const cpu::Splat& s, const ImageGrid& grid,
   if (s.v2 > 0) {
     const float right2 = s.w2 - s.v2 * at_right * at_right;
     const float left2 = s.w2 - s.v2 * at_left * at_left;
-    right = minimum(
-        square_root(maximum(right2, 0.0f)) - s.slope * at_right + cpu::kPixelMargin, right);
-    left = maximum(-square_root(maximum(left2, 0.0f)) - s.slope * at_left - cpu::kPixelMargin,
-                   left);
+    right =
+        minimum(square_root(maximum(right2, 0.0f)) - s.slope * at_right + cpu::kPixelMargin, right);
+    left =
+        maximum(-square_root(maximum(left2, 0.0f)) - s.slope * at_left - cpu::kPixelMargin, left);
   }
   const float first = clamped(s.x + left - 0.5f, -1.0f, width);
   const float last = clamped(s.x + right - 0.5f, -1.0f, width - 1.0f);

@@ -16,8 +16,7 @@ constexpr float kLargestRadius = 1e9f;            // px, fits an int32
 template <typename F>
 SPLAT_HD F scale_of(F logarithm) {
   const F largest = constant<F>(87.0f);
-  return select(logarithm <= largest, exp_negative(-logarithm),
-                logarithm * constant<F>(kInfinity));
+  return select(logarithm <= largest, exp_negative(-logarithm), logarithm * constant<F>(kInfinity));
 }
 
 // The opacity of a stored logit; NaN gives one that is too small to be seen.

@@ -166,8 +166,8 @@ const char* instruction_set();
 }  // namespace cpu
 
 // The same on a GPU: the caller has made the device current, passes its stream (a cudaStream_t) and
-// allocates scratch memory of the sizes that the functions named so return. All Gaussians stay in the
-// SplatList, those out of sight behind the others.
+// allocates scratch memory of the sizes that the functions named so return. All Gaussians stay in
+// the SplatList, those out of sight behind the others.
 namespace cuda {
 
 using Stream = void*;

@@ -1,6 +1,6 @@
-// The binding of the CUDA kernels: the same operators as ops.cpp gives to the CPU. Each begins with an
-// OnDevice: the tensors' device is made current, every tensor must be there, and the kernels go to
-// torch's stream of that device. `num_threads` means nothing here.
+// The binding of the CUDA kernels: the same operators as ops.cpp gives to the CPU. Each begins with
+// an OnDevice: the tensors' device is made current, every tensor must be there, and the kernels go
+// to torch's stream of that device. `num_threads` means nothing here.
 #include <torch/csrc/stable/library.h>
 
 #include <limits>
@@ -109,8 +109,7 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
   const splat::SplatList list = splats_of(splats, order);
   int64_t* starts = static_cast<int64_t*>(splat_starts.data_ptr());
   const Tensor sort_scratch = scratch_of(splat::cuda::sort_splats_scratch(num));
-  splat::cuda::sort_splats(projected, grid, list, starts, sort_scratch.data_ptr(),
-                           device.stream());
+  splat::cuda::sort_splats(projected, grid, list, starts, sort_scratch.data_ptr(), device.stream());
   const int64_t num_instances = splat::cuda::read_back(starts + num, device.stream());
   STD_TORCH_CHECK(num_instances < std::numeric_limits<int32_t>::max(),
                   "the Gaussians cover too much of the image (", num_instances,

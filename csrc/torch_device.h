@@ -1,5 +1,5 @@
-// Where a tensor lives, and how a call comes to run there. The emulation of CUDA has a file of the same
-// name, so it is included with angle brackets.
+// Where a tensor lives, and how a call comes to run there. The emulation of CUDA has a file of the
+// same name, so it is included with angle brackets.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -28,9 +28,8 @@ inline int32_t device_of(const torch::stable::Tensor& t) {
 inline torch::stable::Tensor empty_on(int32_t device, const std::vector<int64_t>& sizes,
                                       torch::headeronly::ScalarType type) {
   if (device == kCpu) return torch::stable::empty(sizes, type);
-  return torch::stable::empty(
-      sizes, type, std::nullopt,
-      torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
+  return torch::stable::empty(sizes, type, std::nullopt,
+                              torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
 }
 
 #if defined(SPLAT_CUDA)

@@ -143,6 +143,7 @@ def train_once(num_threads: int) -> list[Tensor]:
     return [raster.rgb, raster.depth_sum, loss, probe.grad, *gradients, *leaves]  # type: ignore[list-item]
 
 
+@pytest.mark.cpu_kernels
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     expected = train_once(1)
     for num_threads in (2, 3, 8, 2):
@@ -150,6 +151,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.cpu_kernels
 def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None:
     script = (
         "import sys, torch; sys.path.insert(0, sys.argv[1]); import test_ops;"
@@ -169,6 +171,7 @@ def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None
         assert relative_error(ours, theirs.detach()) < 1e-3
 
 
+@pytest.mark.cpu_kernels
 def test_calls_from_two_threads_do_not_disturb_each_other() -> None:
     """A viewer renders while a training step runs."""
     expected = train_once(2)
@@ -191,6 +194,7 @@ def test_calls_from_two_threads_do_not_disturb_each_other() -> None:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(result, expected, strict=True))
 
 
+@pytest.mark.cpu_kernels
 def test_a_running_kernel_does_not_hold_the_interpreter() -> None:
     size = 40_000_000
     tensors = [torch.zeros(size) for _ in range(4)]

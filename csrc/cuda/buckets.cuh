@@ -1,5 +1,5 @@
-// A tile's list is cut into buckets of 32 instances, a warp of the backward pass each. The forward pass
-// leaves the state of every pixel at the beginning of each bucket but the first.
+// A tile's list is cut into buckets of 32 instances, a warp of the backward pass each. The forward
+// pass leaves the state of every pixel at the beginning of each bucket but the first.
 #pragma once
 
 #include "../kernels.h"
@@ -7,9 +7,9 @@
 
 namespace splat::cuda {
 
-constexpr int kBucket = 32;      // instances
-constexpr int kPixels = 256;     // of a tile
-constexpr int kStateSize = 5;    // transmittance (negative: finished), red, green, blue, depth
+constexpr int kBucket = 32;    // instances
+constexpr int kPixels = 256;   // of a tile
+constexpr int kStateSize = 5;  // transmittance (negative: finished), red, green, blue, depth
 static_assert(kPixels == kTileSize * kTileSize && kPixels == kThreads, "one thread a pixel");
 
 // A tile's first bucket, without a scan: every tile has room for one bucket more than it may need.
@@ -23,8 +23,8 @@ __device__ __forceinline__ float* state_of(float* checkpoints, int64_t bucket, i
   return checkpoints + (bucket * kStateSize + number) * kPixels + pixel;
 }
 
-// The ends that the forward pass leaves: one behind the last instance that added to any pixel of the
-// tile, and then the same of each pixel.
+// The ends that the forward pass leaves: one behind the last instance that added to any pixel of
+// the tile, and then the same of each pixel.
 __device__ __forceinline__ int32_t* pixel_ends(int32_t* ends, const ImageGrid& grid, int64_t tile) {
   return ends + grid.num_tiles() + tile * kPixels;
 }

@@ -1,5 +1,6 @@
-// Mean |image - target| and mean SSIM with their gradient. A block makes 16 x 16 pixels of all channels;
-// sums are kept a block and added in the order of the blocks, so the value is the same every time.
+// Mean |image - target| and mean SSIM with their gradient. A block makes 16 x 16 pixels of all
+// channels; sums are kept a block and added in the order of the blocks, so the value is the same
+// every time.
 #include "../kernels.h"
 #include "launch.cuh"
 
@@ -12,10 +13,10 @@ static_assert(kSide * kSide == kThreads, "one thread a pixel");
 
 // A Gaussian of sigma 1.5 over 11 pixels, normalised.
 __device__ __forceinline__ float window_weight(int k) {
-  constexpr float kWeights[2 * kHalf + 1] = {
-      1.028380084e-3f, 7.598758135e-3f, 3.600077213e-2f, 1.093606895e-1f,
-      2.130055377e-1f, 2.660117249e-1f, 2.130055377e-1f, 1.093606895e-1f,
-      3.600077213e-2f, 7.598758135e-3f, 1.028380084e-3f};
+  constexpr float kWeights[2 * kHalf + 1] = {1.028380084e-3f, 7.598758135e-3f, 3.600077213e-2f,
+                                             1.093606895e-1f, 2.130055377e-1f, 2.660117249e-1f,
+                                             2.130055377e-1f, 1.093606895e-1f, 3.600077213e-2f,
+                                             7.598758135e-3f, 1.028380084e-3f};
   return kWeights[k];
 }
 
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   const double l1_total = block_sum(l1_sum), ssim_total = block_sum(ssim_sum);
   if (threadIdx.x != 0) return;
-  *args.value = static_cast<double>(scales->l1) * l1_total +
-                static_cast<double>(scales->ssim) * ssim_total;
+  *args.value =
+      static_cast<double>(scales->l1) * l1_total + static_cast<double>(scales->ssim) * ssim_total;
 }
 
 int64_t num_image_blocks(const ImageLoss& args) {
@@ -238,8 +239,7 @@ int64_t num_image_blocks(const ImageLoss& args) {
 }  // namespace
 
 int64_t image_loss_scratch(const ImageLoss& args) {
-  const int64_t partials =
-      args.ssim_weight > 0 ? 3 * args.height * args.width * args.channels : 0;
+  const int64_t partials = args.ssim_weight > 0 ? 3 * args.height * args.width * args.channels : 0;
   return static_cast<int64_t>(sizeof(double)) * (1 + 2 * num_image_blocks(args)) +
          static_cast<int64_t>(sizeof(float)) * partials;
 }
@@ -255,8 +255,7 @@ void image_loss(const ImageLoss& args, void* scratch, Stream stream) {
   if (ssim != nullptr) {
     launch("ssim", ssim_kernel, blocks, kThreads, stream, args, scales, partials, ssim);
   }
-  launch("loss_gradient", gradient_kernel, blocks, kThreads, stream, args, scales, partials,
-         l1);
+  launch("loss_gradient", gradient_kernel, blocks, kThreads, stream, args, scales, partials, l1);
   launch("loss_value", value_kernel, 1, kThreads, stream, args, scales, l1, ssim, blocks);
 }
 

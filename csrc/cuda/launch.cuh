@@ -1,5 +1,5 @@
-// Starting a kernel and saying what failed. Nothing here knows torch: the binding has made the device
-// current and passes its stream.
+// Starting a kernel and saying what failed. Nothing here knows torch: the binding has made the
+// device current and passes its stream.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -18,10 +18,11 @@ __device__ __forceinline__ void store3(float* p, int64_t i, Vec3<float> x) {
 }
 
 __device__ GaussianValues<float> load_gaussian(const GaussianArrays& g, bool raw, int64_t i) {
-  GaussianValues<float> v = {load3(g.means, i), load3(g.scales, i),
-                             {g.quats[4 * i], g.quats[4 * i + 1], g.quats[4 * i + 2],
-                              g.quats[4 * i + 3]},
-                             g.opacities[i]};
+  GaussianValues<float> v = {
+      load3(g.means, i),
+      load3(g.scales, i),
+      {g.quats[4 * i], g.quats[4 * i + 1], g.quats[4 * i + 2], g.quats[4 * i + 3]},
+      g.opacities[i]};
   if (raw) {
     v.scales = {scale_of(v.scales.x), scale_of(v.scales.y), scale_of(v.scales.z)};
     v.opacity = opacity_of(v.opacity);
@@ -63,8 +64,9 @@ __global__ void __launch_bounds__(kThreads) project_fwd_kernel(ProjectFwd args) 
   store3(args.conics, i, {shown(view.ellipse.a), shown(view.ellipse.b), shown(view.ellipse.c)});
   args.depths[i] = shown(view.point.z);
   args.opacities[i] = shown(opacity);
-  store3(args.colors, i, {maximum(shown(color.x), 0.0f), maximum(shown(color.y), 0.0f),
-                          maximum(shown(color.z), 0.0f)});
+  store3(args.colors, i,
+         {maximum(shown(color.x), 0.0f), maximum(shown(color.y), 0.0f),
+          maximum(shown(color.z), 0.0f)});
   args.radii[2 * i] = static_cast<int32_t>(shown(radii.x));
   args.radii[2 * i + 1] = static_cast<int32_t>(shown(radii.y));
 }
@@ -130,13 +132,12 @@ __global__ void __launch_bounds__(kThreads) project_bwd_kernel(ProjectBwd args) 
   out.mean = out.mean + shade_vjp(args, g.mean, i);
   if (args.settings.raw) {
     v_opacity = v_opacity * g.opacity * (1.0f - g.opacity);
-    out.scales = {out.scales.x * g.scales.x, out.scales.y * g.scales.y,
-                  out.scales.z * g.scales.z};
+    out.scales = {out.scales.x * g.scales.x, out.scales.y * g.scales.y, out.scales.z * g.scales.z};
   }
   // A gradient that overflows (a quaternion of length 1e-30, say) is left out, not passed on.
-  const bool finite = is_finite(out.mean.x + out.mean.y + out.mean.z + out.quat.w + out.quat.x +
-                                out.quat.y + out.quat.z + out.scales.x + out.scales.y +
-                                out.scales.z + v_opacity);
+  const bool finite =
+      is_finite(out.mean.x + out.mean.y + out.mean.z + out.quat.w + out.quat.x + out.quat.y +
+                out.quat.z + out.scales.x + out.scales.y + out.scales.z + v_opacity);
   const auto shown = [&](float x) { return select(finite, x, 0.0f); };
   store3(args.v_means, i, {shown(out.mean.x), shown(out.mean.y), shown(out.mean.z)});
   store3(args.v_scales, i, {shown(out.scales.x), shown(out.scales.y), shown(out.scales.z)});

@@ -1,6 +1,6 @@
-// The way back: a warp a bucket, a lane a splat. The tile's pixels stream through the lanes, front to
-// back, so that a splat's gradients stay in registers; nothing is added in memory by two threads, and
-// the result does not depend on who comes first.
+// The way back: a warp a bucket, a lane a splat. The tile's pixels stream through the lanes, front
+// to back, so that a splat's gradients stay in registers; nothing is added in memory by two
+// threads, and the result does not depend on who comes first.
 #include "../blend.h"
 #include "../cpu/splat.h"
 #include "buckets.cuh"

@@ -1,5 +1,5 @@
-// Compositing front to back: a block a tile, a thread a pixel. Compiled without implicit fusing, as the
-// backward pass is: both must agree to the bit on who is visible.
+// Compositing front to back: a block a tile, a thread a pixel. Compiled without implicit fusing, as
+// the backward pass is: both must agree to the bit on who is visible.
 #include "../blend.h"
 #include "../cpu/splat.h"
 #include "buckets.cuh"
@@ -46,8 +46,7 @@ __device__ void write_pixel(const RasterFwd& args, const Pixel& pixel, const Pix
   args.depth_sum[i] = p.depth;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    raster_fwd_kernel(RasterFwd args, float* checkpoints) {
+__global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, float* checkpoints) {
   __shared__ cpu::Splat batch[kThreads];
   __shared__ int32_t tile_end;
   const int64_t tile = blockIdx.x;

@@ -1,6 +1,6 @@
 // Which splats are visible, in which order, and which tiles they cover. All Gaussians stay in the
-// lists, those out of sight behind the others and with no tile, so that only the number of instances
-// is a number that the host does not know.
+// lists, those out of sight behind the others and with no tile, so that only the number of
+// instances is a number that the host does not know.
 #include <cub/cub.cuh>
 
 #include "../cover.h"
@@ -140,9 +140,8 @@ struct SplatScratch {
 SplatScratch splat_scratch(Pieces& pieces, int64_t num) {
   const size_t sort = sort_bytes(num), scan = scan_bytes(num + 1);
   const size_t cub_bytes = sort > scan ? sort : scan;
-  return {pieces.take<uint32_t>(num),    pieces.take<uint32_t>(num),
-          pieces.take<int32_t>(num),     pieces.take<int64_t>(num + 1),
-          pieces.take<char>(cub_bytes), cub_bytes};
+  return {pieces.take<uint32_t>(num),    pieces.take<uint32_t>(num),   pieces.take<int32_t>(num),
+          pieces.take<int64_t>(num + 1), pieces.take<char>(cub_bytes), cub_bytes};
 }
 
 struct InstanceScratch {
@@ -185,8 +184,8 @@ void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const 
                                           out.order, num, 0, 32, queue),
           "the sort by depth");
   }
-  launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid,
-         s.sorted_keys, out, s.counts);
+  launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid, s.sorted_keys,
+         out, s.counts);
   check(cub::DeviceScan::ExclusiveSum(s.cub, s.cub_bytes, s.counts, splat_starts, num + 1, queue),
         "the sum of instances");
 }
@@ -219,8 +218,8 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
                                           static_cast<cudaStream_t>(stream)),
           "the sort by tile");
   }
-  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, splats,
-         grid, out, s.sorted_tiles);
+  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, splats, grid,
+         out, s.sorted_tiles);
 }
 
 }  // namespace splat::cuda

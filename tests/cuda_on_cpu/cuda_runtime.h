@@ -18,20 +18,26 @@
 #define blockDim (emulator::indices().block_dim)
 #define gridDim (emulator::indices().grid_dim)
 
-using cudaStream_t = emulator::Stream*;
+using cudaStream_t = emulator::Stream *;
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice
+};
 
-inline const char* cudaGetErrorString(cudaError_t) { return "emulated error"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launch throws instead
+inline const char *cudaGetErrorString(cudaError_t) { return "emulated error"; }
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+} // launch throws instead
 
-inline cudaError_t cudaGetDevice(int* device) {
+inline cudaError_t cudaGetDevice(int *device) {
   *device = emulator::current_device();
   return cudaSuccess;
 }
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
+                                   cudaMemcpyKind, cudaStream_t) {
   emulator::copy(to, from, bytes);
   return cudaSuccess;
 }
@@ -39,28 +45,29 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 inline void __syncthreads() { emulator::block_barrier(0); }
-inline int __syncthreads_count(int value) { return emulator::block_barrier(value != 0 ? 1 : 0); }
-inline void __syncwarp(unsigned = 0xffffffffu) { emulator::warp_ballot("__syncwarp", false); }
+inline int __syncthreads_count(int value) {
+  return emulator::block_barrier(value != 0 ? 1 : 0);
+}
+inline void __syncwarp(unsigned = 0xffffffffu) {
+  emulator::warp_ballot("__syncwarp", false);
+}
 
-template <typename T>
-T __shfl_up_sync(unsigned, T value, unsigned delta) {
+template <typename T> T __shfl_up_sync(unsigned, T value, unsigned delta) {
   const int lane = emulator::lane(), source = lane - static_cast<int>(delta);
   return emulator::shuffle("__shfl_up_sync", value, source < 0 ? lane : source);
 }
 
-template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned delta) {
+template <typename T> T __shfl_down_sync(unsigned, T value, unsigned delta) {
   const int lane = emulator::lane(), source = lane + static_cast<int>(delta);
-  return emulator::shuffle("__shfl_down_sync", value, source > 31 ? lane : source);
+  return emulator::shuffle("__shfl_down_sync", value,
+                           source > 31 ? lane : source);
 }
 
-template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
+template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
   return emulator::shuffle("__shfl_xor_sync", value, emulator::lane() ^ mask);
 }
 
-template <typename T>
-T __shfl_sync(unsigned, T value, int source) {
+template <typename T> T __shfl_sync(unsigned, T value, int source) {
   return emulator::shuffle("__shfl_sync", value, source & 31);
 }
 
@@ -69,16 +76,15 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 
 // Threads of one block never run at once, so plain arithmetic is atomic here.
-template <typename T>
-T atomicAdd(T* address, T value) {
+template <typename T> T atomicAdd(T *address, T value) {
   const T before = *address;
   *address = before + value;
   return before;
 }
 
-template <typename T>
-T atomicMax(T* address, T value) {
+template <typename T> T atomicMax(T *address, T value) {
   const T before = *address;
-  if (value > before) *address = value;
+  if (value > before)
+    *address = value;
   return before;
 }

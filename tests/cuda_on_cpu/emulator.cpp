@@ -24,16 +24,16 @@ constexpr int kWarp = 32;
 
 // ---- devices
 
-constexpr size_t kArena = size_t{1} << 30;  // reserved, used page by page
+constexpr size_t kArena = size_t{1} << 30; // reserved, used page by page
 
 struct Arena {
-  char* begin = nullptr;
+  char *begin = nullptr;
   size_t used = 0;
 };
 
-const char* running_kernel = nullptr;  // for the message of a bad access
+const char *running_kernel = nullptr; // for the message of a bad access
 
-void report_bad_access(int, siginfo_t* info, void*) {
+void report_bad_access(int, siginfo_t *info, void *) {
   const int owner = owner_of(info->si_addr);
   if (owner < 0) {
     std::signal(SIGSEGV, SIG_DFL);
@@ -41,9 +41,12 @@ void report_bad_access(int, siginfo_t* info, void*) {
   }
   char text[256];
   const int length = std::snprintf(
-      text, sizeof(text), "emulator: %s touched memory of device %d while device %d is current\n",
-      running_kernel == nullptr ? "the host" : running_kernel, owner, current_device());
-  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) _exit(87);
+      text, sizeof(text),
+      "emulator: %s touched memory of device %d while device %d is current\n",
+      running_kernel == nullptr ? "the host" : running_kernel, owner,
+      current_device());
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0)
+    _exit(87);
   _exit(86);
 }
 
@@ -54,10 +57,11 @@ struct Devices {
 
   Devices() {
     for (int i = 0; i < kNumDevices; ++i) {
-      void* memory = mmap(nullptr, kArena, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                          -1, 0);
-      if (memory == MAP_FAILED) throw std::runtime_error("emulator: no room for a device");
-      arenas[i].begin = static_cast<char*>(memory);
+      void *memory = mmap(nullptr, kArena, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED)
+        throw std::runtime_error("emulator: no room for a device");
+      arenas[i].begin = static_cast<char *>(memory);
       streams[i].device = i;
     }
     struct sigaction action = {};
@@ -67,23 +71,25 @@ struct Devices {
   }
 
   void open(int device, bool readable) {
-    Arena& arena = arenas[device];
-    if (arena.used == 0) return;
-    if (mprotect(arena.begin, arena.used, readable ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
+    Arena &arena = arenas[device];
+    if (arena.used == 0)
+      return;
+    if (mprotect(arena.begin, arena.used,
+                 readable ? PROT_READ | PROT_WRITE : PROT_NONE) != 0) {
       throw std::runtime_error("emulator: mprotect failed");
     }
   }
 };
 
-Devices& devices() {
+Devices &devices() {
   static Devices all;
   return all;
 }
 
 // While it lives the device's memory may be touched, by what is named.
 class Access {
- public:
-  Access(const char* name, int device) : device_(device) {
+public:
+  Access(const char *name, int device) : device_(device) {
     running_kernel = name;
     devices().open(device_, true);
   }
@@ -92,21 +98,23 @@ class Access {
     running_kernel = nullptr;
   }
 
- private:
+private:
   int device_;
 };
 
-void check_stream(const char* name, const Stream* stream) {
-  if (stream == nullptr || stream->device == current_device()) return;
-  throw std::runtime_error(std::string("emulator: ") + name + " was launched on a stream of device " +
+void check_stream(const char *name, const Stream *stream) {
+  if (stream == nullptr || stream->device == current_device())
+    return;
+  throw std::runtime_error(std::string("emulator: ") + name +
+                           " was launched on a stream of device " +
                            std::to_string(stream->device) + " while device " +
                            std::to_string(current_device()) + " is current");
 }
 
 // ---- a block
 
-// Threads wait until all have come. What they bring is kept for two rounds: a thread can be at most one
-// round ahead of the slowest reader.
+// Threads wait until all have come. What they bring is kept for two rounds: a
+// thread can be at most one round ahead of the slowest reader.
 struct Barrier {
   int expected = 0, arrived = 0;
   int64_t round = 0;
@@ -116,7 +124,7 @@ struct Barrier {
 struct Warp {
   Barrier barrier;
   uint64_t values[2][kWarp] = {};
-  const char* functions[2][kWarp] = {};
+  const char *functions[2][kWarp] = {};
 };
 
 struct Thread {
@@ -124,12 +132,13 @@ struct Thread {
   dim3 index;
   int warp = 0, lane = 0;
   int64_t warp_calls = 0;
-  Barrier* waits_for = nullptr;
+  Barrier *waits_for = nullptr;
   int64_t waits_for_round = 0;
   bool finished = false;
 
   bool ready() const {
-    return !finished && (waits_for == nullptr || waits_for->round >= waits_for_round);
+    return !finished &&
+           (waits_for == nullptr || waits_for->round >= waits_for_round);
   }
 };
 
@@ -137,17 +146,18 @@ struct Block {
   std::vector<std::unique_ptr<Thread>> threads;
   std::vector<Warp> warps;
   Barrier barrier;
-  const std::function<void()>* body = nullptr;
-  Thread* running = nullptr;
+  const std::function<void()> *body = nullptr;
+  Thread *running = nullptr;
   Indices indices;
   std::string error;
 };
 
-Block block;  // one runs at a time
+Block block; // one runs at a time
 
-int64_t arrive(Barrier& barrier, int value) {
+int64_t arrive(Barrier &barrier, int value) {
   const int64_t round = barrier.round;
-  if (barrier.arrived == 0) barrier.sums[round % 2] = 0;
+  if (barrier.arrived == 0)
+    barrier.sums[round % 2] = 0;
   barrier.sums[round % 2] += value;
   if (++barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
@@ -164,7 +174,7 @@ int64_t arrive(Barrier& barrier, int value) {
 void run_thread() {
   try {
     (*block.body)();
-  } catch (const std::exception& error) {
+  } catch (const std::exception &error) {
     block.error = error.what();
   }
   block.running->finished = true;
@@ -180,7 +190,7 @@ void prepare(int64_t index, int num_threads) {
     block.threads.push_back(std::make_unique<Thread>());
   }
   for (int i = 0; i < num_threads; ++i) {
-    Thread& thread = *block.threads[i];
+    Thread &thread = *block.threads[i];
     thread.index = dim3(static_cast<unsigned>(i));
     thread.warp = i / kWarp;
     thread.lane = i % kWarp;
@@ -192,28 +202,34 @@ void prepare(int64_t index, int num_threads) {
   }
 }
 
-void run_block(const char* name, int64_t index, int num_threads, std::mt19937* random) {
+void run_block(const char *name, int64_t index, int num_threads,
+               std::mt19937 *random) {
   prepare(index, num_threads);
   std::vector<int> order(num_threads);
   std::iota(order.begin(), order.end(), 0);
   bool moved = true;
   while (moved) {
     moved = false;
-    if (random != nullptr) std::shuffle(order.begin(), order.end(), *random);
+    if (random != nullptr)
+      std::shuffle(order.begin(), order.end(), *random);
     for (const int i : order) {
-      Thread& thread = *block.threads[i];
-      if (!thread.ready()) continue;
+      Thread &thread = *block.threads[i];
+      if (!thread.ready())
+        continue;
       moved = true;
       block.running = &thread;
       block.indices.thread = thread.index;
       thread.fibre.resume();
-      if (!block.error.empty()) throw std::runtime_error(block.error);
+      if (!block.error.empty())
+        throw std::runtime_error(block.error);
     }
   }
   for (int i = 0; i < num_threads; ++i) {
-    if (block.threads[i]->finished) continue;
-    throw std::runtime_error(std::string("emulator: ") + name + ": thread " + std::to_string(i) +
-                             " waits at a barrier that other threads do not reach");
+    if (block.threads[i]->finished)
+      continue;
+    throw std::runtime_error(
+        std::string("emulator: ") + name + ": thread " + std::to_string(i) +
+        " waits at a barrier that other threads do not reach");
   }
 }
 
@@ -222,8 +238,9 @@ struct Order {
   std::mt19937 generator;
 
   Order() {
-    const char* seed = std::getenv("SPLATSTUDIO_EMULATOR_SEED");
-    if (seed != nullptr) set(std::atoll(seed));
+    const char *seed = std::getenv("SPLATSTUDIO_EMULATOR_SEED");
+    if (seed != nullptr)
+      set(std::atoll(seed));
   }
   void set(int64_t seed) {
     random = seed >= 0;
@@ -233,54 +250,63 @@ struct Order {
 
 Order order_of_threads;
 
-std::mt19937* random_order() {
+std::mt19937 *random_order() {
   return order_of_threads.random ? &order_of_threads.generator : nullptr;
 }
 
-}  // namespace
+} // namespace
 
 void set_order_seed(int64_t seed) { order_of_threads.set(seed); }
 
 int current_device() { return devices().current; }
 
 void set_current_device(int device) {
-  if (device < 0 || device >= kNumDevices) throw std::runtime_error("emulator: no such device");
+  if (device < 0 || device >= kNumDevices)
+    throw std::runtime_error("emulator: no such device");
   devices().current = device;
 }
 
-Stream* default_stream(int device) { return &devices().streams[device]; }
+Stream *default_stream(int device) { return &devices().streams[device]; }
 
-void* allocate(size_t bytes) {
-  Arena& arena = devices().arenas[devices().current];
-  // Pages of their own, so that a kernel that writes past its end can be seen by a neighbour's test.
+void *allocate(size_t bytes) {
+  Arena &arena = devices().arenas[devices().current];
+  // Pages of their own, so that a kernel that writes past its end can be seen
+  // by a neighbour's test.
   const size_t page = 4096, size = (bytes + page) / page * page;
-  if (arena.used + size > kArena) return nullptr;
-  void* memory = arena.begin + arena.used;
+  if (arena.used + size > kArena)
+    return nullptr;
+  void *memory = arena.begin + arena.used;
   arena.used += size;
   return memory;
 }
 
-int owner_of(const void* address) {
-  const char* p = static_cast<const char*>(address);
+int owner_of(const void *address) {
+  const char *p = static_cast<const char *>(address);
   for (int i = 0; i < kNumDevices; ++i) {
-    const Arena& arena = devices().arenas[i];
-    if (p >= arena.begin && p < arena.begin + kArena) return i;
+    const Arena &arena = devices().arenas[i];
+    if (p >= arena.begin && p < arena.begin + kArena)
+      return i;
   }
   return -1;
 }
 
-void copy(void* to, const void* from, size_t bytes) {
-  if (bytes == 0) return;
+void copy(void *to, const void *from, size_t bytes) {
+  if (bytes == 0)
+    return;
   const int source = owner_of(from), target = owner_of(to);
-  if (source >= 0) devices().open(source, true);
-  if (target >= 0) devices().open(target, true);
+  if (source >= 0)
+    devices().open(source, true);
+  if (target >= 0)
+    devices().open(target, true);
   std::memcpy(to, from, bytes);
-  if (source >= 0) devices().open(source, false);
-  if (target >= 0) devices().open(target, false);
+  if (source >= 0)
+    devices().open(source, false);
+  if (target >= 0)
+    devices().open(target, false);
 }
 
-void launch(const char* name, int64_t blocks, int threads, Stream* stream,
-            const std::function<void()>& thread) {
+void launch(const char *name, int64_t blocks, int threads, Stream *stream,
+            const std::function<void()> &thread) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   check_stream(name, stream);
@@ -289,7 +315,7 @@ void launch(const char* name, int64_t blocks, int threads, Stream* stream,
   block.error.clear();
   block.indices.block_dim = dim3(static_cast<unsigned>(threads));
   block.indices.grid_dim = dim3(static_cast<unsigned>(blocks));
-  std::mt19937* random = random_order();
+  std::mt19937 *random = random_order();
   std::vector<int64_t> order(random == nullptr ? 0 : blocks);
   if (random != nullptr) {
     std::iota(order.begin(), order.end(), 0);
@@ -300,37 +326,42 @@ void launch(const char* name, int64_t blocks, int threads, Stream* stream,
   }
 }
 
-void run_on_device(const char* name, Stream* stream, const std::function<void()>& work) {
+void run_on_device(const char *name, Stream *stream,
+                   const std::function<void()> &work) {
   check_stream(name, stream);
   const Access access(name, current_device());
   work();
 }
 
-const Indices& indices() {
+const Indices &indices() {
   block.indices.thread = block.running->index;
   return block.indices;
 }
 
-int block_barrier(int value) { return static_cast<int>(arrive(block.barrier, value)); }
+int block_barrier(int value) {
+  return static_cast<int>(arrive(block.barrier, value));
+}
 
 int lane() { return block.running->lane; }
 
-uint64_t warp_exchange(const char* function, uint64_t value, int source) {
-  Thread& self = *block.running;
-  Warp& warp = block.warps[self.warp];
+uint64_t warp_exchange(const char *function, uint64_t value, int source) {
+  Thread &self = *block.running;
+  Warp &warp = block.warps[self.warp];
   const int64_t turn = self.warp_calls++ % 2;
   warp.values[turn][self.lane] = value;
   warp.functions[turn][self.lane] = function;
   arrive(warp.barrier, 0);
-  if (source >= warp.barrier.expected || std::strcmp(warp.functions[turn][source], function) != 0) {
-    throw std::runtime_error(std::string("emulator: lanes of a warp disagree about ") + function);
+  if (source >= warp.barrier.expected ||
+      std::strcmp(warp.functions[turn][source], function) != 0) {
+    throw std::runtime_error(
+        std::string("emulator: lanes of a warp disagree about ") + function);
   }
   return warp.values[turn][source];
 }
 
-uint32_t warp_ballot(const char* function, bool value) {
-  Thread& self = *block.running;
-  Warp& warp = block.warps[self.warp];
+uint32_t warp_ballot(const char *function, bool value) {
+  Thread &self = *block.running;
+  Warp &warp = block.warps[self.warp];
   const int64_t turn = self.warp_calls++ % 2;
   warp.values[turn][self.lane] = value ? 1 : 0;
   warp.functions[turn][self.lane] = function;
@@ -338,11 +369,12 @@ uint32_t warp_ballot(const char* function, bool value) {
   uint32_t bits = 0;
   for (int i = 0; i < warp.barrier.expected; ++i) {
     if (std::strcmp(warp.functions[turn][i], function) != 0) {
-      throw std::runtime_error(std::string("emulator: lanes of a warp disagree about ") + function);
+      throw std::runtime_error(
+          std::string("emulator: lanes of a warp disagree about ") + function);
     }
     bits |= static_cast<uint32_t>(warp.values[turn][i]) << i;
   }
   return bits;
 }
 
-}  // namespace emulator
+} // namespace emulator

@@ -9,32 +9,36 @@
 
 namespace {
 
-using namespace splat::binding;  // NOLINT
+using namespace splat::binding; // NOLINT
 
-Sizes sizes_of(const Tensor& t) {
+Sizes sizes_of(const Tensor &t) {
   Sizes sizes;
-  for (int64_t i = 0; i < t.dim(); ++i) sizes.push_back(t.size(i));
+  for (int64_t i = 0; i < t.dim(); ++i)
+    sizes.push_back(t.size(i));
   return sizes;
 }
 
-size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * t.element_size(); }
+size_t bytes_of(const Tensor &t) {
+  return static_cast<size_t>(t.numel()) * t.element_size();
+}
 
-Tensor to_device(const Tensor& t, int64_t device) {
+Tensor to_device(const Tensor &t, int64_t device) {
   const int before = emulator::current_device();
   emulator::set_current_device(static_cast<int>(device));
-  const Tensor copy = empty_on(static_cast<int32_t>(device), sizes_of(t), t.scalar_type());
+  const Tensor copy =
+      empty_on(static_cast<int32_t>(device), sizes_of(t), t.scalar_type());
   emulator::set_current_device(before);
   emulator::copy(copy.data_ptr(), t.data_ptr(), bytes_of(t));
   return copy;
 }
 
-Tensor to_host(const Tensor& t) {
+Tensor to_host(const Tensor &t) {
   const Tensor copy = torch::stable::empty(sizes_of(t), t.scalar_type());
   emulator::copy(copy.data_ptr(), t.data_ptr(), bytes_of(t));
   return copy;
 }
 
-int64_t device_index(const Tensor& t) { return device_of(t); }
+int64_t device_index(const Tensor &t) { return device_of(t); }
 
 void set_current_device(int64_t device) {
   emulator::set_current_device(static_cast<int>(device));
@@ -44,15 +48,15 @@ int64_t current_device() { return emulator::current_device(); }
 
 void set_order_seed(int64_t seed) { emulator::set_order_seed(seed); }
 
-Tensor faulty(const std::string& fault) {
+Tensor faulty(const std::string &fault) {
   const Tensor out = torch::stable::empty({64}, ScalarType::Int);
-  faults::run(fault, static_cast<int32_t*>(out.data_ptr()));
+  faults::run(fault, static_cast<int32_t *>(out.data_ptr()));
   return out;
 }
 
 std::string instruction_set() { return "CUDA, emulated"; }
 
-}  // namespace
+} // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
   m.def("to_device(Tensor t, int device) -> Tensor");

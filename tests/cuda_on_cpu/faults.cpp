@@ -10,13 +10,14 @@ namespace {
 constexpr int kThreads = 64;
 
 // Half of the threads do not come to the barrier.
-void missing_barrier(int32_t* out) {
-  if (threadIdx.x < kThreads / 2) __syncthreads();
+void missing_barrier(int32_t *out) {
+  if (threadIdx.x < kThreads / 2)
+    __syncthreads();
   out[threadIdx.x] = 1;
 }
 
 // The lanes of a warp call different functions.
-void divided_warp(int32_t* out) {
+void divided_warp(int32_t *out) {
   if (threadIdx.x % 2 == 0) {
     out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 2);
   } else {
@@ -25,7 +26,7 @@ void divided_warp(int32_t* out) {
 }
 
 // Every thread reads what its neighbour has written, or not yet.
-void missing_sync(int32_t* out) {
+void missing_sync(int32_t *out) {
   __shared__ int32_t values[kThreads];
   values[threadIdx.x] = -1;
   __syncthreads();
@@ -33,15 +34,16 @@ void missing_sync(int32_t* out) {
   out[threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
 }
 
-}  // namespace
+} // namespace
 
-void run(const std::string& fault, int32_t* out) {
-  void (*kernel)(int32_t*) = fault == "missing barrier" ? missing_barrier
-                             : fault == "divided warp"  ? divided_warp
-                             : fault == "missing sync"  ? missing_sync
-                                                        : nullptr;
-  if (kernel == nullptr) throw std::runtime_error("no such fault: " + fault);
+void run(const std::string &fault, int32_t *out) {
+  void (*kernel)(int32_t *) = fault == "missing barrier" ? missing_barrier
+                              : fault == "divided warp"  ? divided_warp
+                              : fault == "missing sync"  ? missing_sync
+                                                         : nullptr;
+  if (kernel == nullptr)
+    throw std::runtime_error("no such fault: " + fault);
   emulator::launch(fault.c_str(), 1, kThreads, nullptr, [&] { kernel(out); });
 }
 
-}  // namespace faults
+} // namespace faults

@@ -46,9 +46,7 @@ def train_step(inputs: list[Tensor], target: Tensor, background: Tensor) -> list
     lists = native.bin(*projected, radii, WIDTH, HEIGHT, 1)
     rgb, alpha, depth_sum, *state = native.raster_fwd(*lists, background, WIDTH, HEIGHT, 0.999, 1)
     value, v_rgb = native.image_loss(rgb, target, None, 0.8, 0.2, False, True, 1)
-    v = native.raster_bwd(
-        *lists, *state, rgb, alpha, depth_sum, v_rgb, None, None, NUM, 0.999, True, True, 1
-    )
+    v = native.raster_bwd(*lists, *state, rgb, alpha, depth_sum, v_rgb, None, None, NUM, 0.999, True, True, 1)
     v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe = v
     rows = (v_means2d, v_conics, v_depths, v_opacities, v_colors)
     gradients = native.project_bwd(*inputs, radii, projected[4], *rows, VIEW, OPTIONS, 1)
@@ -65,9 +63,7 @@ def step_on_host() -> list[Tensor]:
 
 def step_on_device(device: int) -> list[Tensor]:
     inputs = [native.to_device(tensor, device) for tensor in gaussians()]
-    outputs = train_step(
-        inputs, native.to_device(target(), device), native.to_device(torch.zeros(3), device)
-    )
+    outputs = train_step(inputs, native.to_device(target(), device), native.to_device(torch.zeros(3), device))
     assert all(native.device_index(tensor) == device for tensor in outputs)
     return [native.to_host(tensor) for tensor in outputs]
 

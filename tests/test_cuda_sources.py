@@ -1,0 +1,54 @@
+"""Rules that every CUDA operator keeps, read from the sources, so that no GPU is needed to find a breach."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CSRC = Path(__file__).parents[1] / "csrc"
+BINDING = (CSRC / "ops_cuda.cpp").read_text()
+KERNELS = {path.name: path.read_text() for path in sorted((CSRC / "cuda").glob("*.cu*"))}
+
+
+def registered(binding: str) -> list[str]:
+    """Return the names of the functions that a binding gives to torch."""
+    return re.findall(r"TORCH_BOX\(&(\w+)\)", binding)
+
+
+def first_statement(binding: str, function: str) -> str:
+    """Return the first statement of a function's body."""
+    found = re.search(rf"\n[\w:<>, \n]*\b{function}\([^{{;]*\) {{\n(.*?;)", binding, re.DOTALL)
+    assert found is not None, f"{function} has no body"
+    return " ".join(found.group(1).split())
+
+
+def without_guard(binding: str) -> list[str]:
+    """Return the operators that do not begin with making their tensors' device current."""
+    guard = re.compile(r"const OnDevice device\(\w+\);")
+    return [name for name in registered(binding) if not guard.fullmatch(first_statement(binding, name))]
+
+
+def test_every_operator_begins_with_a_device_guard() -> None:
+    assert len(registered(BINDING)) >= 7
+    assert without_guard(BINDING) == []
+
+
+def test_an_operator_without_its_guard_is_found() -> None:
+    broken = BINDING.replace("  const OnDevice device(param);\n", "", 1)
+    assert broken != BINDING
+    assert without_guard(broken) == ["adam_step"]
+
+
+def test_every_kernel_is_launched_on_the_callers_stream() -> None:
+    for name, source in KERNELS.items():
+        if name == "launch.cuh":
+            continue
+        assert "<<<" not in source, f"{name} launches past launch()"
+        for call in re.findall(r"\blaunch\((.*?)\);", source, re.DOTALL):
+            assert "stream" in call, f"{name}: launch({call}) has no stream"
+
+
+def test_device_memory_comes_from_torch() -> None:
+    for name, source in KERNELS.items():
+        for forbidden in ("cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "thrust::", "cudaSetDevice"):
+            assert forbidden not in source, f"{name} calls {forbidden}"

@@ -20,6 +20,7 @@ from splatstudio.studio.network import Network
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 
 TIMEOUT = 60.0
+CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The browser draws without a GPU and, once it is there, asks nothing of the network.
 ARGUMENTS = [
@@ -92,12 +93,12 @@ class Screen:
         viewpoint = read_viewpoint(client.camera)
         assert viewpoint is not None
         # viser tells the pixels that it draws, which it makes fewer when the browser is slow.
-        box = self.page.locator("canvas").first.bounding_box()
+        box = self.page.locator(CANVAS).bounding_box()
         return replace(viewpoint, width=round(box["width"]), height=round(box["height"]))
 
     def picture(self) -> np.ndarray:
         """Return what the user sees beside the dock, [H, W, 3] uint8."""
-        box, viewpoint = self.page.locator("canvas").first.bounding_box(), self.viewpoint
+        box, viewpoint = self.page.locator(CANVAS).bounding_box(), self.viewpoint
         clip = {"x": box["x"], "y": box["y"], "width": viewpoint.width, "height": viewpoint.height}
         png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
         decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
@@ -106,7 +107,7 @@ class Screen:
 
     def drag(self, pixels: int, moves: int = 10) -> None:
         """Turn the camera with the left mouse button."""
-        box = self.page.locator("canvas").first.bounding_box()
+        box = self.page.locator(CANVAS).bounding_box()
         x, y = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
         self.page.mouse.move(x, y)
         self.page.mouse.down()
@@ -139,7 +140,7 @@ def open_page(
         page.on("pageerror", lambda error: errors.append(str(error)))
         opened.append(Screen(page, studio, errors))
         page.goto(studio.url)
-        page.wait_for_selector("canvas", timeout=1000 * TIMEOUT)
+        page.wait_for_selector(CANVAS, timeout=1000 * TIMEOUT)
         opened[-1].wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
         opened[-1].close_notices()
         return opened[-1]

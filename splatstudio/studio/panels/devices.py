@@ -54,7 +54,8 @@ class DevicesPanel(Panel):
             "Plot", tuple(QUANTITIES), hint="Over the last five minutes.", order=1.0
         )
         self._plot = Plot(gui, tab, "", order=2.0)
-        self._shown: tuple[object, ...] = ()
+        self._readings: tuple[DeviceReading, ...] = ()
+        self._chosen = ""
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
         self._sampler = threading.Thread(target=self._sample, name="devices", daemon=True)
@@ -63,9 +64,10 @@ class DevicesPanel(Panel):
     def refresh(self) -> None:
         """Show a sample that is new."""
         readings, choice = self._monitor.latest, self._choice.value
-        if not readings or (readings, choice) == self._shown:
+        # Compared by identity: also a sample that repeats the one before moves the plot.
+        if not readings or (readings is self._readings and choice == self._chosen):
             return
-        self._shown = (readings, choice)
+        self._readings, self._chosen = readings, choice
         self._rows.content = devices_html(readings, self._controller.rank_figures)
         quantity = QUANTITIES[choice]
         history = self._monitor.history(quantity.field)

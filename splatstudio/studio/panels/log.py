@@ -17,9 +17,7 @@ NUM_LINES = 200
 TAIL_BYTES = 64 * 1024
 LOOK_SECONDS = 1.0
 MAX_DOWNLOAD_BYTES = 50_000_000
-_BAD = re.compile(
-    r"\b(error|exception|traceback|fatal|killed|failed|SIG[A-Z]+)\b|\w+(Error|Exception):", re.I
-)
+_BAD = re.compile(r"(?i:\b(traceback|fatal|killed|failed)\b|(\b|\w)(error|exception)\b)|\bSIG[A-Z]{3,}\b")
 _DOUBTFUL = re.compile(r"\b(warn|warning|not saved|refused)\b", re.I)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

@@ -93,7 +93,7 @@ def _same(data: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> bool:
 def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
     """Return round ends of the x and the y axis that hold all of `data`; NaN values are left out.
 
-    They change seldom while a curve grows: 0 to 100, 200, 300, 500, 1000 ... steps, and multiples of `y_unit`.
+    They change seldom while a curve grows: 0 to 100, 200, 300, 500 ... steps, and multiples of `y_unit`.
     """
     steps, values = data[0], np.concatenate(data[1:])
     values = values[np.isfinite(values)]

@@ -80,11 +80,17 @@ class _Input:
             ) from None
 
     def show(self, value: Any) -> None:
-        """Show the run's value where the user has not begun to enter another one."""
-        edited = self.edited
-        self._shown = _displayed(value)
-        if not edited:
+        """Show the run's value, unless the user has begun to enter another one."""
+        untouched, self._shown = not self.edited, _displayed(value)
+        if untouched or self._means(value):
             self._handle.value = self._shown
+
+    def _means(self, value: Any) -> bool:
+        """Say whether what was entered is this value, as 2e-4 is 0.0002."""
+        try:
+            return _displayed(self.read()) == _displayed(value)
+        except ValueError:
+            return False
 
     def reset(self) -> None:
         """Show the run's value."""
@@ -150,7 +156,11 @@ def _displayed(value: Any) -> Any:
 
 
 def _label(path: str) -> str:
-    return path.rpartition(".")[2].removesuffix("_lr").replace("_", " ")
+    name = path.rpartition(".")[2]
+    if name.endswith("_lr"):
+        return name.removesuffix("_lr")  # of a tensor, which is called as everywhere
+    words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")
+    return words[:1].upper() + words[1:]
 
 
 def _hint(declared: Setting) -> str:

@@ -90,7 +90,7 @@ def header_html(name: str, status: Status, num_viewers: int) -> str:
         '<div style="display:flex;align-items:center;gap:7px;margin:2px 0 8px 0;font-size:13px">'
         f'<span style="width:9px;height:9px;border-radius:50%;background:{color};'
         f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'
-        f'<div style="display:grid;grid-template-columns:1fr 1fr;gap:6px 14px">{figures}</div>'
+        f'<div style="display:grid;grid-template-columns:1.3fr 1fr .9fr;gap:5px 10px">{figures}</div>'
         f"{message}</div>"
     )
 
@@ -115,5 +115,6 @@ def _figure(label: str, value: str) -> str:
     key = label.lower().replace(" ", "-")
     return (
         f'<div><div style="font-size:11px;color:{MUTED}">{label}</div>'
-        f'<div data-splatstudio="{key}" style="font-size:14px;font-weight:550">{value}</div></div>'
+        f'<div data-splatstudio="{key}" style="font-size:13.5px;font-weight:550;white-space:nowrap">'
+        f"{value}</div></div>"
     )

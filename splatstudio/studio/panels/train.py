@@ -130,9 +130,9 @@ class Plots:
         self._due = 0.0
         self._history = page.controller.history
         self._hint = gui.add_html(_muted("The curves appear when the training has begun."))
-        self._loss = Plot(gui, tab, "Loss", order=-4.0)
+        self._loss = Plot(gui, tab, "Loss (orange: opacities reset)", order=-4.0)
         self._psnr = Plot(gui, tab, "PSNR, dB (orange: test)", order=-3.0)
-        self._splats = Plot(gui, tab, "Splats, thousands (dots: densified)", order=-2.0)
+        self._splats = Plot(gui, tab, "Splats, thousands (green: densified)", order=-2.0)
         self._speed = Plot(gui, tab, "Steps a second", order=-1.0)
 
     def refresh(self) -> None:

@@ -122,44 +122,87 @@ def train_(
         trainer.close()
 
 
+@dataclass(frozen=True)
+class Against:
+    """What a model is compared with.
+
+    Args:
+        scene: The scene; a run and a checkpoint remember theirs.
+        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
+        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
+    """
+
+    scene: Path | None = None
+    downscale: int | None = None
+    test_every: int = 8
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is measured beside PSNR and SSIM.
+
+    Args:
+        lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
+        fetch_lpips: Download weights that are missing.
+        color_correct: Also PSNR after the affine map of colours that fits each photograph best.
+    """
+
+    lpips: tuple[Literal["alex", "vgg"], ...] = ("alex", "vgg")
+    fetch_lpips: bool = False
+    color_correct: bool = False
+
+
 @app.command(name="eval")
 def eval_(
     path: Positional[Path],
     /,
-    scene: Path | None = None,
-    downscale: int | None = None,
-    test_every: int = 8,
+    against: OmitArgPrefixes[Against] = Against(),
+    scores: OmitArgPrefixes[Scores] = Scores(),
+    merge: bool = False,
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
+    csv_file: Annotated[Path | None, tyro.conf.arg(name="csv")] = None,
 ) -> int:
-    """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs: PSNR and SSIM.
+    """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
+
+    The scores of a run or of its checkpoint are also written to the run's folder, as eval/step_N.json and
+    .csv; what each score is stands in the JSON.
 
     Args:
         path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
-        scene: The scene; a run and a checkpoint remember theirs.
-        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
-        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
-        json_file: Write the result here as JSON (psnr, ssim, num_gaussians, images).
+        against: What to compare with.
+        scores: What to measure beside PSNR and SSIM.
+        merge: Where the path is one rank's part of a model, merge it with the others before.
+        json_file: Write the result here as JSON.
+        csv_file: Write the table of the images here, worst first.
     """
-    from splatstudio.model import load_model, origin_of
-    from splatstudio.scene import load_scene
-    from splatstudio.terminal import console, print_evaluation, print_scores
+    from splatstudio.evaluate import measures_for
+    from splatstudio.lpips import fetch_lpips
+    from splatstudio.rank_parts import part_of
+    from splatstudio.scoring import EvaluationTask, evaluate_task
+    from splatstudio.terminal import console, count_progress, print_evaluation, print_scores
 
-    model, origin = load_model(path), origin_of(path)
-    if origin is not None:
-        scene = scene or origin.scene_path
-        downscale = downscale or origin.config.downscale
-        test_every = origin.config.test_every
-    if scene is None:
-        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
-    loaded = load_scene(scene, downscale=downscale or 1, test_every=test_every)
-    if not loaded.test_indices:
-        raise ValueError(f"{scene} has no test photographs: --test-every {test_every} holds none out")
-    evaluation = model.evaluate(loaded)
+    if scores.fetch_lpips:
+        for name in scores.lpips:
+            fetch_lpips(name)
+    part = None if merge else part_of(path)
+    if part is not None:
+        console.print(f"{part}{' Add --merge.' if part.complete else ''}", style="yellow", markup=False)
+    task = EvaluationTask(path, against.scene, against.downscale, against.test_every, merge)
+    with count_progress("photographs") as report:
+        measures = measures_for(scores.lpips, color_correct=scores.color_correct)
+        scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
+    evaluation = scored.evaluation
     print_scores(evaluation)
     print_evaluation(evaluation)
-    if json_file is not None:
-        json_file.write_text(json.dumps(evaluation.to_json(), indent=2) + "\n")
-        console.print(f"Written to {json_file}")
+    for file, text in [
+        (json_file, json.dumps(evaluation.to_json(), indent=2) + "\n"),
+        (csv_file, evaluation.to_csv()),
+    ]:
+        if file is not None:
+            file.write_text(text)
+    for file in (json_file, csv_file, scored.file):
+        if file is not None:
+            console.print(f"Written to {file}")
     return 0
 
 

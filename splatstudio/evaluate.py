@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,21 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splatstudio.durable import write_json_durably
+from splatstudio.durable import write_durably, write_json_durably
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import psnr, ssim
+from splatstudio.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 
+# What the figures are, as it stands in every file of results. `photograph` is 8-bit / 255, `render` is float.
+DEFINITIONS = {
+    "psnr": "dB; -10 log10 of the mean squared error over pixels and channels; render (float, clamped to"
+    " 0..1) against photograph (8-bit / 255); data range 1; a mask leaves its pixels out",
+    "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
+    " data range 1; mean over windows and channels; with a mask over the windows centred in it",
+    "psnr_corrected": "PSNR after the affine map of colours [r g b 1] -> [r g b] that brings the render"
+    " closest to the photograph (least squares over the image, clamped to 0..1)",
+    "lpips_alex": "Zhang et al. 2018, version 0.1, AlexNet; images in -1..1 (as gsplat's default); lower is"
+    " better; mean over positions",
+    "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
+    " program and gsplat's lpips_net vgg); lower is better; mean over positions",
+    "mean": "over images; one that is masked altogether is left out",
+    "seconds_per_image": "rendering alone, on the machine that evaluated",
+}
+
 
 @dataclass(frozen=True)
 class ImageScore:
-    """The scores of one photograph: PSNR in dB, SSIM up to 1."""
+    """The scores of one photograph, as `DEFINITIONS` says; None: not measured."""
 
     name: str
     psnr: float
     ssim: float
+    psnr_corrected: float | None = None
+    lpips_alex: float | None = None
+    lpips_vgg: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the name and the scores that were measured; what is not finite is None."""
+        return {name: _finite(value) for name, value in asdict(self).items() if value is not None}
+
+
+SCORES = ("psnr", "ssim", "psnr_corrected", "lpips_alex", "lpips_vgg")
 
 
 @dataclass(frozen=True)
@@ -37,10 +67,73 @@ class Evaluation:
     num_gaussians: int
     images: tuple[ImageScore, ...]
     seconds_per_image: float
+    psnr_corrected: float | None = None
+    lpips_alex: float | None = None
+    lpips_vgg: float | None = None
+    notes: tuple[str, ...] = ()  # what could not be measured, and why
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys psnr, ssim, num_gaussians, seconds_per_image and images (name, psnr, ssim)."""
-        return {**asdict(self), "images": [asdict(score) for score in self.images]}
+        """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions."""
+        means = {name: _finite(getattr(self, name)) for name in self.measured}
+        return {
+            **means,
+            "num_gaussians": self.num_gaussians,
+            "seconds_per_image": self.seconds_per_image,
+            "images": [score.to_json() for score in self.images],
+            "notes": list(self.notes),
+            "definitions": {
+                name: text for name, text in DEFINITIONS.items() if name not in SCORES or name in means
+            },
+        }
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Return the names of the scores that were measured."""
+        return tuple(name for name in SCORES if getattr(self, name) is not None)
+
+    @property
+    def worst_first(self) -> tuple[ImageScore, ...]:
+        """Return the images' scores by rising PSNR."""
+        return tuple(sorted(self.images, key=lambda score: score.psnr))
+
+    def to_csv(self) -> str:
+        """Return a table with a line for each image, worst first, and one for the mean."""
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(["name", *self.measured])
+        for score in self.worst_first:
+            writer.writerow([score.name, *(getattr(score, name) for name in self.measured)])
+        writer.writerow(["mean", *(getattr(self, name) for name in self.measured)])
+        return table.getvalue()
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """What to measure beside PSNR and SSIM, and why something that was wanted cannot be."""
+
+    lpips: tuple[Lpips, ...] = ()
+    color_correct: bool = False
+    notes: tuple[str, ...] = ()
+
+
+PSNR_AND_SSIM = Measures()
+
+
+def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> Measures:
+    """Return the measures with the networks of LPIPS, "alex" and "vgg", that are found on this machine.
+
+    For one whose weights are not, a note says where to put them.
+    """
+    networks: list[Lpips] = []
+    notes: list[str] = []
+    for name in lpips:
+        if name not in NETWORKS:
+            raise ValueError(f"there is no LPIPS with the network {name!r}: {', '.join(NETWORKS)} there are")
+        try:
+            networks.append(load_lpips(name))
+        except ValueError as error:
+            notes.append(str(error))
+    return Measures(tuple(networks), color_correct, tuple(notes))
 
 
 @torch.no_grad()
@@ -50,19 +143,17 @@ def evaluate(
     *,
     indices: Sequence[int] | None = None,
     options: RenderOptions = RenderOptions(),
+    measures: Measures = PSNR_AND_SSIM,
     on_image: Callable[[ImageScore, Tensor], None] | None = None,
 ) -> Evaluation:
     """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
 
-    PSNR is -10 log10 of the mean squared error over pixels and channels of the float render, clamped to 0..1,
-    against the 8-bit photograph / 255. SSIM (Wang et al. 2004) has an 11x11 Gaussian window of sigma 1.5, no
-    padding, and is averaged over windows and channels. Where a photograph has a mask, only pixels (windows
-    centred) inside count; one that is masked altogether is left out. Where it has alpha, it is put over
-    the background of `options`. The means are over images. `indices` defaults to the test views.
-    `seconds_per_image` counts rendering alone. `on_image` gets each score and its render [H, W, 3].
-    Raises ValueError when there is nothing to compare with.
+    The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background of `options`.
+    `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3]. Raises
+    ValueError when there is nothing to compare with.
     """
     indices = scene.test_indices if indices is None else indices
+    networks = tuple(network.to(gaussians.device) for network in measures.lpips)
     scores: list[ImageScore] = []
     seconds = 0.0
     for index in indices:
@@ -70,23 +161,44 @@ def evaluate(
         target, mask = target_image(scene.photo(index), options.background, gaussians.device)
         if mask is not None and not mask.any():
             continue
-        started = time.perf_counter()
+        started = _now(gaussians.device)
         rgb = render(gaussians, view.camera, options).rgb
-        seconds += time.perf_counter() - started
-        scores.append(ImageScore(view.name, psnr(rgb, target, mask), ssim(rgb, target, mask)))
+        seconds += _now(gaussians.device) - started
+        corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
+        distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in networks}
+        scores.append(
+            ImageScore(view.name, psnr(rgb, target, mask), ssim(rgb, target, mask), corrected, **distances)
+        )
         if on_image is not None:
             on_image(scores[-1], rgb)
     if not scores:
         raise ValueError(
             f"{scene.path} has no test photographs to compare with: load it with test_every of 2 or more"
         )
+    means = {name: [getattr(score, name) for score in scores] for name in SCORES}
+    known = {name: values for name, values in means.items() if None not in values}
     return Evaluation(
-        psnr=sum(score.psnr for score in scores) / len(scores),
-        ssim=sum(score.ssim for score in scores) / len(scores),
+        **{name: sum(values) / len(values) for name, values in known.items()},
         num_gaussians=len(gaussians),
         images=tuple(scores),
         seconds_per_image=seconds / len(scores),
+        notes=measures.notes,
     )
+
+
+@torch.no_grad()
+def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return `image` [H, W, 3] under the affine map of colours that brings it closest to `target`.
+
+    Least squares over the pixels of `mask` [H, W] bool, clamped to 0..1 before and after.
+    """
+    image = image.clamp(0.0, 1.0)
+    ones = torch.cat([image, torch.ones_like(image[..., :1])], dim=-1).double()
+    seen = ones.reshape(-1, 4) if mask is None else ones[mask]
+    wanted = (target.reshape(-1, 3) if mask is None else target[mask]).double()
+    # The pseudo-inverse, as an image of one colour leaves the map undetermined.
+    affine = torch.linalg.pinv(seen.T @ seen, hermitian=True) @ (seen.T @ wanted)
+    return (ones @ affine).clamp(0.0, 1.0).to(image.dtype)
 
 
 def target_image(
@@ -105,9 +217,21 @@ def target_image(
 
 
 def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:
-    """Write eval/step_N.json of a run folder and return its path."""
+    """Write eval/step_N.json and eval/step_N.csv of a run folder and return the path of the first."""
     folder = Path(run_dir) / "eval"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:08d}.json"
+    write_durably(path.with_suffix(".csv"), evaluation.to_csv().encode())
     write_json_durably(path, {"step": step, **evaluation.to_json()})
     return path
+
+
+def _finite(value: Any) -> Any:
+    """Return `value`, or None for a number that JSON has no word for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

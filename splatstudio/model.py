@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.config import TrainConfig
-from splatstudio.evaluate import Evaluation, evaluate
+from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
-from splatstudio.rank_parts import SHARD_NAME
+from splatstudio.rank_parts import SHARD_NAME, gsplat_steps
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
@@ -46,9 +48,18 @@ class Model:
         write_gaussians(path, gaussians, step=self.step)
         return Path(path)
 
-    def evaluate(self, scene: Scene) -> Evaluation:
-        """Compare renders with the scene's test photographs: PSNR and SSIM, per image and mean."""
-        return evaluate(self.in_frame_of(scene).gaussians, scene, options=self.options)
+    def evaluate(
+        self,
+        scene: Scene,
+        measures: Measures = PSNR_AND_SSIM,
+        on_image: Callable[[ImageScore, Tensor], None] | None = None,
+    ) -> Evaluation:
+        """Compare renders with the scene's test photographs: PSNR, SSIM and `measures`, per image and mean.
+
+        `on_image` gets each score and its render [H, W, 3] as soon as they are there.
+        """
+        gaussians = self.in_frame_of(scene).gaussians
+        return evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
 
     def in_frame_of(self, scene: Scene) -> Model:
         """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
@@ -70,6 +81,11 @@ def load_model(path: str | Path) -> Model:
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
         return Model(read_gaussians(path))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
+    if folder is None and (steps := gsplat_steps(path)):
+        raise ValueError(
+            f"{path} holds gsplat's checkpoints of {len(steps)} steps: name one file, or merge the ranks'"
+            f" with splatstudio merge {path} -o model.ply"
+        )
     if folder is None:
         raise ValueError(
             f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
@@ -91,13 +107,18 @@ class Origin:
     config: TrainConfig
 
 
+def run_folder_of(path: str | Path) -> Path | None:
+    """Return the run folder that a run, a checkpoint of it or a file in it belongs to, or None."""
+    path = Path(path).resolve()
+    return next((place for place in [path, *path.parents[:3]] if (place / "run.json").exists()), None)
+
+
 def origin_of(path: str | Path) -> Origin | None:
     """Return where the model in a run, in a file of a run, or in a checkpoint comes from; None: not known.
 
     Raises ValueError, naming the file, when the run or the checkpoint is damaged.
     """
-    path = Path(path).resolve()
-    folder = next((place for place in [path, *path.parents[:3]] if (place / "run.json").exists()), None)
+    path, folder = Path(path).resolve(), run_folder_of(path)
     if folder is not None:
         run = Run.open(folder)
         return Origin(run.scene_path, run.config)

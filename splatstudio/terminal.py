@@ -104,6 +104,15 @@ class ProgressReport:
 
 
 @contextmanager
+def count_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of things that are counted; the function it gives is told how many are done and in all."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
 def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
     """Show a bar of the frames that are rendered; the function it gives is told each frame's number."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
@@ -140,19 +149,38 @@ def run_to_end(session: Session) -> int:
     return 0
 
 
+SCORE_TITLES = {
+    "psnr": "PSNR dB",
+    "ssim": "SSIM",
+    "psnr_corrected": "colour-corrected PSNR dB",
+    "lpips_alex": "LPIPS (AlexNet)",
+    "lpips_vgg": "LPIPS (VGG16)",
+}
+
+
 def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
-    """Print the mean scores of an evaluation on one line."""
+    """Print the mean scores of an evaluation on one line, and what could not be measured."""
+    means = [f"PSNR {evaluation.psnr:.2f} dB", f"SSIM {evaluation.ssim:.4f}"]
+    for name in evaluation.measured[2:]:
+        title = SCORE_TITLES[name]
+        value = getattr(evaluation, name)
+        unit = title.endswith(" dB")
+        means.append(f"{title.removesuffix(' dB')} {value:.2f} dB" if unit else f"{title} {value:.4f}")
     console.print(
-        f"{prefix}PSNR {evaluation.psnr:.2f} dB, SSIM {evaluation.ssim:.4f}, "
-        f"{evaluation.num_gaussians:,} Gaussians, {len(evaluation.images)} test photographs"
+        f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} Gaussians,"
+        f" {len(evaluation.images)} test photographs, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
     )
+    for note in evaluation.notes:
+        console.print(note, style="yellow", markup=False)
 
 
 def print_scores(evaluation: Evaluation) -> None:
     """Print the scores of each test photograph, worst first."""
-    table = Table("photograph", "PSNR dB", "SSIM", box=None)
-    for image in sorted(evaluation.images, key=lambda image: image.psnr):
-        table.add_row(image.name, f"{image.psnr:.2f}", f"{image.ssim:.4f}")
+    measured = evaluation.measured
+    table = Table("photograph", *(SCORE_TITLES[name] for name in measured), box=None)
+    for image in evaluation.worst_first:
+        values = [(name, getattr(image, name)) for name in measured]
+        table.add_row(image.name, *(f"{value:.{2 if 'psnr' in name else 4}f}" for name, value in values))
     console.print(table)
 
 

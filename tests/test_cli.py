@@ -11,11 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
+from splatstudio.gaussian_transform import transformed
+from splatstudio.model import load_model
 from splatstudio.run import Run
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
@@ -82,6 +86,32 @@ def test_eval_of_a_run_equals_eval_of_its_export(
     assert [image["name"] for image in run_scores["images"]] == [
         image["name"] for image in ply_scores["images"]
     ]
+    in_run = json.loads((run_dir / "eval" / "step_00000060.json").read_text())
+    assert in_run["psnr"] == run_scores["psnr"] and in_run["step"] == 60
+    assert (run_dir / "eval" / "step_00000060.csv").read_text().startswith("name,psnr,ssim")
+
+
+def test_eval_of_a_part_says_so_and_merges_when_asked(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gaussians = load_model(run_dir).gaussians
+    transform = load_model(run_dir).transform
+    for rank in range(2):
+        part = transformed(gaussians[rank::2], np.linalg.inv(transform))
+        content = {"step": 60, "splats": dict(part.tensors())}
+        torch.save(content, tmp_path / f"ckpt_60_rank{rank}.pt")
+    part = tmp_path / "ckpt_60_rank0.pt"
+    arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json", tmp_path / "scores.json")
+    code, output = command(capsys, *arguments)
+    assert code == 0 and "is rank 0 of 2: about half of the scene" in output and "Add --merge." in output
+    alone = json.loads((tmp_path / "scores.json").read_text())
+    code, output = command(capsys, *arguments, "--merge", "--csv", tmp_path / "scores.csv")
+    assert code == 0 and "about half" not in output
+    whole = json.loads((tmp_path / "scores.json").read_text())
+    assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photographs, mean
+    code, output = command(capsys, "eval", tmp_path)
+    assert code == 2 and "splatstudio merge" in output
 
 
 def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +15,19 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio.evaluate import evaluate, target_image, write_evaluation
+from splatstudio.evaluate import (
+    DEFINITIONS,
+    SCORES,
+    Measures,
+    color_corrected,
+    evaluate,
+    measures_for,
+    target_image,
+    write_evaluation,
+)
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
+from splatstudio.lpips import load_lpips
 from splatstudio.reference import ssim
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
@@ -106,9 +119,76 @@ def test_the_file_has_the_promised_keys(truth: Gaussians, blob_scene: Scene, tmp
     path = write_evaluation(tmp_path, 7000, evaluation)
     assert path == tmp_path / "eval" / "step_00007000.json"
     values = json.loads(path.read_text())
-    assert set(values) == {"step", "psnr", "ssim", "num_gaussians", "images", "seconds_per_image"}
+    keys = {"step", "psnr", "ssim", "num_gaussians", "images", "seconds_per_image", "notes", "definitions"}
+    assert set(values) == keys
+    assert set(values["definitions"]) == {"psnr", "ssim", "mean", "seconds_per_image"}
     assert values["images"][0] == {
         "name": "view_01.png",
         "psnr": evaluation.images[0].psnr,
         "ssim": evaluation.images[0].ssim,
     }
+
+
+def test_the_table_has_the_worst_first_and_the_mean_last(
+    truth: Gaussians, blob_scene: Scene, tmp_path: Path
+) -> None:
+    brighter = replace(truth, sh0=truth.sh0 + 0.3)
+    evaluation = evaluate(brighter, blob_scene, indices=[0, 1, 2, 3], measures=Measures(color_correct=True))
+    table = write_evaluation(tmp_path, 7, evaluation).with_suffix(".csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert list(rows[0]) == ["name", "psnr", "ssim", "psnr_corrected"]
+    values = [float(row["psnr"]) for row in rows]
+    assert values[:-1] == sorted(values[:-1]) and rows[-1]["name"] == "mean"
+    assert values[-1] == pytest.approx(np.mean(values[:-1])) == evaluation.psnr
+
+
+def test_a_colour_cast_costs_nothing_once_it_is_corrected(truth: Gaussians, blob_scene: Scene) -> None:
+    target, _ = target_image(blob_scene.photo(0), (0.0, 0.0, 0.0), torch.device("cpu"))
+    mix = torch.tensor([[0.7, 0.1, 0.0], [0.05, 0.6, 0.1], [0.0, 0.1, 0.5]])
+    cast = target @ mix + torch.tensor([0.1, 0.0, 0.05])
+    torch.testing.assert_close(color_corrected(cast, target), target, rtol=0, atol=1e-5)
+    # Pixels outside the mask have no say, and an image of one colour is no trouble.
+    mask = torch.ones(target.shape[:2], dtype=torch.bool)
+    mask[:, :9] = False
+    spoilt = torch.where(mask[..., None], cast, torch.rand_like(cast))
+    torch.testing.assert_close(color_corrected(spoilt, target, mask)[mask], target[mask], rtol=0, atol=1e-5)
+    grey = color_corrected(torch.full_like(target, 0.5), target)
+    torch.testing.assert_close(grey[0, 0], target.mean(dim=(0, 1)), rtol=0, atol=1e-4)
+    evaluation = evaluate(
+        replace(truth, sh0=truth.sh0 * 0.8), blob_scene, measures=Measures(color_correct=True)
+    )
+    assert evaluation.psnr_corrected is not None and evaluation.psnr_corrected > evaluation.psnr + 1.0
+
+
+def test_without_weights_of_lpips_the_rest_is_measured(
+    truth: Gaussians, blob_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    load_lpips.cache_clear()
+    evaluation = evaluate(truth, blob_scene, measures=measures_for(("alex", "vgg")))
+    assert evaluation.psnr > 57.0 and evaluation.lpips_alex is None
+    assert [note.partition(",")[0] for note in evaluation.notes] == [
+        "LPIPS (AlexNet): weights not found",
+        "LPIPS (VGG16): weights not found",
+    ]
+    assert (
+        f"put alexnet-owt-7be5be79.pth and alex.pth at {tmp_path / 'splatstudio' / 'lpips'}"
+        in (evaluation.notes[0])
+    )
+    with pytest.raises(ValueError, match="no LPIPS with the network 'squeeze'"):
+        measures_for(("squeeze",))
+
+
+def test_every_score_is_defined() -> None:
+    assert set(SCORES) < set(DEFINITIONS)
+
+
+def test_a_score_that_is_not_finite_has_no_number_in_the_file(blob_scene: Scene, tmp_path: Path) -> None:
+    black = Gaussians(*(t[:0] for t in blobs().tensors().values()))
+    photo = blob_scene.photo(0)
+    assert photo.rgb.max() > 0
+    evaluation = evaluate(black, blob_scene, indices=[0])
+    perfect = replace(evaluation, psnr=math.inf)
+    text = write_evaluation(tmp_path, 1, perfect).read_text()
+    assert "Infinity" not in text and json.loads(text)["psnr"] is None

@@ -45,6 +45,7 @@ LAYERS = [
     "evaluate",
     "model",
     "merging",
+    "scoring",
     "video",
     "trainer",
     "session",

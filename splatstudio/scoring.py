@@ -1,0 +1,78 @@
+"""Evaluate what lies on the disk: a run, a checkpoint, a file, or the ranks' parts of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, write_evaluation
+from splatstudio.merging import merge
+from splatstudio.model import load_model, origin_of, run_folder_of
+from splatstudio.rank_parts import part_of
+from splatstudio.scene import load_scene
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What to evaluate against what; None: as in the training where that is known."""
+
+    path: Path  # a run folder, a checkpoint folder, or a file of Gaussians in the scene's coordinates
+    scene: Path | None = None
+    downscale: int | None = None
+    test_every: int = 8  # for a file; a run remembers its own
+    merge: bool = False  # join the parts of a model before
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores, and where they were written."""
+
+    evaluation: Evaluation
+    step: int | None
+    file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not part of a run
+    part: str | None = None  # a sentence, when only a part of a model was evaluated
+
+
+def evaluate_task(
+    task: EvaluationTask,
+    measures: Measures = PSNR_AND_SSIM,
+    report: Callable[[int, int, ImageScore | None], None] = lambda done, total, score: None,
+) -> Scored:
+    """Load the model and the scene, compare, and write the scores where the model belongs to a run.
+
+    `report` gets the images done, their total, and the newest score. The scores of a part of a model are
+    not written. Raises ValueError when something cannot be read or there is nothing to compare with.
+    """
+    part = part_of(task.path)
+    if task.merge:
+        model = merge(task.path if part is None else [part.path, *part.others])
+        part = None
+    else:
+        model = load_model(task.path)
+    origin = origin_of(task.path)
+    scene_path, downscale, test_every = task.scene, task.downscale, task.test_every
+    if origin is not None:
+        scene_path = scene_path or origin.scene_path
+        downscale = downscale or origin.config.downscale
+        test_every = origin.config.test_every
+    if scene_path is None:
+        raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
+    scene = load_scene(scene_path, downscale=downscale or 1, test_every=test_every)
+    total = len(scene.test_indices)
+    if total == 0:
+        raise ValueError(f"{scene_path} has no test photographs: --test-every {test_every} holds none out")
+    done = 0
+
+    def count(score: ImageScore, _: object) -> None:
+        nonlocal done
+        done += 1
+        report(done, total, score)
+
+    report(0, total, None)
+    evaluation = model.evaluate(scene, measures, count)
+    run = run_folder_of(task.path)
+    file = None
+    if run is not None and model.step is not None and part is None:
+        file = write_evaluation(run, model.step, evaluation)
+    return Scored(evaluation, model.step, file, None if part is None else str(part))

@@ -31,15 +31,18 @@ struct ProjectSettings {
   bool raw;  // scales are logarithms, opacities logits, and so are their gradients
 };
 
+struct SettleAdam;
+
 struct ProjectFwd {
   GaussianArrays gaussians;
   ProjectSettings settings;
-  float* means2d;    // [N, 2]
-  float* conics;     // [N, 3]
-  float* depths;     // [N]
-  float* opacities;  // [N]
-  float* colors;     // [N, 3]
-  int32_t* radii;    // [N, 2]
+  const SettleAdam* late;  // what rows of shN make up for before they are read, or null
+  float* means2d;          // [N, 2]
+  float* conics;           // [N, 3]
+  float* depths;           // [N]
+  float* opacities;        // [N]
+  float* colors;           // [N, 3]
+  int32_t* radii;          // [N, 2]
 };
 
 struct ProjectBwd {
@@ -48,7 +51,9 @@ struct ProjectBwd {
   const int32_t* radii;  // [N, 2]
   const float* colors;   // [N, 3] as the forward pass gave them: 0 where they were clamped
   const float *v_means2d, *v_conics, *v_depths, *v_out_opacities, *v_colors;
-  // Every row is written, 0 where the Gaussian is not visible. v_shN: null at degree 0.
+  // Every row is written, 0 where the Gaussian is not visible; the first row of the arrays is that
+  // of Gaussian v_begin. v_shN: null at degree 0.
+  int64_t v_begin;
   float *v_means, *v_quats, *v_scales, *v_opacities, *v_sh0, *v_shN;
 };
 
@@ -120,10 +125,32 @@ struct ImageLoss {
   int64_t height, width, channels;
   float l1_weight, ssim_weight;
   bool same_padding;  // else only windows that lie inside the image count
-  float* partials;    // [3, H, W, C] scratch
   float* grad;        // [H, W, C] or null
   double* value;      // [1]
 };
+
+// The tensors of a model in the order of GaussianArrays.
+constexpr int kNumTensors = 6, kShN = 5;
+constexpr int kColumns[kNumTensors] = {3, 4, 3, 1, 3, 45};  // floats a Gaussian, at most
+
+struct AdamTensor {
+  float *param, *exp_avg, *exp_avg_sq;
+};
+
+struct AdamSettings {
+  double beta1, beta2, eps;
+};
+
+// What changes from step to step: the parameter moves by size * m / (sqrt(v) * root + eps).
+struct AdamRate {
+  float size, root;
+};
+
+// The step `step` (from 1 on) at a learning rate, with the corrections of the moments' bias.
+AdamRate adam_rate(const AdamSettings& settings, double lr, int64_t step);
+
+// Whether without gradients each of these steps moves a parameter less than the one before.
+bool moves_shrink(const AdamSettings& settings, const AdamRate* rates, int64_t num_steps);
 
 struct Adam {
   float* param;
@@ -132,6 +159,44 @@ struct Adam {
   int64_t num;
   double lr, beta1, beta2, eps;
   int64_t step;  // counts from 1
+};
+
+// The steps of shN since it was last up to date everywhere. A row that is out of sight has no
+// gradient and its colour is not asked for: it makes up for its steps when it is seen again.
+struct LateRows {
+  int32_t* steps_done;      // [N] how many of the steps a row has made
+  const AdamRate* history;  // [num_steps]
+  int64_t num_steps;
+  bool moves_shrink;  // see there
+};
+
+// The way back of the projection and a step of Adam in one pass; gradients stay in the cache.
+struct ProjectAdam {
+  ProjectBwd projection;  // without its outputs
+  AdamTensor tensors[kNumTensors];
+  AdamRate rates[kNumTensors];
+  AdamSettings settings;
+  LateRows late;         // the last entry of the history is this step
+  int64_t used_columns;  // of shN; the others have neither gradients nor moments
+  bool visible_only;     // rows out of sight stay as they are; else all rows make the step
+};
+
+// Rows of shN that make up for all their steps.
+struct SettleAdam {
+  AdamTensor tensor;
+  int64_t num, columns, used_columns;
+  AdamSettings settings;
+  LateRows late;
+};
+
+// What a strategy counts of one step, added to what it has.
+struct SeenCounts {
+  const float* gradients2d;  // [N, 2]
+  const int32_t* radii;      // [N, 2]
+  int64_t num;
+  float scale_x, scale_y, longer_side;
+  float *grad2d, *visible;  // [N] sum of the scaled gradients' lengths; how often seen
+  float* radius2d;          // [N] largest radius over the longer side, or null
 };
 
 namespace cpu {
@@ -159,6 +224,9 @@ void raster_bwd(const RasterBwd& args, int num_threads);
 
 void image_loss(const ImageLoss& args, int num_threads);
 void adam_step(const Adam& args, int num_threads);
+void project_adam(const ProjectAdam& args, int num_threads);
+void settle_adam(const SettleAdam& args, int num_threads);
+void count_seen(const SeenCounts& args, int num_threads);
 
 // The instruction set in use: "avx2" or "portable".
 const char* instruction_set();

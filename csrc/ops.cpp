@@ -193,11 +193,8 @@ std::tuple<Tensor, Tensor> image_loss(const Tensor& image, const Tensor& target,
   args.l1_weight = static_cast<float>(l1_weight);
   args.ssim_weight = static_cast<float>(ssim_weight);
   args.same_padding = same_padding;
-  const Tensor partials =
-      empty(ssim_weight > 0 ? Sizes{3, args.height, args.width, args.channels} : Sizes{0});
   const Tensor grad = empty(with_grad ? sizes : Sizes{0});
   const Tensor value = empty({}, ScalarType::Double);
-  args.partials = mutable_floats(partials);
   args.grad = with_grad ? mutable_floats(grad) : nullptr;
   args.value = static_cast<double*>(value.data_ptr());
   splat::cpu::image_loss(args, static_cast<int>(num_threads));

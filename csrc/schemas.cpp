@@ -32,5 +32,21 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "adam_step(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "float[] rates, int step, int num_threads) -> ()");
+  m.def(
+      "project_adam(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
+      "Tensor radii, Tensor colors, Tensor[] v_projected, float[] view, int[] options, "
+      "float[] rates, int step, Tensor(d!) steps_done, Tensor(e!) history, int num_late, "
+      "int used_columns, bool visible_only, int num_threads) -> ()");
+  m.def(
+      "settle_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "
+      "int num_threads) -> ()");
+  m.def(
+      "project_late(Tensor(a!)[] params, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "float[] view, int[] options, Tensor(d!) steps_done, Tensor history, int num_late, "
+      "int used_columns, float[] betas, int num_threads) -> Tensor[]");
+  m.def(
+      "count_seen(Tensor gradients2d, Tensor radii, int width, int height, Tensor(a!) grad2d, "
+      "Tensor(b!) visible, Tensor(c!)? radius2d, int num_threads) -> ()");
   m.def("instruction_set() -> str");
 }

@@ -59,6 +59,9 @@ class OptimConfig:
     opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
     sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
     shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
+    visible_only: bool = setting(
+        False, "Move only the Gaussians that the photograph shows, moments included.", live=True
+    )
 
 
 @documented

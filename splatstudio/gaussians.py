@@ -65,6 +65,14 @@ def concatenated(parts: list[Gaussians]) -> Gaussians:
     return Gaussians(**{name: torch.cat([part.tensors()[name] for part in parts]) for name in names})
 
 
+def with_rows(tensor: Tensor, rows: Tensor, newborn: Tensor) -> Tensor:
+    """Return `tensor[rows]` (indices) with the rows of `newborn` behind, without a copy in between."""
+    merged = tensor.new_empty((len(rows) + len(newborn), *tensor.shape[1:]))
+    torch.index_select(tensor, 0, rows, out=merged[: len(rows)])
+    merged[len(rows) :] = newborn
+    return merged
+
+
 def rgb_to_sh0(rgb: Tensor) -> Tensor:
     """Return the degree-0 coefficient that shows as `rgb` (0..1), same shape."""
     return (rgb - 0.5) / SH_C0

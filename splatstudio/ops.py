@@ -131,6 +131,14 @@ def project_raw(
 def _project(
     inputs: tuple[Tensor, ...], camera: Camera, settings: ProjectSettings, *, raw: bool
 ) -> Projected:
+    return Projected(*_Project.apply(*inputs, *camera_numbers(camera, settings, raw=raw)))  # type: ignore[misc]
+
+
+def camera_numbers(camera: Camera, settings: ProjectSettings, *, raw: bool) -> tuple[list[float], list[int]]:
+    """Return a camera and how to project as the kernels take them (`settings_of` in csrc/binding.h).
+
+    `raw`: the scales are logarithms and the opacities logits.
+    """
     position = camera.position
     K = camera.K
     view = [
@@ -142,7 +150,7 @@ def _project(
     ]
     model = CAMERA_MODELS.index(camera.model)
     options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased), int(raw)]
-    return Projected(*_Project.apply(*inputs, view, options))  # type: ignore[misc]
+    return view, options
 
 
 class _Project(torch.autograd.Function):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
-from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.gaussians import Gaussians, with_rows
+from splatstudio.ops_training import AdamStep, LateRows, project_adam, project_late, settle
 from splatstudio.rendering import stages_for
+from splatstudio.stages import Projected, ProjectSettings
 
 BETA1, BETA2 = 0.9, 0.999
 EPS = 1e-15  # far below torch's default: gradients of single Gaussians are often smaller than 1e-8
@@ -45,6 +48,8 @@ class SplatAdam:
         self.exp_avg = exp_avg
         self.exp_avg_sq = exp_avg_sq
         self.num_steps = num_steps
+        self._late = LateRows(0, 0)
+        self._used_columns: int | None = None  # of shN: the others have neither gradients nor moments
 
     @classmethod
     def zeros(cls, gaussians: Gaussians) -> SplatAdam:
@@ -52,44 +57,126 @@ class SplatAdam:
         return cls(gaussians.map(_zeros), gaussians.map(_zeros))
 
     def step(
-        self, gaussians: Gaussians, gradients: dict[str, Tensor | None], rates: dict[str, float]
+        self,
+        gaussians: Gaussians,
+        gradients: dict[str, Tensor | None],
+        rates: dict[str, float],
+        visible: Tensor | None = None,
     ) -> None:
         """Update `gaussians` in place.
 
-        A tensor whose gradient is None (SH bands not in use yet) stays as it is, and so do its moments.
+        A tensor whose gradient is None (SH bands not in use yet) stays as it is, and so do its moments; with
+        `visible` [N] bool also the rows outside it.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
+        self.settle(gaussians)
+        self._used_columns = None
         self.num_steps += 1
         exp_avg, exp_avg_sq = self.exp_avg.tensors(), self.exp_avg_sq.tensors()
         for name, param in gaussians.detach().tensors().items():
             gradient = gradients[name]
             if gradient is None or param.numel() == 0:
                 continue
+            tensors = (param, gradient, exp_avg[name], exp_avg_sq[name])
+            moving = tensors if visible is None else tuple(tensor[visible] for tensor in tensors)
             stages_for(param).adam_step(
-                param,
-                gradient.contiguous(),
-                exp_avg[name],
-                exp_avg_sq[name],
+                *(tensor.contiguous() for tensor in moving),
                 lr=rates[name],
                 beta1=BETA1,
                 beta2=BETA2,
                 eps=EPS,
                 step=self.num_steps,
             )
+            if visible is not None:
+                for tensor, moved in zip(tensors, moving, strict=True):
+                    tensor[visible] = moved
 
-    def select(self, rows: Tensor) -> None:
-        """Keep the moments of `rows` alone (indices or a mask), in that order."""
-        self.exp_avg, self.exp_avg_sq = self.exp_avg[rows], self.exp_avg_sq[rows]
+    def project(self, gaussians: Gaussians, *, camera: Camera, settings: ProjectSettings) -> Projected:
+        """Project `gaussians` as `ops.project_raw` does, for `step_projected`.
 
-    def append(self, newborn: Gaussians) -> None:
-        """Add zero moments for `newborn` behind the present rows."""
-        self.exp_avg = concatenated([self.exp_avg, newborn.map(_zeros)])
-        self.exp_avg_sq = concatenated([self.exp_avg_sq, newborn.map(_zeros)])
+        What is visible is up to date with all steps made.
+        """
+        moments = (self.exp_avg.shN, self.exp_avg_sq.shN)
+        betas = [BETA1, BETA2, EPS]
+        return project_late(
+            gaussians, *moments, camera=camera, settings=settings, late=self._late, betas=betas
+        )
+
+    def step_projected(
+        self,
+        gaussians: Gaussians,
+        projected: Projected,
+        v_projected: tuple[Tensor, ...],
+        *,
+        camera: Camera,
+        settings: ProjectSettings,
+        rates: dict[str, float],
+        visible_only: bool = False,
+    ) -> None:
+        """Update `gaussians` in place from the gradients of what `project` returned.
+
+        `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits, but
+        the coefficients of Gaussians out of sight are left behind until `settle`. `visible_only`: what is out
+        of sight stays as it is.
+        """
+        assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
+        self.num_steps += 1
+        used_columns = self._columns_in_use(settings.sh_degree)
+        if self._late.full(used_columns, len(gaussians)) or (visible_only and self._late.num_steps > 0):
+            self.settle(gaussians)
+            self._late = LateRows(len(gaussians), used_columns)
+        project_adam(
+            gaussians,
+            self.exp_avg,
+            self.exp_avg_sq,
+            projected,
+            v_projected,
+            camera=camera,
+            settings=settings,
+            adam=AdamStep(rates, BETA1, BETA2, EPS, self.num_steps),
+            late=self._late,
+            visible_only=visible_only,
+        )
+
+    def settle(self, gaussians: Gaussians) -> None:
+        """Let the rows of shN that `step_projected` left behind make their steps, to the same bits.
+
+        Needed before `gaussians` or the moments are read, copied or rearranged.
+        """
+        moments = (self.exp_avg.shN, self.exp_avg_sq.shN)
+        settle(gaussians.shN, *moments, self._late, [BETA1, BETA2, EPS])
+
+    def _columns_in_use(self, sh_degree: int) -> int:
+        """Return how many floats of a row of shN have moments or, at `sh_degree`, gradients."""
+        if self._used_columns is None:
+            self._used_columns = _used_columns(self.exp_avg.shN, self.exp_avg_sq.shN)
+        self._used_columns = max(self._used_columns, 3 * ((sh_degree + 1) ** 2 - 1))
+        return self._used_columns
+
+    def edit(self, rows: Tensor, num_newborn: int) -> None:
+        """Keep the moments of `rows` (indices) alone, in that order, and add `num_newborn` rows of zeros."""
+        edited = [self.exp_avg.tensors(), self.exp_avg_sq.tensors()]
+        del self.exp_avg, self.exp_avg_sq  # so that each tensor can go when its successor is there
+        for tensors in edited:
+            for name, tensor in tensors.items():
+                newborn = tensor.new_zeros(()).expand(num_newborn, *tensor.shape[1:])
+                tensors[name] = with_rows(tensor, rows, newborn)
+        self.exp_avg, self.exp_avg_sq = (Gaussians(**tensors) for tensors in edited)
 
     def forget(self, name: str) -> None:
         """Zero both moments of the tensor `name`."""
         self.exp_avg.tensors()[name].zero_()
         self.exp_avg_sq.tensors()[name].zero_()
+
+
+def _used_columns(*moments: Tensor) -> int:
+    """Return how many floats of a row lie before the last column that is not zero everywhere."""
+    used = torch.zeros(moments[0][0].numel() if len(moments[0]) else 0, dtype=torch.bool)
+    for moment in moments:
+        for rows in moment.flatten(1).split(1 << 16) if moment.numel() else ():
+            used |= (rows != 0).any(dim=0)
+    columns = used.nonzero()
+    return int(columns[-1]) + 1 if len(columns) else 0
 
 
 def _zeros(tensor: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from splatstudio.config import TrainConfig, changed, check, declaration
+from splatstudio.descent import backward, draw, improve
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.losses import photometric, psnr
 from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.rendering import RenderOptions
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene, View
 from splatstudio.strategy import Change, Observation, Population, trainable
@@ -54,7 +55,7 @@ class Trainer:
     """Trains Gaussians on a scene, step by step, in the calling thread.
 
     A seed gives the same model bit for bit on the CPU, also when the training is saved and resumed. Other
-    threads may read `gaussians` and call `update_setting` at any time.
+    threads may read `live_gaussians` and call `update_setting` at any time.
     """
 
     def __init__(self, scene: Scene, config: TrainConfig) -> None:
@@ -121,9 +122,20 @@ class Trainer:
 
     @property
     def gaussians(self) -> Gaussians:
-        """Return the current model, without gradients; its six tensors are always of one length.
+        """Return the current model, without gradients.
 
-        The tensors are the ones that are trained: a later step changes them in place.
+        The tensors are the ones that are trained: a later step changes them in place. For the thread that
+        trains; others take `live_gaussians`.
+        """
+        self._population.optimizer.settle(self._population.gaussians)
+        return self.live_gaussians
+
+    @property
+    def live_gaussians(self) -> Gaussians:
+        """Return the current model to any thread; its six tensors are always of one length.
+
+        The view-dependent colour of Gaussians that the last photographs did not show may be late by a few
+        thousandths (see `SplatAdam.settle`).
         """
         return self._population.gaussians.detach()
 
@@ -137,9 +149,7 @@ class Trainer:
         config, index = self.config, self.step
         view, target, mask, background = self._next_example(config)
         population = self._population
-        gaussians = population.gaussians
         observed = self._strategy_for(config).observes(index)
-        probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
         sh_degree = min(index // config.sh_degree_every, config.sh_degree)
         options = RenderOptions(
             sh_degree=sh_degree,
@@ -149,20 +159,23 @@ class Trainer:
             far=config.far,
             absgrad=config.densify.absgrad,
         )
-        rendering = render(gaussians, view.camera, options, probe)
-        loss = photometric(rendering.rgb, target, ssim_weight=config.ssim_weight, mask=mask)
+        drawing = draw(population.gaussians, population.optimizer, view.camera, options, observed=observed)
+        loss = photometric(drawing.rgb, target, ssim_weight=config.ssim_weight, mask=mask)
         loss_value = float(loss.detach())
         if not math.isfinite(loss_value):
             raise TrainingDiverged(
                 f"the loss became {loss_value} at step {index + 1}, on {view.name}: go on from the last"
                 " checkpoint with smaller learning rates"
             )
-        gradients, v_probe = _gradients(loss, gaussians, probe)
+        gradients = backward(drawing, loss)
         rates = learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps)
-        population.optimizer.step(gaussians, gradients, rates)
+        visible_only = config.optim.visible_only
+        improve(drawing, gradients, population.optimizer, rates, visible_only=visible_only)
+        rgb, radii, gradients2d = drawing.rgb.detach(), drawing.radii, gradients.means2d
+        del drawing, loss, gradients  # the memory is needed when the population changes
         change = None
-        if v_probe is not None:
-            seen = Observation(v_probe, rendering.radii, view.camera.width, view.camera.height)
+        if observed and gradients2d is not None:
+            seen = Observation(gradients2d, radii, view.camera.width, view.camera.height)
             change = self._strategy.after_step(population, seen, index)
         if not len(population) > 0:
             raise TrainingDiverged(
@@ -177,8 +190,8 @@ class Trainer:
             seconds=time.perf_counter() - started,
             view=view.name,
             sh_degree=sh_degree,
-            psnr=psnr(rendering.rgb, target, mask) if self.step % PSNR_EVERY == 0 else None,
             change=change,
+            psnr=psnr(rgb, target, mask) if self.step % PSNR_EVERY == 0 else None,
         )
 
     def update_setting(self, path: str, value: Any) -> None:
@@ -192,6 +205,7 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """Return all that the training needs to go on from here; its tensors are the ones being trained."""
+        self._population.optimizer.settle(self._population.gaussians)
         return Checkpoint(
             step=self.step,
             config=self.config,
@@ -249,19 +263,6 @@ class Trainer:
     def _prefetch(self) -> None:
         for index in list(self._upcoming)[:LOOKAHEAD]:
             self._loader.prefetch(index)
-
-
-def _gradients(
-    loss: Tensor, gaussians: Gaussians, probe: Tensor | None
-) -> tuple[dict[str, Tensor | None], Tensor | None]:
-    """Return d loss / d each of the six tensors, by name (None: no influence), and d loss / d `probe`."""
-    tensors = gaussians.tensors()
-    inputs = [*tensors.values(), *([] if probe is None else [probe])]
-    values = torch.autograd.grad(loss, inputs, allow_unused=True)
-    v_probe = None
-    if probe is not None:
-        v_probe = torch.zeros_like(probe) if values[-1] is None else values[-1]
-    return dict(zip(tensors, values, strict=False)), v_probe
 
 
 def _first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:

@@ -9,7 +9,7 @@ import torch
 from backends import BACKENDS, backend_module
 from torch import Tensor
 
-from splatstudio import losses
+from splatstudio import losses, reference
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -90,6 +90,29 @@ def test_photometric_loss_of_a_tiny_image_is_l1() -> None:
     image, target = pair(10, 40)
     loss = losses.photometric(image, target, ssim_weight=0.2)
     assert loss.item() == pytest.approx((image - target).abs().mean().item())
+
+
+@pytest.mark.parametrize("shape", [(70, 500, 3), (9, 13, 2)])  # several blocks and strips; below a window
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_zero_padding_under_a_mask(shape: tuple[int, int, int], masked: bool) -> None:
+    ops = backend_module("ops")
+    generator = torch.Generator().manual_seed(2)
+    image, target = torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
+    chosen = torch.rand(shape[:2], generator=generator) < (0.6 if masked else 2.0)
+    values, gradients = [], []
+    for native in (True, False):
+        leaf = image.clone().requires_grad_()
+        if native:
+            value = ops._ImageLoss.apply(leaf, target, chosen if masked else None, 0.3, 0.7, True)
+        else:
+            seen = torch.where(chosen[..., None], leaf, target)
+            similarity = reference.ssim_map(seen, target, padding="same")[chosen]
+            value = 0.3 * (seen - target).abs()[chosen].mean() + 0.7 * (1.0 - similarity).mean()
+        value.backward()
+        values.append(value.item())
+        gradients.append(leaf.grad)
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+    assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

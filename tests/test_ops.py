@@ -291,7 +291,7 @@ def masks(height: int, width: int) -> dict[str, Tensor | None]:
 
 @pytest.mark.parametrize("mask_name", ["none", "half", "spots", "empty"])
 @pytest.mark.parametrize("ssim_weight", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("shape", [(41, 57, 3), (11, 11, 1), (12, 90, 4)])
+@pytest.mark.parametrize("shape", [(41, 57, 3), (11, 11, 1), (12, 90, 4), (75, 333, 3)])
 def test_l1_ssim_equals_the_reference(
     mask_name: str, ssim_weight: float, shape: tuple[int, int, int]
 ) -> None:

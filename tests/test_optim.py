@@ -57,13 +57,12 @@ def test_the_rate_of_the_means_falls_a_hundredfold_and_the_others_stay() -> None
     assert {name: rate for name, rate in first.items() if name != "means"} == expected
 
 
-def test_selected_rows_keep_their_moments_and_appended_rows_start_from_zero() -> None:
+def test_kept_rows_keep_their_moments_and_newborn_rows_start_from_zero() -> None:
     gaussians = trainable(blobs())
     optimizer = SplatAdam.zeros(gaussians)
     optimizer.step(gaussians, random_like(gaussians, 1), RATES)
     before = optimizer.exp_avg_sq.scales.clone()
-    optimizer.select(torch.tensor([7, 3]))
-    optimizer.append(blobs(num=2))
+    optimizer.edit(torch.tensor([7, 3]), 2)
     assert torch.equal(optimizer.exp_avg_sq.scales[:2], before[[7, 3]])
     for moment in (optimizer.exp_avg, optimizer.exp_avg_sq):
         assert len(moment) == 4

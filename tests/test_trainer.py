@@ -315,7 +315,7 @@ def test_another_thread_always_sees_six_tensors_of_one_length(start: Any) -> Non
 
     def read() -> None:
         while not stop.wait(0.0002):
-            lengths.add(tuple(len(tensor) for tensor in trainer.gaussians.tensors().values()))
+            lengths.add(tuple(len(tensor) for tensor in trainer.live_gaussians.tensors().values()))
 
     reader = threading.Thread(target=read)
     reader.start()

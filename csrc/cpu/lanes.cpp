@@ -9,7 +9,7 @@ namespace {
 #define SPLAT_LANES_OF(isa)                                                               \
   Lanes {                                                                                 \
     #isa, isa::project_fwd, isa::project_bwd, isa::raster_fwd_tile, isa::raster_bwd_tile, \
-        isa::ssim_rows, isa::grad_rows, isa::adam                                         \
+        isa::loss_block, isa::adam, isa::adam_rows, isa::settle_rows                      \
   }
 
 Lanes choose() {

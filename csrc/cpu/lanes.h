@@ -10,14 +10,40 @@
 
 namespace splat::cpu {
 
-// Rows [begin, end) of an ImageLoss, and what is added up over them.
-struct ImageRows {
-  int64_t begin, end;
-  float ssim_scale;   // weight of one counted value of the SSIM map
-  float l1_scale;     // weight of one counted pixel component
-  float* scratch;     // image_scratch_size(args) floats
-  double* l1_rows;    // [H] sum of |image - target| in a row
-  double* ssim_rows;  // [H] sum of 1 - SSIM in a row
+constexpr int kSsimHalf = 5;  // the window has 11 x 11 px
+constexpr int kLossMoments = 4, kLossPartials = 3, kRingRows = 2 * kSsimHalf + 2;
+
+// A part of an image for the loss, and where what is added up over its rows goes.
+struct LossBlock {
+  int64_t row_begin, row_end, column_begin, column_end;  // px
+  float ssim_scale;             // weight of one counted value of the SSIM map
+  float l1_scale;               // weight of one counted pixel component
+  float* scratch;               // loss_scratch_size(args, columns) floats
+  double *l1_sums, *ssim_sums;  // of |image - target| and of 1 - SSIM; row y at y * sum_stride
+  int64_t sum_stride;
+};
+
+// `num` floats filled up to whole vectors of eight.
+constexpr int64_t whole_vectors(int64_t num) { return (num + 7) / 8 * 8; }
+
+inline int64_t loss_scratch_size(const ImageLoss& args, int64_t columns) {
+  const int64_t num = columns * args.channels, halo = kSsimHalf * args.channels;
+  const int64_t in_size = whole_vectors(num + 4 * halo) + 8;
+  const int64_t map_size = whole_vectors(num + 2 * halo) + 8, out_size = whole_vectors(num);
+  return kLossMoments * in_size + (2 + kLossPartials) * map_size +
+         (kRingRows + 2) * (kLossMoments * map_size + kLossPartials * out_size);
+}
+
+struct AdamPass {
+  AdamTensor tensor;
+  const float* grad;
+  AdamSettings settings;
+  AdamRate rate;
+};
+
+// The gradients of rows [begin, end), tensor by tensor; the first row is that of `begin`.
+struct AdamGradients {
+  const float* of[kNumTensors];
 };
 
 struct Lanes {
@@ -26,20 +52,22 @@ struct Lanes {
   void (*project_bwd)(const ProjectBwd&, int64_t begin, int64_t end);
   void (*raster_fwd_tile)(const RasterFwd&, int64_t tile);
   void (*raster_bwd_tile)(const RasterBwd&, int64_t tile);
-  void (*ssim_rows)(const ImageLoss&, const ImageRows&);
-  void (*grad_rows)(const ImageLoss&, const ImageRows&);
-  void (*adam)(const Adam&, int64_t begin, int64_t end);
+  void (*loss_block)(const ImageLoss&, const LossBlock&);
+  void (*adam)(const AdamPass&, int64_t begin, int64_t end);
+  void (*adam_rows)(const ProjectAdam&, const AdamGradients&, int64_t begin, int64_t end);
+  void (*settle_rows)(const SettleAdam&, int64_t begin, int64_t end);
 };
 
-#define SPLAT_DECLARE_LANES(isa)                                        \
-  namespace isa {                                                       \
-  void project_fwd(const ProjectFwd& args, int64_t begin, int64_t end); \
-  void project_bwd(const ProjectBwd& args, int64_t begin, int64_t end); \
-  void raster_fwd_tile(const RasterFwd& args, int64_t tile);            \
-  void raster_bwd_tile(const RasterBwd& args, int64_t tile);            \
-  void ssim_rows(const ImageLoss& args, const ImageRows& rows);         \
-  void grad_rows(const ImageLoss& args, const ImageRows& rows);         \
-  void adam(const Adam& args, int64_t begin, int64_t end);              \
+#define SPLAT_DECLARE_LANES(isa)                                                                   \
+  namespace isa {                                                                                  \
+  void project_fwd(const ProjectFwd& args, int64_t begin, int64_t end);                            \
+  void project_bwd(const ProjectBwd& args, int64_t begin, int64_t end);                            \
+  void raster_fwd_tile(const RasterFwd& args, int64_t tile);                                       \
+  void raster_bwd_tile(const RasterBwd& args, int64_t tile);                                       \
+  void loss_block(const ImageLoss& args, const LossBlock& block);                                  \
+  void adam(const AdamPass& args, int64_t begin, int64_t end);                                     \
+  void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begin, int64_t end); \
+  void settle_rows(const SettleAdam& args, int64_t begin, int64_t end);                            \
   }
 
 SPLAT_DECLARE_LANES(portable)
@@ -50,13 +78,5 @@ SPLAT_DECLARE_LANES(avx2)
 
 // Chosen at the first call; SPLATSTUDIO_CPU=portable in the environment asks for the portable set.
 const Lanes& lanes();
-
-constexpr int kSsimHalf = 5;  // the window has 11 x 11 px
-
-inline int64_t image_scratch_size(const ImageLoss& args) {
-  const int64_t row = args.width * args.channels;
-  const int64_t padded = row + 2 * kSsimHalf * args.channels;
-  return 5 * padded + 5 * (2 * kSsimHalf + 1) * row + 7 * row;
-}
 
 }  // namespace splat::cpu

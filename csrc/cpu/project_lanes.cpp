@@ -138,6 +138,12 @@ SPLAT_LANES void project_rows(const ProjectFwd& args, const Rows& rows) {
   Vec3<F8> color = {zero, zero, zero};
   const uint32_t bits = lane_bits(visible) & ((1u << rows.count) - 1);
   if (bits != 0) {
+    if (args.late != nullptr) {
+      for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
+        const int64_t i = rows.begin + __builtin_ctz(rest);
+        settle_rows(*args.late, i, i + 1);
+      }
+    }
     color = shade(args.gaussians, args.settings.sh_degree, direction_to(v.mean, camera).unit,
                   rows.begin, bits);
     visible &= is_finite(color.x + color.y + color.z);
@@ -171,10 +177,11 @@ SPLAT_LANES Vec3<F8> shade_vjp(const ProjectBwd& args, Vec3<F8> mean, const Rows
     const int64_t i = rows.begin + lane;
     float v[3];
     for (int c = 0; c < 3; ++c) v[c] = args.colors[3 * i + c] > 0 ? args.v_colors[3 * i + c] : 0;
-    for (int c = 0; c < 3; ++c) args.v_sh0[3 * i + c] = basis[0][lane] * v[c];
+    float* v_sh0 = args.v_sh0 + 3 * (i - args.v_begin);
+    for (int c = 0; c < 3; ++c) v_sh0[c] = basis[0][lane] * v[c];
     const float* shN = g.shN + i * 3 * g.num_rest;
     if (num == 1) continue;
-    float* v_shN = args.v_shN + i * 3 * g.num_rest;
+    float* v_shN = args.v_shN + (i - args.v_begin) * 3 * g.num_rest;
     std::memset(v_shN + 3 * (num - 1), 0, sizeof(float) * 3 * (g.num_rest - (num - 1)));
     for (int k = 1; k < num; ++k, shN += 3, v_shN += 3) {
       const float weight = basis[k][lane];
@@ -221,13 +228,14 @@ SPLAT_LANES void project_rows_vjp(const ProjectBwd& args, const Rows& rows, uint
   visible &= is_finite(v_mean.x + v_mean.y + v_mean.z + v_quat.w + v_quat.x + v_quat.y + v_quat.z +
                        e.scales.x + e.scales.y + e.scales.z + v_opacity);
   const auto shown = [&](F8 x) { return select(visible, x, zero); };
-  rows.store(args.v_means, {shown(v_mean.x), shown(v_mean.y), shown(v_mean.z)});
-  rows.store(args.v_scales, {shown(e.scales.x), shown(e.scales.y), shown(e.scales.z)});
-  rows.store(args.v_quats, 4, 0, shown(v_quat.w));
-  rows.store(args.v_quats, 4, 1, shown(v_quat.x));
-  rows.store(args.v_quats, 4, 2, shown(v_quat.y));
-  rows.store(args.v_quats, 4, 3, shown(v_quat.z));
-  rows.store(args.v_opacities, 1, 0, shown(v_opacity));
+  const Rows out = {rows.begin - args.v_begin, rows.count};
+  out.store(args.v_means, {shown(v_mean.x), shown(v_mean.y), shown(v_mean.z)});
+  out.store(args.v_scales, {shown(e.scales.x), shown(e.scales.y), shown(e.scales.z)});
+  out.store(args.v_quats, 4, 0, shown(v_quat.w));
+  out.store(args.v_quats, 4, 1, shown(v_quat.x));
+  out.store(args.v_quats, 4, 2, shown(v_quat.y));
+  out.store(args.v_quats, 4, 3, shown(v_quat.z));
+  out.store(args.v_opacities, 1, 0, shown(v_opacity));
 }
 
 SPLAT_LANES void zero_rows(float* p, int64_t stride, const Rows& rows) {
@@ -245,19 +253,20 @@ template <CameraModel model>
 void project_all_vjp(const ProjectBwd& args, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
     const Rows rows = {i, static_cast<int>(end - i < kLanes ? end - i : kLanes)};
+    const Rows out = {i - args.v_begin, rows.count};
     uint32_t bits = 0;
     for (int j = 0; j < rows.count; ++j) bits |= (args.radii[2 * (i + j)] > 0 ? 1u : 0u) << j;
     if (bits != (1u << rows.count) - 1) {
-      zero_rows(args.v_sh0, 3, rows);
-      if (args.v_shN != nullptr) zero_rows(args.v_shN, 3 * args.gaussians.num_rest, rows);
+      zero_rows(args.v_sh0, 3, out);
+      if (args.v_shN != nullptr) zero_rows(args.v_shN, 3 * args.gaussians.num_rest, out);
     }
     if (bits != 0) {
       project_rows_vjp<model>(args, rows, bits);
     } else {
-      zero_rows(args.v_means, 3, rows);
-      zero_rows(args.v_quats, 4, rows);
-      zero_rows(args.v_scales, 3, rows);
-      zero_rows(args.v_opacities, 1, rows);
+      zero_rows(args.v_means, 3, out);
+      zero_rows(args.v_quats, 4, out);
+      zero_rows(args.v_scales, 3, out);
+      zero_rows(args.v_opacities, 1, out);
     }
   }
 }

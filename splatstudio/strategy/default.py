@@ -8,9 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from splatstudio import ops
 from splatstudio.config import DensifyConfig
 from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.ops_training import count_seen
 from splatstudio.reference import rotation_matrices
+from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.population import Population, edit
 
@@ -72,15 +75,20 @@ class DefaultStrategy:
         return change
 
     def _count(self, counts: dict[str, Tensor], seen: Observation, step: int) -> None:
+        radius2d = counts["radius2d"] if step < self.config.stop_scale2d_step else None
+        if stages_for(seen.gradients2d) is ops and seen.gradients2d.device.type == "cpu":
+            size = (seen.width, seen.height)
+            count_seen(seen.gradients2d, seen.radii, size, counts["grad2d"], counts["visible"], radius2d)
+            return
         visible = (seen.radii > 0).all(dim=1)
         # Pixels to normalised device coordinates, so that a threshold holds for every image size.
         to_ndc = seen.gradients2d.new_tensor([seen.width / 2.0, seen.height / 2.0])
         norms = (seen.gradients2d * to_ndc).norm(dim=1)
         counts["grad2d"] += torch.where(visible, norms, torch.zeros_like(norms))
         counts["visible"] += visible
-        if step < self.config.stop_scale2d_step:
+        if radius2d is not None:
             radii = seen.radii.amax(dim=1) / float(max(seen.width, seen.height))
-            torch.maximum(counts["radius2d"], radii.to(counts["radius2d"]), out=counts["radius2d"])
+            torch.maximum(radius2d, radii.to(radius2d), out=radius2d)
 
     def _densify(self, population: Population, step: int) -> Change:
         gaussians, counts = population.gaussians.detach(), population.counts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.gaussians import Gaussians, with_rows
 from splatstudio.optim import SplatAdam
 
 
@@ -37,14 +37,16 @@ def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: T
     """
     assert keep.shape == (len(population),), "one flag for each Gaussian"
     assert parents.shape == (len(newborn),), "one parent for each newborn"
+    population.optimizer.settle(population.gaussians)
     rows = keep.nonzero().squeeze(1)
-    merged = concatenated([population.gaussians.detach()[rows], newborn.detach()])
-    population.optimizer.select(rows)
-    population.optimizer.append(newborn)
-    population.counts = {
-        name: torch.cat([count[rows], count[parents]]) for name, count in population.counts.items()
-    }
+    old, new = population.gaussians.detach().tensors(), newborn.detach().tensors()
+    merged = Gaussians(**{name: with_rows(tensor, rows, new[name]) for name, tensor in old.items()})
     population.gaussians = trainable(merged)
+    del old  # together, the two models and the moments are the most that a training holds
+    population.optimizer.edit(rows, len(newborn))
+    population.counts = {
+        name: with_rows(count, rows, count[parents]) for name, count in population.counts.items()
+    }
 
 
 def trainable(gaussians: Gaussians) -> Gaussians:

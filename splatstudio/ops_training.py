@@ -1,0 +1,144 @@
+"""What only a training on native kernels needs: the fused optimiser and a strategy's counts.
+
+CPU, float32, like `ops.py`. Everything happens in place and nothing has a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.gaussians import Gaussians
+from splatstudio.ops import _native, camera_numbers, num_threads
+from splatstudio.stages import Projected, ProjectSettings
+
+HISTORY = 128  # steps after which every row is brought up to date
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """One step of Adam: the rates of the six tensors by name, the moments' decay, its number from 1 on."""
+
+    rates: dict[str, float]
+    beta1: float
+    beta2: float
+    eps: float
+    number: int
+
+
+class LateRows:
+    """The steps of shN that Gaussians out of sight have yet to make.
+
+    Without a gradient a step is known beforehand, and nobody asks for the colour of what is out of sight: the
+    row makes up for its steps when it is seen again, to the same bits as if it had made them in time.
+    """
+
+    def __init__(self, num_gaussians: int, used_columns: int) -> None:
+        self.steps_done = torch.zeros(num_gaussians, dtype=torch.int32)  # of the `num_steps` below, by row
+        self.history = torch.zeros(HISTORY, 2)  # what the kernels need to know of each step
+        self.num_steps = 0
+        self.used_columns = used_columns  # floats of a row that have moments or gradients
+
+    def full(self, used_columns: int, num_gaussians: int) -> bool:
+        """Return whether the next step, of so many columns and rows, cannot be remembered here."""
+        size = (self.used_columns, len(self.steps_done))
+        return self.num_steps == HISTORY or size != (used_columns, num_gaussians)
+
+
+@torch.no_grad()
+def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
+    gaussians: Gaussians,
+    exp_avg: Gaussians,
+    exp_avg_sq: Gaussians,
+    projected: Projected,
+    v_projected: tuple[Tensor, ...],
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+    adam: AdamStep,
+    late: LateRows,
+    visible_only: bool,
+) -> None:
+    """Make one step of Adam from the gradients of what `ops.project_raw` returned.
+
+    `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
+    in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
+    their shN is left behind, which `late` remembers.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rates = [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps]
+    used_columns = late.used_columns if settings.sh_degree > 0 else 0
+    if used_columns > 0 and not visible_only:
+        late.num_steps += 1
+    _native().project_adam(
+        list(gaussians.detach().tensors().values()),
+        list(exp_avg.tensors().values()),
+        list(exp_avg_sq.tensors().values()),
+        projected.radii,
+        projected.colors.detach(),
+        [gradient.contiguous() for gradient in v_projected],
+        view,
+        options,
+        rates,
+        adam.number,
+        late.steps_done,
+        late.history,
+        late.num_steps,
+        used_columns,
+        visible_only,
+        num_threads(),
+    )
+
+
+@torch.no_grad()
+def project_late(
+    gaussians: Gaussians,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+    late: LateRows,
+    betas: list[float],
+) -> Projected:
+    """Project as `ops.project_raw` does; what is visible first makes the steps of its shN that it has yet to.
+
+    `exp_avg`, `exp_avg_sq` [N, K-1, 3] are the moments of shN, `betas` beta1, beta2, eps.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rows = list(gaussians.detach().tensors().values())
+    if late.num_steps == 0 or settings.sh_degree == 0:
+        return Projected(*_native().project_fwd(*rows, view, options, num_threads()))
+    steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
+    return Projected(*_native().project_late(rows, exp_avg, exp_avg_sq, view, options, *steps, num_threads()))
+
+
+@torch.no_grad()
+def settle(shN: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, late: LateRows, betas: list[float]) -> None:
+    """Let every row of shN [N, K-1, 3] make the steps it has yet to make; `betas` are beta1, beta2, eps."""
+    if late.num_steps > 0:
+        steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
+        _native().settle_adam(shN.detach(), exp_avg, exp_avg_sq, *steps, num_threads())
+        late.steps_done.zero_()
+        late.num_steps = 0
+
+
+@torch.no_grad()
+def count_seen(
+    gradients2d: Tensor,
+    radii: Tensor,
+    size: tuple[int, int],
+    grad2d: Tensor,
+    visible: Tensor,
+    radius2d: Tensor | None,
+) -> None:
+    """Add what one step showed to the counts of a strategy, [N] each, in place.
+
+    `gradients2d` [N, 2] px and `radii` [N, 2] int32 px of a rendering of `size` (width, height) px. For what
+    is visible: `grad2d` grows by the gradient's length in normalised device coordinates, `visible` by 1, and
+    `radius2d` to the larger radius over the longer side.
+    """
+    _native().count_seen(gradients2d, radii, *size, grad2d, visible, radius2d, num_threads())

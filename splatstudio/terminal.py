@@ -140,7 +140,7 @@ def run_to_end(session: Session) -> int:
             raise
         saved = session.save_if_needed()
     elapsed, steps = time.monotonic() - started, session.trainer.step - first
-    num = len(session.trainer.gaussians)
+    num = len(session.trainer.live_gaussians)
     console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
     if interrupt.pressed and not session.finished:
         where = f"Saved {saved}" if saved else f"Step {session.trainer.step} is saved already"

@@ -171,7 +171,9 @@ class Training:
     def _announce(self, session: Session) -> None:
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
-        self._emit(Started(trainer.step, trainer.config.steps, len(trainer.gaussians), num_train, num_test))
+        self._emit(
+            Started(trainer.step, trainer.config.steps, len(trainer.live_gaussians), num_train, num_test)
+        )
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_at = pause_at
@@ -282,7 +284,9 @@ class Training:
 
     def _show(self, session: Session) -> None:
         trainer = session.trainer
-        self._desk.publish(ShownModel(trainer.gaussians, options_for_display(trainer.config), trainer.step))
+        self._desk.publish(
+            ShownModel(trainer.live_gaussians, options_for_display(trainer.config), trainer.step)
+        )
 
     def _report(self, session: Session, advance: Advance) -> None:
         trainer = session.trainer

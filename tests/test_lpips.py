@@ -7,6 +7,7 @@ the real ones on this machine the last tests compare with published properties a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Weights of chance in the cache folder, under names that vouch for them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))

@@ -79,8 +79,10 @@ class Controller(FrameSource):
         status = self.status
         if status.state == "training":
             return Choice("Pause")
-        if status.state in ("starting", "loading", "restarting"):
+        if status.state in ("starting", "loading"):
             return Choice("Starting …", enabled=False)
+        if status.state == "restarting":
+            return Choice("Restarting …", enabled=False)
         if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
             return Choice("Resume")
         if status.state == "finished":
@@ -223,16 +225,19 @@ class Controller(FrameSource):
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the ranks, empty while there are none."""
         worker = self._worker
-        return (worker.pid,) if worker.alive else ()
+        return worker.pids if worker.alive else ()
 
     @property
     def rank_figures(self) -> tuple[RankFigures, ...]:
-        """Return the figures of each rank, rank 0 first; empty without a training."""
+        """Return the figures of each rank, rank 0 first; empty without a model.
+
+        All ranks step together, and each holds the whole model.
+        """
         status = self.status
         if status.num_gaussians is None:
             return ()
         rate = status.steps_per_second
-        return (RankFigures(status.num_gaussians, 1.0 / rate if rate else None),)
+        return (RankFigures(status.num_gaussians, 1.0 / rate if rate else None),) * len(self.pids)
 
     # ---- where pictures come from
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig, changed
+from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
+from splatstudio.config import TrainConfig, changed, from_json
 from splatstudio.formats import format_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_scene
@@ -130,7 +130,7 @@ def _open_run(path: Path, run: Run, chosen: Path | None, config: TrainConfig) ->
         return Project(path, scene, None, run_dir, asked)
     if scene is not None:
         notes += _notes_on_unchanged(run, _conflicts(config, run.config))
-    return Project(path, scene, model_path, run.path, _gone_on_with(run.config, config), notes)
+    return Project(path, scene, model_path, run.path, _gone_on_with(_latest_config(run), config), notes)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
@@ -148,7 +148,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Projec
         )
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
-    kept = _gone_on_with(existing.config, config)
+    kept = _gone_on_with(_latest_config(existing), config)
     if (kept.downscale, kept.test_every) != (config.downscale, config.test_every):
         scene = load_scene(path, downscale=kept.downscale, test_every=kept.test_every)
     checkpoint = newest_checkpoint(existing.path)
@@ -185,6 +185,14 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple
                 "name another one with --run"
             )
     return None, tuple(notes)
+
+
+def _latest_config(run: Run) -> TrainConfig:
+    """Return the settings of a run as they were last: while it trained some may have been changed."""
+    checkpoint = newest_checkpoint(run.path)
+    if checkpoint is None:
+        return run.config
+    return from_json(TrainConfig, verify_checkpoint(checkpoint, content=False)["config"])
 
 
 def _gone_on_with(kept: TrainConfig, config: TrainConfig) -> TrainConfig:

@@ -162,7 +162,7 @@ def _memory_bar(reading: DeviceReading, color: str) -> str:
     known = (
         f"{_gb(ours)} ours + {_gb(others)} others"
         if ours is not None
-        else f"{_gb(others)} used, ours {NOT_AVAILABLE}"
+        else f"{_gb(others)} used (ours {NOT_AVAILABLE})"
     )
     return (
         '<div style="display:flex;height:6px;margin:3px 0 2px 0;border-radius:3px;overflow:hidden;'

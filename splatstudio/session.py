@@ -47,13 +47,11 @@ class Session:
     session holds the lock of its run folder until `close`.
     """
 
-    def __init__(self, trainer: Trainer, run: Run, breathe: Callable[[], None] = lambda: None):
-        """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
-
-        `breathe` is called after each image of an evaluation; it may raise EvaluationAbandoned.
-        """
+    def __init__(self, trainer: Trainer, run: Run):
+        """Take the run's lock; ValueError, naming the holder, when the run is being trained already."""
         self.trainer = trainer
-        self._breathe = breathe
+        # Called after each image of an evaluation; it may raise EvaluationAbandoned.
+        self.breathe: Callable[[], None] = lambda: None
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
@@ -132,7 +130,7 @@ class Session:
                 trainer.gaussians,
                 trainer.scene,
                 options=options_for_display(trainer.config),
-                on_image=lambda *_: self._breathe(),
+                on_image=lambda *_: self.breathe(),
             )
         finally:
             self._evaluating = False

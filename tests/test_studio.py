@@ -212,7 +212,7 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(desk: Callable[..., Desk],
     controller.save()
     run = cast(Path, controller.project.run_dir)
     it.wait(lambda _: newest_checkpoint(run) is not None, "saved")
-    os.kill(controller._worker.pid, signal.SIGKILL)
+    controller._worker.kill()  # which is not restarted
     status = it.wait(lambda status: status.state == "failed", "failed")
     assert "is safe" in status.message and not status.has_model
     assert it.notices[-1].bad and not any("finished" in notice.title for notice in it.notices)
@@ -230,7 +230,7 @@ def test_start_works_after_a_crash_before_any_save(desk: Callable[..., Desk], bl
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
     it.wait(lambda status: status.step > 3, "training")
-    os.kill(controller._worker.pid, signal.SIGKILL)
+    controller._worker.kill()  # which is not restarted
     it.wait(lambda status: status.state == "failed", "failed")
     assert controller.choice().label == "Start training"
     controller.press_primary()
@@ -264,8 +264,10 @@ def test_the_last_words_name_only_a_save_that_holds_the_last_step(
     checkpoint = trained_run(blob_scene, run)
     saved = Saved(3, checkpoint)
     assert last_words(Status("ended", step=3), saved, run).startswith(f"Saved {checkpoint}. Go on with")
-    for status in (Status("ended", step=9), Status("failed", step=3)):
-        assert f"save failed. The newest good checkpoint is {checkpoint}" in last_words(status, saved, run)
+    lost = last_words(Status("ended", step=9), saved, run)
+    assert f"newest good checkpoint is {checkpoint}; what was trained after it (6 steps) is lost" in lost
+    # Whatever was said of it: the disk is asked.
+    assert f"Saved {checkpoint}." in last_words(Status("failed", step=3, message="It died."), None, run)
     assert "holds no good checkpoint" in last_words(Status("failed", step=9), None, Path("runs/none"))
 
 

@@ -32,6 +32,7 @@ from splatstudio.studio.project import open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event, ModelLoaded, Saved
+from splatstudio.worker.reports import saved_sentence
 
 RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300
@@ -87,17 +88,20 @@ class Studio:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        unsaved = self.controller.status.state in ("training", "paused")
-        if unsaved:
-            print("Saving ... (Ctrl-C again ends at once)", flush=True)
+        controller = self.controller
+        run_dir, unsaved = controller.project.run_dir, controller.status.state in ("training", "paused")
+        print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
         try:
             self.close()
         except KeyboardInterrupt:
-            self.controller.kill()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            controller.kill()
+            if unsaved and run_dir is not None:
+                # Whatever the save in progress had come to: the disk tells.
+                print(saved_sentence(run_dir, controller.status.step), flush=True)
             raise
-        run_dir = self.controller.project.run_dir
         if unsaved and run_dir is not None:
-            print(last_words(self.controller.status, self.controller.last_saved, run_dir))
+            print(last_words(controller.status, controller.last_saved, run_dir))
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -217,10 +221,8 @@ def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
         return f"Saved {saved.path}. {go_on}"
     if status.state != "failed" and status.step == 0:
         return "No step was done yet, so nothing had to be saved."
-    newest = newest_checkpoint(run_dir)
-    if newest is None:
-        return f"The last save failed, and {run_dir} holds no good checkpoint. {status.message}".rstrip()
-    return f"The last save failed. The newest good checkpoint is {newest}. {go_on}"
+    words = f"{status.message} {saved_sentence(run_dir, status.step)}".lstrip()
+    return words if newest_checkpoint(run_dir) is None else f"{words} {go_on}"
 
 
 def _has_display() -> bool:

@@ -32,6 +32,8 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.process import activity_of, worker_main
 from splatstudio.worker.supervisor import Plan, Supervisor
 
+LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
+
 ONE_RANK = Plan(worker_main, activity_of)
 
 
@@ -129,12 +131,14 @@ class WorkerClient:
             self._frames.pop(view, None)
 
     def close(self, timeout: float = 60.0) -> None:
-        """Let the worker save and leave; after `timeout` seconds it is killed."""
+        """Let the worker save and leave; after `timeout` seconds, a few with nothing to save, it is killed."""
+        unsaved = self.state in ("training", "paused")
         self.send(Close())
-        self._supervisor.join(timeout)
+        self._supervisor.join(timeout if unsaved else min(timeout, LOADING_PATIENCE_SECONDS))
         if self.alive:
-            self.kill()
-        elif self.state == "ended":
+            self._supervisor.kill(quietly=not unsaved)
+            self._supervisor.join(10.0)
+        if self.state == "ended":
             self._first_log.unlink(missing_ok=True)
 
     def kill(self) -> None:

@@ -43,6 +43,30 @@ def loss_of_view_sentence(cause: Cause, job: Job) -> str:
     return f"{cause.sentence} {_what_is_safe(job)}"
 
 
+def saved_sentence(run_dir: Path, step: int) -> str:
+    """Return what the disk holds of a training that ended at `step`, whatever was said before."""
+    while True:
+        newest, folders = newest_checkpoint(run_dir), _checkpoint_folders(run_dir)
+        # Verifying takes a while, in which a save in the background may have been completed.
+        if folders == _checkpoint_folders(run_dir):
+            break
+    if newest is None and step == 0:
+        return "No step was done yet, so nothing had to be saved."
+    if newest is None:
+        return (
+            f"Nothing was saved: {run_dir} holds no good checkpoint, and all its steps ({step:,}) are lost."
+        )
+    lost = step - checkpoint_step(newest)
+    if lost <= 0:
+        return f"Saved {newest}."
+    steps = "1 step" if lost == 1 else f"{lost:,} steps"
+    return f"The newest good checkpoint is {newest}; what was trained after it ({steps}) is lost."
+
+
+def _checkpoint_folders(run_dir: Path) -> set[str]:
+    return {path.name for path in (run_dir / "ckpts").glob("step_*")}
+
+
 def checkpoint_step(folder: Path) -> int:
     """Return the step in the name of a checkpoint folder, step_00012000."""
     step = step_of(folder)

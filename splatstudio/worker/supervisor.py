@@ -75,7 +75,7 @@ class Supervisor:
         self._standing = StandingOrders()
         self._jobs = OpenJobs()
         self._closing = False
-        self._killed = False
+        self._killed = self._quiet = False
         self._finished = False
         self._restarting = False
         self._num_sent = 0
@@ -112,10 +112,11 @@ class Supervisor:
                 self._num_sent += 1
             self._outbox.put(command, _key(command))
 
-    def kill(self) -> None:
-        """End the ranks at once."""
+    def kill(self, *, quietly: bool = False) -> None:
+        """End the ranks at once; `quietly` where nothing is lost by it, so that nothing failed."""
         with self._wire:
             self._closing = self._killed = True
+            self._quiet = quietly
             group = self._group
         group.kill()
 
@@ -136,7 +137,7 @@ class Supervisor:
                 self._listener.receive(failed)
             cause = blame(ends, self._plan.num_ranks)
             clean = all(end.exitcode == 0 and end.silence is None for end in ends)
-            if clean and self._closing:
+            if self._closing and (clean or self._quiet):
                 self._listener.receive(StateChanged("ended"))
                 break
             if self._finished:

@@ -150,7 +150,8 @@ class Training:
         for path, value in job.settings:
             trainer.update_setting(path, value)
         self._desk.log_into(run.path / "logs" / "worker.log")
-        session = self._session = Session(trainer, run, self._desk.breathe)
+        session = self._session = Session(trainer, run)
+        session.breathe = self._desk.breathe
         for note in session.notes:
             log.info("%s", note)
         self._show(session)

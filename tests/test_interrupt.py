@@ -168,10 +168,11 @@ def test_ctrl_c_in_open_while_nothing_is_unsaved(
     process = start("open", str(blob_folder), "--no-browser", "--port", "0")
     try:
         read_to(process, "http://127.0.0.1:")
+        time.sleep(1.0)  # for it to come to the point where it waits
         output, seconds = end(process)
     finally:
         process.kill()
-    assert process.returncode == 0 and seconds < 15 and "Closing ..." in output
+    assert process.returncode == 0 and seconds < 20 and "Closing ..." in output
 
 
 def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path) -> None:

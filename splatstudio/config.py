@@ -113,6 +113,9 @@ class TrainConfig:
     seed: int = setting(42, "Seed of every random choice.")
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
     sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
+    sh_degree_limit: int = setting(
+        3, "Highest degree in use from now on; higher ones are kept as they are.", 0, 3, live=True
+    )
     ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
     init_opacity: float = setting(0.1, "Opacity of the first Gaussians.", 0.001, 0.999)
     init_scale: float = setting(
@@ -120,7 +123,9 @@ class TrainConfig:
     )
     init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
     antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
-    background: tuple[float, float, float] = setting((0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1)
+    background: tuple[float, float, float] = setting(
+        (0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1, live=True
+    )
     random_background: bool = setting(
         False, "A random background each step: discourages transparency.", live=True
     )

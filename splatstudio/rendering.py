@@ -31,7 +31,11 @@ class RenderOptions:
 def options_for_display(config: TrainConfig) -> RenderOptions:
     """Return the options with which a model trained under `config` is drawn and evaluated."""
     return RenderOptions(
-        antialiased=config.antialiased, background=config.background, near=config.near, far=config.far
+        sh_degree=config.sh_degree_limit,
+        antialiased=config.antialiased,
+        background=config.background,
+        near=config.near,
+        far=config.far,
     )
 
 

@@ -150,7 +150,7 @@ class Trainer:
         view, target, mask, background = self._next_example(config)
         population = self._population
         observed = self._strategy_for(config).observes(index)
-        sh_degree = min(index // config.sh_degree_every, config.sh_degree)
+        sh_degree = min(index // config.sh_degree_every, config.sh_degree, config.sh_degree_limit)
         options = RenderOptions(
             sh_degree=sh_degree,
             antialiased=config.antialiased,

@@ -142,7 +142,7 @@ def test_devices_show_the_training_on_the_cpu(open_page: Callable[..., Screen], 
     screen.button("Start training").click()
     screen.wait(lambda: screen.step > 5, "training")
     row = screen.page.locator('[data-splatstudio="device"]')
-    screen.wait(lambda: "ms a step" in row.first.inner_text(), "the rank's figures stand beside it")
+    screen.wait(lambda: "ms/step" in row.first.inner_text(), "the rank's figures stand beside it")
     assert row.count() == 1 and "CPU rank 0" in row.inner_text() and "ours" in row.inner_text()
     share = row.locator('[data-splatstudio="utilization"]')
     screen.wait(lambda: share.inner_text() not in ("0 %", "not available"), "it works")

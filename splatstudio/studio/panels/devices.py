@@ -17,6 +17,7 @@ from splatstudio.studio.theme import ACCENT, MUTED, css
 
 SAMPLE_SECONDS = 1.0
 HISTORY_SECONDS = 300
+AXIS_SECONDS = 30
 NOT_AVAILABLE = "not available"
 OTHERS_COLOR = "#6b7584"
 # A line a device: the accent first, then colours that eight can be told apart by.
@@ -74,13 +75,14 @@ class DevicesPanel(Panel):
         if len(history.seconds) < 2:
             return
         values = history.values.T * quantity.scale
-        # Minutes before now: the axis stands still while the curves move.
-        minutes = (history.seconds - history.seconds[-1]) / 60.0
+        minutes = history.seconds / 60.0
+        # The axis moves on now and then, not with every sample: each time the page draws the chart anew.
+        end = max(HISTORY_SECONDS, AXIS_SECONDS * np.ceil(history.seconds[-1] / AXIS_SECONDS)) / 60.0
         lines = [
             Line(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])
             for i, reading in enumerate(readings)
         ]
-        ranges = ((-HISTORY_SECONDS / 60.0, 0.0), (0.0, _top(quantity, values)))
+        ranges = ((end - HISTORY_SECONDS / 60.0, end), (0.0, _top(quantity, values)))
         self._plot.show((minutes, *values), lines, ranges, "minutes")
 
     def close(self) -> None:
@@ -114,13 +116,15 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, 
     head = ""
     if len(names) == 1 and all(is_gpu(reading) for reading in readings):
         text = (f"{len(readings)} × " if len(readings) > 1 else "") + _text(*names)
-        head = f'<div style="font-size:12px;color:{MUTED};margin-bottom:6px">{text}</div>'
+        head = f'<div style="font-size:12px;color:{MUTED}">{text}</div>'
+    if len(readings) > 1:
+        head += f'<div style="{_SMALL};margin-bottom:6px">Memory: ours + others’ of all</div>'
     rows, placed = [], 0
     for reading in readings:
         ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
         rank = ranks[placed] if ours and placed < len(ranks) else None
         placed += rank is not None
-        rows.append(_row(reading, rank, named=len(names) > 1))
+        rows.append(_row(reading, rank, named=len(names) > 1, terse=len(readings) > 1))
     # Where the driver does not say which devices are ours, the figures stand for themselves.
     left = "".join(
         f'<div style="{_SMALL}">Rank {rank}: {_rank_text(figures)}</div>'
@@ -134,7 +138,7 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, 
 _SMALL = f"font-size:11px;line-height:1.35;color:{MUTED}"
 
 
-def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool) -> str:
+def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool, terse: bool) -> str:
     color = COLORS[reading.index % len(COLORS)]
     title = f"GPU {reading.index}" if is_gpu(reading) else reading.name
     model = f' <span style="{_SMALL}">{_text(reading.name)}</span>' if named and is_gpu(reading) else ""
@@ -142,7 +146,7 @@ def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool) -> st
     if is_gpu(reading):
         cells.append(_cell("temperature", reading.temperature_c, "{:.0f} °C", "Temperature"))
         cells.append(_cell("power", reading.power_w, "{:.0f} W", "Power"))
-    figures = f'<div style="{_SMALL}">{_rank_text(rank)}</div>' if rank is not None else ""
+    figures = "" if rank is None else f"<span>{_rank_text(rank)}</span>"
     return (
         f'<div data-splatstudio="device" style="margin-bottom:9px">'
         '<div style="display:flex;align-items:baseline;gap:10px;font-size:12px">'
@@ -150,27 +154,33 @@ def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool) -> st
         f'<span style="display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px;'
         f'background:{color}"></span><b style="font-weight:600">{_text(title)}</b>{model}</span>'
         f"{''.join(cells)}</div>"
-        f"{_memory_bar(reading, color)}{figures}</div>"
+        f"{_memory_bar(reading, color)}"
+        f'<div style="{_SMALL};display:flex;flex-wrap:wrap;justify-content:space-between;column-gap:10px">'
+        f'<span data-splatstudio="memory">{_memory_text(reading, terse)}</span>{figures}</div></div>'
     )
 
 
 def _memory_bar(reading: DeviceReading, color: str) -> str:
     ours, others, total = reading.memory_used_by_us, reading.memory_used_by_others, reading.memory_total
     if total is None or others is None:
-        text = f'Memory <span data-splatstudio="memory">{NOT_AVAILABLE}</span>'
-        return f'<div style="{_SMALL}">{text}</div>'
-    known = (
-        f"{_gb(ours)} ours + {_gb(others)} others"
-        if ours is not None
-        else f"{_gb(others)} used (ours {NOT_AVAILABLE})"
-    )
+        return ""
     return (
         '<div style="display:flex;height:6px;margin:3px 0 2px 0;border-radius:3px;overflow:hidden;'
         'background:rgba(255,255,255,.09)">'
         f'<div style="width:{_percent(ours or 0, total)};background:{color}"></div>'
         f'<div style="width:{_percent(others, total)};background:{OTHERS_COLOR}"></div></div>'
-        f'<div data-splatstudio="memory" style="{_SMALL}">{known} of {_gb(total)} GB</div>'
     )
+
+
+def _memory_text(reading: DeviceReading, terse: bool) -> str:
+    ours, others, total = reading.memory_used_by_us, reading.memory_used_by_others, reading.memory_total
+    if total is None or others is None:
+        return f"Memory {NOT_AVAILABLE}"
+    if ours is None:
+        return f"{_gb(others)} of {_gb(total)} GB, ours {NOT_AVAILABLE}"
+    if terse:
+        return f"{_gb(ours)} + {_gb(others)} of {_gb(total)} GB"
+    return f"{_gb(ours)} ours + {_gb(others)} others’ of {_gb(total)} GB"
 
 
 def _cell(name: str, value: float | None, form: str, title: str) -> str:
@@ -183,7 +193,7 @@ def _rank_text(rank: RankFigures) -> str:
     splats = "–" if rank.num_gaussians is None else f"{rank.num_gaussians:,}"
     if rank.step_seconds is None:
         return f"{splats} splats"
-    return f"{splats} splats, {1000.0 * rank.step_seconds:.3g} ms a step"
+    return f"{splats} splats, {1000.0 * rank.step_seconds:.3g} ms/step"
 
 
 def _percent(part: float, whole: float) -> str:

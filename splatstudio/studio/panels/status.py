@@ -83,13 +83,13 @@ def header_html(name: str, status: Status, num_viewers: int) -> str:
         )
     return (
         '<div style="padding:2px 10px 4px 10px;font-variant-numeric:tabular-nums">'
-        '<div style="display:flex;align-items:center;justify-content:space-between;gap:8px">'
+        '<div style="display:flex;align-items:center;gap:12px;margin-bottom:7px">'
         '<div style="font-size:17px;font-weight:650;overflow:hidden;text-overflow:ellipsis;'
         f'white-space:nowrap" title="{html.escape(name)}">{html.escape(name)}</div>'
-        f'<div style="white-space:nowrap;font-size:12px;color:{MUTED}">{viewers}</div></div>'
-        '<div style="display:flex;align-items:center;gap:7px;margin:2px 0 8px 0;font-size:13px">'
+        '<div style="display:flex;align-items:center;gap:7px;font-size:13px;white-space:nowrap">'
         f'<span style="width:9px;height:9px;border-radius:50%;background:{color};'
         f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'
+        f'<div style="margin-left:auto;white-space:nowrap;font-size:12px;color:{MUTED}">{viewers}</div></div>'
         f'<div style="display:grid;grid-template-columns:1.3fr 1fr .9fr;gap:5px 10px">{figures}</div>'
         f"{message}</div>"
     )

@@ -1,5 +1,5 @@
-// A tile of 16 x 16 pixels as 32 cells of 8, and which of them an ellipse touches: cell 2 * row +
-// half holds pixels 8 * half .. 8 * half + 7 of that row. For the *_lanes.cpp, behind simd.h.
+// A tile of 16 x 16 pixels as 32 cells of 8, and how a splat meets them: cell 16 * half + row holds
+// pixels 8 * half .. 8 * half + 7 of that row. For the *_lanes.cpp, behind simd.h.
 #pragma once
 
 #include "../blend.h"
@@ -35,8 +35,8 @@ SPLAT_LANES F8 lane_numbers() { return F8{0, 1, 2, 3, 4, 5, 6, 7}; }
 
 // The number of a cell's pixels that lie in the image.
 SPLAT_LANES int pixels_inside(const Tile& tile, int cell) {
-  if ((cell >> 1) >= tile.rows) return 0;
-  const int columns = tile.columns - (cell & 1) * kLanes;
+  if ((cell % kTileSize) >= tile.rows) return 0;
+  const int columns = tile.columns - (cell / kTileSize) * kLanes;
   return columns < 0 ? 0 : (columns < kLanes ? columns : kLanes);
 }
 
@@ -48,44 +48,110 @@ SPLAT_LANES uint32_t cells_inside(const Tile& tile) {
   return cells;
 }
 
-// Every bit of a byte to every second bit of a word.
-SPLAT_LANES uint32_t spread_bits(uint32_t x) {
-  x = (x | x << 4) & 0x0f0fu;
-  x = (x | x << 2) & 0x3333u;
-  return (x | x << 1) & 0x5555u;
+constexpr float kLog2E = 1.44269504f;
+
+// log2 of the opacity, from the limit k / 2 = ln(255 opacity) + kExtentMargin / 2. An opacity is at
+// most 1; of what else may come, powers of 2 shall make a number.
+SPLAT_LANES float log2_opacity_of(const Splat& s) {
+  constexpr float kLog255 = 5.54126355f, kMost = 64.0f;
+  const float log2_opacity = kLog2E * (s.sigma_limit - (kLog255 + 0.5f * kExtentMargin));
+  return log2_opacity < kMost ? log2_opacity : kMost;
 }
 
-// The cells of eight rows, from `first_row` on, that the ellipse may touch: 16 bits.
-SPLAT_LANES uint32_t cells_of_rows(const Splat& s, const Tile& tile, int first_row) {
-  const F8 ey = lane_numbers() + (static_cast<float>(tile.y0 + first_row) + 0.5f - s.y);
-  const F8 center = (s.x - static_cast<float>(tile.x0)) - s.slope * ey;
-  // Outside the ellipse the root is NaN, and NaN touches no cell.
-  const F8 half_width =
-      square_root(constant<F8>(s.w2) - s.v2 * ey * ey) + constant<F8>(kPixelMargin);
-  const F8 left = center - half_width, right = center + half_width;
-  const I8 in_left = (left <= constant<F8>(7.5f)) & (right >= constant<F8>(0.5f));
-  const I8 in_right = (left <= constant<F8>(15.5f)) & (right >= constant<F8>(8.5f));
-  return spread_bits(lane_bits(in_left)) | spread_bits(lane_bits(in_right)) << 1;
-}
-
-SPLAT_LANES uint32_t cells_of(const Splat& s, const Tile& tile) {
-  return cells_of_rows(s, tile, 0) | cells_of_rows(s, tile, 8) << 16;
-}
-
-// Where a cell's pixels lie as seen from the splat: centre - pixel.
-struct Offsets {
-  F8 dx;
-  float dy;
+// alpha is 2^t, t = log2(opacity) - log2(e) sigma: one power of 2 instead of an exponential and a
+// product. With (dx, dy) = centre - pixel it is t = (across + along) dx + rest, of which a column
+// and a row share their parts. Forward and backward must agree to the bit on who is visible, so
+// both make it with these functions, and fused steps are spelled out.
+struct alignas(32) RowTerms {
+  float dy[kTileSize];     // px
+  float along[kTileSize];  // -log2(e) b dy
+  float rest[kTileSize];   // log2(opacity) - log2(e) c / 2 dy^2
+  float log2_opacity;
 };
 
-SPLAT_LANES Offsets offsets_of(const Splat& s, const Tile& tile, int cell) {
-  const float x = static_cast<float>(tile.x0 + (cell & 1) * kLanes) + 0.5f;
-  return {(s.x - x) - lane_numbers(), s.y - (static_cast<float>(tile.y0 + (cell >> 1)) + 0.5f)};
+SPLAT_LANES RowTerms rows_of(const Splat& s, const Tile& tile) {
+  RowTerms rows;
+  rows.log2_opacity = log2_opacity_of(s);
+  for (int row = 0; row < kTileSize; row += kLanes) {
+    const F8 dy = (s.y - (static_cast<float>(tile.y0 + row) + 0.5f)) - lane_numbers();
+    store8(rows.dy + row, dy);
+    store8(rows.along + row, (-kLog2E * s.b) * dy);
+    store8(rows.rest + row,
+           multiply_add((-kLog2E * s.half_c) * dy, dy, constant<F8>(rows.log2_opacity)));
+  }
+  return rows;
 }
 
-SPLAT_LANES F8 sigma_at(const Splat& s, const Offsets& at) {
-  return falloff(constant<F8>(s.half_a), constant<F8>(s.b), constant<F8>(s.half_c), at.dx,
-                 constant<F8>(at.dy));
+struct ColumnTerms {
+  F8 dx;      // px
+  F8 across;  // -log2(e) a / 2 dx
+};
+
+SPLAT_LANES ColumnTerms columns_of(const Splat& s, const Tile& tile, int half) {
+  const F8 dx = (s.x - (static_cast<float>(tile.x0 + half * kLanes) + 0.5f)) - lane_numbers();
+  return {dx, (-kLog2E * s.half_a) * dx};
+}
+
+struct Blended {
+  F8 alpha;         // 0 where the splat is not visible
+  F8 weight, next;  // alpha * transmittance where it is added, else 0; transmittance behind it
+  I8 alive;         // neither finished before nor by this splat; only then it is added
+  I8 clamped;       // where alpha would pass its limit; unset for a plain splat
+};
+
+// Whether sigma cannot be negative, for all rounding, and alpha stays below its limit.
+SPLAT_LANES bool is_plain(const Splat& s, float max_alpha) {
+  return s.opacity < 0.999f * max_alpha && s.half_c > 0 && s.v2 * s.half_a > 1e-4f * s.half_c;
+}
+
+// The blend rule of ../blend.h for the pixels of one cell; `transmittance` is negative for finished
+// ones. `plain`: what is_plain says of the splat, or false.
+template <bool plain>
+SPLAT_LANES Blended blend_cell(const ColumnTerms& columns, const RowTerms& rows, int row,
+                               float max_alpha, F8 transmittance) {
+  constexpr float kLog2AlphaThreshold = -7.99435344f, kRounding = 1e-5f;
+  const F8 t =
+      multiply_add(columns.across + rows.along[row], columns.dx, constant<F8>(rows.rest[row]));
+  Blended r;
+  F8 alpha = power_of_2(t);
+  I8 visible = t >= constant<F8>(kLog2AlphaThreshold);
+  if constexpr (!plain) {
+    visible &= t <= constant<F8>(rows.log2_opacity + kRounding);
+    r.clamped = alpha > constant<F8>(max_alpha);
+    alpha = minimum(alpha, constant<F8>(max_alpha));
+  }
+  r.alpha = keep(visible, alpha);
+  r.weight = r.alpha * transmittance;
+  r.next = transmittance - r.weight;
+  r.alive = r.next > constant<F8>(kTransmittanceStop);
+  r.weight = keep(r.alive, r.weight);
+  return r;
+}
+
+// As `advance` of ../blend.h.
+SPLAT_LANES F8 advance(const Blended& blended, F8 transmittance) {
+  return select(blended.alive, blended.next, negative_magnitude(transmittance));
+}
+
+SPLAT_LANES uint32_t cells_of(const Splat& s, const Tile& tile, const RowTerms& rows) {
+  uint32_t cells = 0;
+  for (int group = 0; group < 2; ++group) {
+    const F8 dy = load8(rows.dy + group * kLanes);
+    const F8 center = (s.x - static_cast<float>(tile.x0)) + s.slope * dy;
+    // Outside the ellipse the root is NaN, and NaN touches no cell.
+    const F8 half_width =
+        square_root(constant<F8>(s.w2) - s.v2 * dy * dy) + constant<F8>(kPixelMargin);
+    const F8 left = center - half_width, right = center + half_width;
+    const I8 in_left = (left <= constant<F8>(7.5f)) & (right >= constant<F8>(0.5f));
+    const I8 in_right = (left <= constant<F8>(15.5f)) & (right >= constant<F8>(8.5f));
+    cells |= (lane_bits(in_left) | lane_bits(in_right) << 16) << (group * kLanes);
+  }
+  return cells;
+}
+
+// The bits of one half's rows.
+SPLAT_LANES uint32_t rows_in_half(uint32_t cells, int half) {
+  return cells >> (half * kTileSize) & 0xffffu;
 }
 
 // 1 for pixels inside the image; others start finished.

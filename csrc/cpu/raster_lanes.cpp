@@ -1,7 +1,7 @@
 // One tile of 16 x 16 pixels, forward and backward: 32 cells of 8 pixels whose state stays in L1.
 //
-// Cell 2 * row + half holds pixels 8 * half .. 8 * half + 7 of that row. For each splat of the
-// tile's list the ellipse's spans give a mask of cells; what is in it and still live is visited.
+// For each splat of the tile's list the ellipse's spans give a mask of cells (see cells.h); what is
+// in it and still live is visited, one half of the tile after the other.
 #include "simd.h"
 // simd.h stands before the shared maths (see linalg.h).
 #include "../blend.h"
@@ -15,30 +15,33 @@ struct ForwardCell {
   F8 transmittance, red, green, blue, depth;
 };
 
-// Adds a splat to one cell; returns whether any of its pixels is still unfinished.
-SPLAT_LANES bool blend(const Splat& s, const Tile& tile, int index, float max_alpha,
-                       ForwardCell& cell) {
-  const F8 zero = constant<F8>(0.0f);
-  const F8 sigma = sigma_at(s, offsets_of(s, tile, index));
-  // Most cells that are left here are left before the exponential.
-  const I8 close = (sigma <= constant<F8>(s.sigma_limit)) & (cell.transmittance > zero);
-  if (lane_bits(close) == 0) return true;
-  const Coverage<F8> c =
-      cover(sigma, constant<F8>(s.opacity), constant<F8>(max_alpha), cell.transmittance);
-  const F8 weight = select(c.added, c.alpha * cell.transmittance, zero);
-  cell.red = multiply_add(weight, constant<F8>(s.red), cell.red);
-  cell.green = multiply_add(weight, constant<F8>(s.green), cell.green);
-  cell.blue = multiply_add(weight, constant<F8>(s.blue), cell.blue);
-  cell.depth = multiply_add(weight, constant<F8>(s.depth), cell.depth);
-  cell.transmittance = advance(c, cell.transmittance);
-  return lane_bits(cell.transmittance > zero) != 0;
+// Adds a splat to the cells in `mask` and returns those that it has finished.
+template <bool plain>
+SPLAT_LANES uint32_t add_splat(const Splat& s, const Tile& tile, const RowTerms& rows,
+                               uint32_t mask, float max_alpha, ForwardCell* cells) {
+  uint32_t finished = 0;
+  for (int half = 0; half < 2; ++half) {
+    const ColumnTerms columns = columns_of(s, tile, half);
+    for (uint32_t left = rows_in_half(mask, half); left != 0; left &= left - 1) {
+      const int row = __builtin_ctz(left), index = half * kTileSize + row;
+      ForwardCell& cell = cells[index];
+      const Blended r = blend_cell<plain>(columns, rows, row, max_alpha, cell.transmittance);
+      cell.red = multiply_add(r.weight, constant<F8>(s.red), cell.red);
+      cell.green = multiply_add(r.weight, constant<F8>(s.green), cell.green);
+      cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);
+      cell.depth = multiply_add(r.weight, constant<F8>(s.depth), cell.depth);
+      cell.transmittance = advance(r, cell.transmittance);
+      if (lane_bits(r.alive) == 0) finished |= 1u << index;
+    }
+  }
+  return finished;
 }
 
 SPLAT_LANES void write_cell(const RasterFwd& args, const Tile& tile, int index,
                             const ForwardCell& cell) {
   const int count = pixels_inside(tile, index);
-  const int64_t pixel = static_cast<int64_t>(tile.y0 + (index >> 1)) * args.grid.width + tile.x0 +
-                        (index & 1) * kLanes;
+  const int64_t pixel = static_cast<int64_t>(tile.y0 + index % kTileSize) * args.grid.width +
+                        tile.x0 + index / kTileSize * kLanes;
   const F8 left = magnitude(cell.transmittance);
   const float* bg = args.background;
   const F8 red = cell.red + left * bg[0], green = cell.green + left * bg[1];
@@ -66,39 +69,69 @@ struct Collected {
 };
 static_assert(sizeof(Collected) == kSlabSize * sizeof(F8), "one slab row");
 
-template <bool absgrad>
-SPLAT_LANES void blend_vjp(const Splat& s, const Tile& tile, int index, float max_alpha,
-                           BackwardCell& cell, Collected& sum) {
-  const F8 zero = constant<F8>(0.0f), one = constant<F8>(1.0f);
-  const Offsets at = offsets_of(s, tile, index);
-  const F8 sigma = sigma_at(s, at);
-  const Coverage<F8> c =
-      cover(sigma, constant<F8>(s.opacity), constant<F8>(max_alpha), cell.transmittance);
-  const F8 weight = select(c.added, c.alpha * cell.transmittance, zero);
-  sum.red = multiply_add(weight, cell.v_red, sum.red);
-  sum.green = multiply_add(weight, cell.v_green, sum.green);
-  sum.blue = multiply_add(weight, cell.v_blue, sum.blue);
-  sum.depth = multiply_add(weight, cell.v_depth, sum.depth);
+// While one half of the tile is walked dx is fixed, so its powers are multiplied in at the end.
+struct HalfSums {
+  F8 q, qy, qyy;
+};
+
+template <bool plain, bool with_depth, bool absgrad>
+SPLAT_LANES void cell_vjp(const Splat& s, const Blended& blended, F8 dx, float dy,
+                          BackwardCell& cell, Collected& sum, HalfSums& half) {
+  sum.red = multiply_add(blended.weight, cell.v_red, sum.red);
+  sum.green = multiply_add(blended.weight, cell.v_green, sum.green);
+  sum.blue = multiply_add(blended.weight, cell.v_blue, sum.blue);
   F8 own = s.red * cell.v_red;
   own = multiply_add(constant<F8>(s.green), cell.v_green, own);
   own = multiply_add(constant<F8>(s.blue), cell.v_blue, own);
-  own = multiply_add(constant<F8>(s.depth), cell.v_depth, own);
-  cell.suffix = cell.suffix - weight * own;
-  const F8 v_alpha = cell.transmittance * own - cell.suffix / (one - c.alpha);
-  const F8 q = select(c.clamped, zero, select(c.added, -c.alpha * v_alpha, zero));
-  const F8 qx = q * at.dx;
-  sum.q = sum.q + q;
-  sum.qx = sum.qx + qx;
-  sum.qy = multiply_add(q, constant<F8>(at.dy), sum.qy);
-  sum.qxx = multiply_add(qx, at.dx, sum.qxx);
-  sum.qxy = multiply_add(qx, constant<F8>(at.dy), sum.qxy);
-  sum.qyy = multiply_add(q, constant<F8>(at.dy * at.dy), sum.qyy);
-  if constexpr (absgrad) {
-    const F8 by = constant<F8>(s.b * at.dy), cy = constant<F8>(2.0f * s.half_c * at.dy);
-    sum.abs_x = sum.abs_x + magnitude(q * (2.0f * s.half_a * at.dx + by));
-    sum.abs_y = sum.abs_y + magnitude(q * (s.b * at.dx + cy));
+  if constexpr (with_depth) {
+    sum.depth = multiply_add(blended.weight, cell.v_depth, sum.depth);
+    own = multiply_add(constant<F8>(s.depth), cell.v_depth, own);
   }
-  cell.transmittance = advance(c, cell.transmittance);
+  const F8 gain = blended.weight * own;
+  cell.suffix = cell.suffix - gain;
+  const F8 alpha = keep(blended.alive, blended.alpha);
+  F8 q = alpha / (constant<F8>(1.0f) - alpha) * cell.suffix - gain;
+  if constexpr (!plain) q = select(blended.clamped, constant<F8>(0.0f), q);
+  const F8 qy = q * dy;
+  half.q = half.q + q;
+  half.qy = half.qy + qy;
+  half.qyy = multiply_add(qy, constant<F8>(dy), half.qyy);
+  if constexpr (absgrad) {
+    const F8 by = constant<F8>(s.b * dy), cy = constant<F8>(2.0f * s.half_c * dy);
+    sum.abs_x = sum.abs_x + magnitude(q * (2.0f * s.half_a * dx + by));
+    sum.abs_y = sum.abs_y + magnitude(q * (s.b * dx + cy));
+  }
+}
+
+template <bool plain, bool with_depth, bool absgrad>
+SPLAT_LANES Collected splat_vjp(const Splat& s, const Tile& tile, uint32_t mask, float max_alpha,
+                                BackwardCell* cells) {
+  const RowTerms rows = rows_of(s, tile);
+  Collected sum;
+  std::memset(&sum, 0, sizeof(sum));
+  for (int half = 0; half < 2; ++half) {
+    uint32_t left = rows_in_half(mask, half);
+    if (left == 0) continue;
+    const ColumnTerms columns = columns_of(s, tile, half);
+    HalfSums of_half;
+    std::memset(&of_half, 0, sizeof(of_half));
+    for (; left != 0; left &= left - 1) {
+      const int row = __builtin_ctz(left);
+      BackwardCell& cell = cells[half * kTileSize + row];
+      const Blended blended = blend_cell<plain>(columns, rows, row, max_alpha, cell.transmittance);
+      cell_vjp<plain, with_depth, absgrad>(s, blended, columns.dx, rows.dy[row], cell, sum,
+                                           of_half);
+      cell.transmittance = advance(blended, cell.transmittance);
+    }
+    const F8 qx = of_half.q * columns.dx;
+    sum.q = sum.q + of_half.q;
+    sum.qx = sum.qx + qx;
+    sum.qy = sum.qy + of_half.qy;
+    sum.qxx = multiply_add(qx, columns.dx, sum.qxx);
+    sum.qxy = multiply_add(of_half.qy, columns.dx, sum.qxy);
+    sum.qyy = sum.qyy + of_half.qyy;
+  }
+  return sum;
 }
 
 SPLAT_LANES F8 load_some(const float* p, int64_t stride, int count) {
@@ -112,8 +145,8 @@ SPLAT_LANES BackwardCell read_cell(const RasterBwd& args, const Tile& tile, int 
   const F8 zero = constant<F8>(0.0f);
   BackwardCell cell = {first_transmittance(tile, index), zero, zero, zero, zero, zero};
   if (count == 0) return cell;
-  const int64_t pixel = static_cast<int64_t>(tile.y0 + (index >> 1)) * args.grid.width + tile.x0 +
-                        (index & 1) * kLanes;
+  const int64_t pixel = static_cast<int64_t>(tile.y0 + index % kTileSize) * args.grid.width +
+                        tile.x0 + index / kTileSize * kLanes;
   if (args.v_rgb != nullptr) {
     cell.v_red = load_some(args.v_rgb + 3 * pixel, 3, count);
     cell.v_green = load_some(args.v_rgb + 3 * pixel + 1, 3, count);
@@ -133,7 +166,7 @@ SPLAT_LANES BackwardCell read_cell(const RasterBwd& args, const Tile& tile, int 
   return cell;
 }
 
-template <bool absgrad>
+template <bool with_depth, bool absgrad>
 void tile_vjp(const RasterBwd& args, int64_t index) {
   const Tile tile = tile_at(args.grid, index);
   const Splat* splats = reinterpret_cast<const Splat*>(args.splats.splats);
@@ -155,15 +188,13 @@ void tile_vjp(const RasterBwd& args, int64_t index) {
                          1);
     }
     const Splat& s = splats[args.lists.instances[i]];
-    Collected sum;
-    std::memset(&sum, 0, sizeof(sum));
-    for (; cells_left != 0; cells_left &= cells_left - 1) {
-      const int cell = __builtin_ctz(cells_left);
-      blend_vjp<absgrad>(s, tile, cell, args.max_alpha, cells[cell], sum);
-    }
+    const Collected sum =
+        is_plain(s, args.max_alpha)
+            ? splat_vjp<true, with_depth, absgrad>(s, tile, cells_left, args.max_alpha, cells)
+            : splat_vjp<false, with_depth, absgrad>(s, tile, cells_left, args.max_alpha, cells);
     store8(row, sum_lanes_of_8(&sum.red));
     row[8] = sum_lanes(sum.qyy);
-    row[9] = sum_lanes(sum.depth);
+    row[9] = with_depth ? sum_lanes(sum.depth) : 0.0f;
     row[10] = absgrad ? sum_lanes(sum.abs_x) : 0.0f;
     row[11] = absgrad ? sum_lanes(sum.abs_y) : 0.0f;
   }
@@ -184,11 +215,13 @@ void raster_fwd_tile(const RasterFwd& args, int64_t index) {
   for (; i < end && live != 0; ++i) {
     fetch_ahead(splats, args.lists.instances, i, end);
     const Splat& s = splats[args.lists.instances[i]];
-    const uint32_t mask = cells_of(s, tile) & live;
+    const RowTerms rows = rows_of(s, tile);
+    const uint32_t mask = cells_of(s, tile, rows) & live;
     args.masks[i] = mask;
-    for (uint32_t left = mask; left != 0; left &= left - 1) {
-      const int cell = __builtin_ctz(left);
-      if (!blend(s, tile, cell, args.max_alpha, cells[cell])) live &= ~(1u << cell);
+    if (is_plain(s, args.max_alpha)) {
+      live &= ~add_splat<true>(s, tile, rows, mask, args.max_alpha, cells);
+    } else {
+      live &= ~add_splat<false>(s, tile, rows, mask, args.max_alpha, cells);
     }
   }
   args.tile_ends[index] = i;
@@ -196,10 +229,10 @@ void raster_fwd_tile(const RasterFwd& args, int64_t index) {
 }
 
 void raster_bwd_tile(const RasterBwd& args, int64_t index) {
-  if (args.absgrad) {
-    tile_vjp<true>(args, index);
+  if (args.v_depth_sum != nullptr) {
+    args.absgrad ? tile_vjp<true, true>(args, index) : tile_vjp<true, false>(args, index);
   } else {
-    tile_vjp<false>(args, index);
+    args.absgrad ? tile_vjp<false, true>(args, index) : tile_vjp<false, false>(args, index);
   }
 }
 

@@ -46,6 +46,10 @@ SPLAT_LANES F8 gather8(const float* p, int64_t stride) {
 SPLAT_LANES F8 select(I8 mask, F8 yes, F8 no) { return mask ? yes : no; }
 
 SPLAT_LANES F8 magnitude(F8 x) { return (F8)((I8)x & 0x7fffffff); }
+SPLAT_LANES F8 negative_magnitude(F8 x) { return (F8)((U8)x | 0x80000000u); }
+
+// x where the mask is set, 0 elsewhere (also for NaN).
+SPLAT_LANES F8 keep(I8 mask, F8 x) { return (F8)((I8)x & mask); }
 
 // One bit a lane, lane 0 lowest.
 SPLAT_LANES uint32_t lane_bits(I8 mask) {
@@ -105,20 +109,32 @@ SPLAT_LANES F8 angle_of(F8 y, F8 x) {
   return x;
 }
 
-// exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for x < -87
-// and NaN.
-// 2^t = 2^n 2^f, n the nearest whole number, f in [-0.5, 0.5] by a minimax polynomial of degree 5.
-SPLAT_LANES F8 exp_negative(F8 x) {
-  const F8 t = maximum(x * constant<F8>(-1.44269504f), constant<F8>(-125.0f));
-  const F8 n = round_nearest(t);
-  const F8 f = t - n;
+// 2^f for f in [-0.5, 0.5], a minimax polynomial.
+SPLAT_LANES F8 power_of_2_near_0(F8 f) {
   F8 p = constant<F8>(1.326472689e-3f);
   p = multiply_add(p, f, constant<F8>(9.671512910e-3f));
   p = multiply_add(p, f, constant<F8>(5.550733747e-2f));
   p = multiply_add(p, f, constant<F8>(2.402224208e-1f));
   p = multiply_add(p, f, constant<F8>(6.931469776e-1f));
-  p = multiply_add(p, f, constant<F8>(1.0f));
-  return (F8)((U8)p + ((U8)to_int(n) << 23));
+  return multiply_add(p, f, constant<F8>(1.0f));
+}
+
+// exp(-x) to 2e-7 relative for -87 < x < 87, above 87 a value below 1e-37; anything for x < -87
+// and NaN.
+// 2^t = 2^n 2^f, n the nearest whole number.
+SPLAT_LANES F8 exp_negative(F8 x) {
+  const F8 t = maximum(x * constant<F8>(-1.44269504f), constant<F8>(-125.0f));
+  const F8 n = round_nearest(t);
+  return (F8)((U8)power_of_2_near_0(t - n) + ((U8)to_int(n) << 23));
+}
+
+// 2^x to 2e-7 relative for -126 < x < 127, anything elsewhere. As exp_negative, but adding 1.5 *
+// 2^23 both rounds to the nearest whole number and leaves that in the lowest bits.
+SPLAT_LANES F8 power_of_2(F8 x) {
+  const F8 shift = constant<F8>(12582912.0f);
+  const F8 shifted = x + shift;
+  const F8 f = x - (shifted - shift);
+  return (F8)((U8)power_of_2_near_0(f) + ((U8)shifted << 23));
 }
 
 SPLAT_LANES float sum_lanes(F8 x) {

@@ -38,7 +38,7 @@ from splatstudio.scene import Scene, load_scene
 from splatstudio.stages import ALPHA_THRESHOLD, TRANSMITTANCE_STOP, Projected, ProjectSettings, RasterSettings
 
 # Floating-point operations of the rasteriser's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.
-FORWARD_FLOP, BACKWARD_FLOP = 32, 57
+FORWARD_FLOP, BACKWARD_FLOP = 26, 40
 COUNTING_TILE = 32  # px
 
 

@@ -62,7 +62,17 @@ def _gpus() -> Iterator[Finding]:
         name = pynvml.nvmlDeviceGetName(handle)
         free, total = float(memory.free) / 2**30, float(memory.total) / 2**30
         yield Finding(f"GPU {index}", f"{name}, {free:.1f} of {total:.1f} GiB free")
-    yield Finding("CUDA kernels", "not part of this version; training runs on the CPU")
+    yield _cuda_kernels()
+
+
+def _cuda_kernels() -> Finding:
+    if ops.has_cuda_kernels():
+        return Finding("CUDA kernels", "built; training runs on the GPU")
+    if not torch.cuda.is_available():
+        reason = "torch sees no GPU (a build of torch for the CPU, or a driver that is too old)"
+    else:
+        reason = "the extension was built without them: install nvcc of torch's CUDA version and build again"
+    return Finding("CUDA kernels", f"not in use: {reason}; training runs on the CPU", good=False)
 
 
 def _memory() -> Finding:

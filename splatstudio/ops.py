@@ -1,4 +1,4 @@
-"""The renderer's stages on native kernels (csrc/): CPU, float32, the same functions as `reference.py`.
+"""The stages of the renderer on native kernels (csrc/), as in `reference.py`: float32, on the CPU or CUDA.
 
 Gradients are autograd.Functions here; this is the only file that calls `torch.ops`.
 """
@@ -59,6 +59,15 @@ def native_version() -> str:
     Raises RuntimeError when the kernels have not been built.
     """
     return _native().instruction_set()
+
+
+@functools.cache
+def has_cuda_kernels() -> bool:
+    """Return whether the native kernels were built for CUDA too and torch sees a GPU."""
+    if not (is_available() and torch.cuda.is_available()):
+        return False
+    _native()
+    return torch._C._dispatch_has_kernel_for_dispatch_key("splatstudio::project_fwd", "CUDA")
 
 
 def num_threads() -> int:

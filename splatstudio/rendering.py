@@ -54,9 +54,16 @@ def stages_for(tensor: Tensor) -> ModuleType:
 
     An extension that is not built is an error at the call, not a training a hundred times slower.
     """
-    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
-        return ops
-    return reference
+    kind = tensor.device.type
+    native = kind == "cpu" or (kind == "cuda" and ops.has_cuda_kernels())
+    return ops if native and tensor.dtype == torch.float32 else reference
+
+
+def fastest_device() -> torch.device:
+    """Return where a model is best trained: the current GPU where there are kernels for it, else the CPU."""
+    if ops.has_cuda_kernels():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def render(

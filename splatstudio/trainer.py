@@ -21,7 +21,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.losses import photometric, psnr
 from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions
+from splatstudio.rendering import RenderOptions, fastest_device
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene, View
 from splatstudio.strategy import Change, Observation, Population, trainable
@@ -58,14 +58,18 @@ class Trainer:
     threads may read `live_gaussians` and call `update_setting` at any time.
     """
 
-    def __init__(self, scene: Scene, config: TrainConfig) -> None:
+    def __init__(
+        self, scene: Scene, config: TrainConfig, *, device: torch.device | str | None = None
+    ) -> None:
         """Initialise a model from the scene's points, or at random between its cameras where it has none.
 
+        `device` None: the fastest there is.
         Raises ValueError for a setting outside its range or a scene without training photographs.
         """
         check(config)
         generator = torch.Generator().manual_seed(config.seed)
-        gaussians = trainable(_first_gaussians(scene, config, generator))
+        first = _first_gaussians(scene, config, generator)
+        gaussians = trainable(first.to(fastest_device() if device is None else device))
         self._prepare(scene, config, generator)
         counts = self._strategy.new_counts(gaussians)
         self._population = Population(gaussians, SplatAdam.zeros(gaussians), counts)
@@ -99,7 +103,7 @@ class Trainer:
         trainer = cls.__new__(cls)
         trainer._prepare(scene, config, torch.Generator())
         trainer._generator.set_state(checkpoint.rng_state)
-        saved = checkpoint.population
+        saved = checkpoint.population.to(fastest_device())
         trainer._population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts)
         trainer.step = checkpoint.step
         trainer._draw_again(checkpoint.upcoming)

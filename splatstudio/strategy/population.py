@@ -27,6 +27,16 @@ class Population:
     def __len__(self) -> int:
         return len(self.gaussians)
 
+    def to(self, device: torch.device | str) -> Population:
+        """Return the population on `device`."""
+        optimizer = self.optimizer
+        moments = optimizer.exp_avg.to(device), optimizer.exp_avg_sq.to(device)
+        return Population(
+            self.gaussians.to(device),
+            SplatAdam(*moments, optimizer.num_steps),
+            {name: count.to(device) for name, count in self.counts.items()},
+        )
+
 
 @torch.no_grad()
 def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: Tensor) -> None:

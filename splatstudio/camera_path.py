@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from splines import KochanekBartels, PiecewiseMonotoneCubic
@@ -138,9 +140,9 @@ class CameraPath:
         K = np.array([[focal, 0.0, self.width / 2.0], [0.0, focal, self.height / 2.0], [0.0, 0.0, 1.0]])
         return Camera(viewmat, K, self.width, self.height)
 
-    def cameras(self) -> list[Camera]:
-        """Return the camera of each frame; none without keyframes."""
-        return [self.camera_at(time) for time in self.frame_times]
+    def cameras(self) -> Sequence[Camera]:
+        """Return the camera of each frame, made when it is asked for; none without keyframes."""
+        return _FrameCameras(self)
 
     def transformed(self, similarity: np.ndarray) -> CameraPath:
         """Return this path after every point p of the world became `similarity` @ p, [4, 4]."""
@@ -182,6 +184,25 @@ class CameraPath:
 def keyframe_of(camera: Camera, *, seconds: float | None = None, name: str = "") -> Keyframe:
     """Return the keyframe that shows what `camera` sees, but for its principal point."""
     return Keyframe(camera.camera_to_world, camera.fov_y, seconds, name)
+
+
+class _FrameCameras(Sequence[Camera]):
+    """The cameras of a path's frames: all those of a long one would take seconds to make."""
+
+    def __init__(self, path: CameraPath):
+        self._path = path
+
+    def __len__(self) -> int:
+        return len(self._path.frame_times)
+
+    @overload
+    def __getitem__(self, index: int) -> Camera: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Camera]: ...
+    def __getitem__(self, index: int | slice) -> Camera | list[Camera]:
+        if isinstance(index, slice):
+            return [self._path.camera_at(time) for time in self._path.frame_times[index]]
+        return self._path.camera_at(float(self._path.frame_times[index]))
 
 
 class _Curve:

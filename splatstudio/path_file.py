@@ -24,12 +24,20 @@ MAX_BYTES = 512 << 20
 DEFAULT_SECONDS = 2.0
 
 
-def write_camera_path(path: Path, camera_path: CameraPath, scene_transform: np.ndarray | None = None) -> None:
+def write_camera_path(
+    path: Path,
+    camera_path: CameraPath,
+    scene_transform: np.ndarray | None = None,
+    *,
+    with_frames: bool = True,
+) -> None:
     """Write `camera_path` to `path`, which holds the old or the new file at any time.
 
     `scene_transform` [4, 4] is the similarity from the coordinates of the scene's files to the path's frame
     (`Scene.transform`, `Model.transform`); None: they are the same. `read_camera_path` returns the path
-    exactly, with a transform up to rounding. Raises OSError when the disk refuses.
+    exactly, with a transform up to rounding. Without the camera of every frame, which a long path takes
+    seconds to compute, it can be edited but not be rendered by nerfstudio. Raises OSError when the disk
+    refuses.
     """
     if scene_transform is not None:
         camera_path = camera_path.transformed(np.linalg.inv(scene_transform))
@@ -63,7 +71,7 @@ def write_camera_path(path: Path, camera_path: CameraPath, scene_transform: np.n
                 "fov": math.degrees(camera.fov_y),
                 "aspect": aspect,
             }
-            for camera in camera_path.cameras()
+            for camera in (camera_path.cameras() if with_frames else ())
         ],
     }
     write_json_durably(path, values)

@@ -30,7 +30,7 @@ OPTIONS = {
     ("libvpx-vp9", "full"): {"crf": "18", "b": "0", "row-mt": "1", "deadline": "good", "cpu-used": "2"},
     ("libvpx-vp9", "small"): {"crf": "34", "b": "0", "row-mt": "1", "deadline": "good", "cpu-used": "4"},
 }
-ENCODER_THREADS = 4  # of any number of cores: the bytes of an H.264 stream depend on it
+ENCODER_THREADS = 4  # left alone it would take all cores, also beside a training
 BT709, SRGB_TRANSFER, LIMITED_RANGE = 1, 13, 1  # ITU-T H.273, so that players show the colours as they are
 
 
@@ -87,19 +87,19 @@ def write_frames(
     check_output(output)
     if not cameras:
         raise ValueError("the camera path has no keyframes: there is nothing to render")
-    if len({(camera.width, camera.height) for camera in cameras}) > 1:
-        raise ValueError("the frames of one video must be of one size")
     codec = CODECS.get(output.suffix.lower())
-    if codec:
-        cameras = [_even(camera) for camera in cameras]
+    first = _even(cameras[0]) if codec else cameras[0]
     partial = partial_path(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        writer = _frames(partial) if codec is None else _video(partial, codec, cameras[0], fps, quality)
+        writer = _frames(partial) if codec is None else _video(partial, codec, first, fps, quality)
         with writer as write:
             for number, camera in enumerate(cameras):
                 if should_stop():
                     return False
+                camera = _even(camera) if codec else camera
+                if (camera.width, camera.height) != (first.width, first.height):
+                    raise ValueError("the frames of one video must be of one size")
                 image = draw(camera)
                 write(number, image)
                 on_frame(number + 1, image)

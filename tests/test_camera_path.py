@@ -93,7 +93,7 @@ def test_one_keyframe_is_a_still_and_none_is_nothing() -> None:
         cameras = CameraPath((key,), loop=loop, fps=10).cameras()
         assert len(cameras) == 5 and max(difference(camera, key) for camera in cameras) < 1e-9
     empty = CameraPath(())
-    assert empty.cameras() == [] and empty.duration == 0.0
+    assert list(empty.cameras()) == [] and empty.duration == 0.0
 
 
 def test_two_keyframes_are_joined_by_the_shorter_turn_at_constant_speed() -> None:

@@ -35,6 +35,13 @@ def test_files_give_back_exactly_what_was_written(tmp_path: Path) -> None:
     assert equal(read_camera_path(tmp_path / "path.json"), path)
 
 
+def test_the_frames_can_be_left_out(tmp_path: Path) -> None:
+    path = CameraPath(random_keys(8, 3), default_seconds=100.0)
+    write_camera_path(tmp_path / "path.json", path, with_frames=False)
+    assert json.loads((tmp_path / "path.json").read_text())["camera_path"] == []
+    assert equal(read_camera_path(tmp_path / "path.json"), path)
+
+
 def test_files_hold_the_coordinates_of_the_scenes_files(tmp_path: Path) -> None:
     transform = np.eye(4)
     transform[:3, :3], transform[:3, 3] = 0.2 * turned(np.array([1.0, 0, 2]), 0.8), [1, 2, 3]

@@ -133,10 +133,12 @@ def test_the_command_line_renders_the_same_frames(
         # The file has the path in other coordinates: a pixel in a thousand is rounded the other way.
         assert np.abs(pair[0].astype(int) - pair[1]).max() <= 1
         assert np.mean(pair[0] != pair[1]) < 1e-3
-    videos = [iio.imread(tmp_path / side / "video.mp4", plugin="pyav") for side in ("worker", "command")]
-    assert videos[0].shape == videos[1].shape == (24, 48, 64, 3)
-    # What was rounded differently the codec spreads.
-    assert np.abs(videos[0].astype(int) - videos[1]).mean() < 1.0
+    # The encoder does not give the same bytes twice; both show these frames.
+    stack = np.stack([iio.imread(tmp_path / "command" / "frames" / name) for name in frames])
+    for side in ("worker", "command"):
+        video = iio.imread(tmp_path / side / "video.mp4", plugin="pyav")
+        assert video.shape == (24, 48, 64, 3)
+        assert np.mean((video / 255.0 - stack / 255.0) ** 2) < 1e-3, "less than 30 dB"
 
 
 def test_a_picture_is_what_the_camera_sees(
@@ -235,8 +237,7 @@ def test_a_killed_worker_fails_its_jobs_and_leaves_nothing(
     output = tmp_path / "out"
     training.client.send(RenderPath(endless(path), output / "a.mp4", job=1))
     training.client.send(RenderPath(endless(path), output / "a.mp4.webm", job=2))
-    training.wait(JobProgress, lambda event: event.job == 2 and event.done > 0)
-    assert len(files(output)) == 2
+    wait_until(lambda: len(files(output)) == 2, "both are being written")
     os.kill(training.client.pid, signal.SIGKILL)
     for job in (1, 2):
         failed = training.wait(JobFailed)

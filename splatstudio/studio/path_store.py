@@ -13,6 +13,7 @@ from splatstudio.path_file import read_camera_path, write_camera_path
 from splatstudio.run import PATHS_FOLDER
 from splatstudio.studio.project import Project
 
+QUICK_FRAMES = 3000  # beyond, the frames' cameras are left out of what is saved after every change
 SAVE_SECONDS = 1.0  # without another change, after which a change is written
 
 
@@ -80,11 +81,17 @@ class PathStore:
                 return
             path, name = unsaved
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_camera_path(self.folder / f"{name}.json", path, self.transform)
+                self.write(path, name, with_frames=len(path.frame_times) <= QUICK_FRAMES)
                 self.problem = ""
             except OSError as error:
                 self.problem = f"The camera path {name} is not saved: {error.strerror or error}."
+
+    def write(self, path: CameraPath, name: str, *, with_frames: bool) -> Path:
+        """Write a path now, with or without the camera of every frame, and return its file."""
+        file = self.folder / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_camera_path(file, path, self.transform, with_frames=with_frames)
+        return file
 
 
 def plain_name(text: str) -> str:

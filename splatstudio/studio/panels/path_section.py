@@ -196,10 +196,10 @@ class FileSection:
         draft = self._editor.draft
         if client is None or not draft.path.keyframes:
             return
-        self._store.save_soon(draft.path, draft.name)
-        self._store.flush()
-        if self._store.problem:
-            self._notify(Notice("Not saved", self._store.problem, bad=True))
+        try:
+            file = self._store.write(draft.path, draft.name, with_frames=True)
+            content = file.read_bytes()
+        except OSError as error:
+            self._notify(Notice("Not saved", f"{draft.name}: {error.strerror or error}", bad=True))
             return
-        name = f"{draft.name}.json"
-        client.send_file_download(name, (self._store.folder / name).read_bytes(), save_immediately=True)
+        client.send_file_download(file.name, content, save_immediately=True)

@@ -163,7 +163,7 @@ def load_shard(file: Path) -> Checkpoint:
     Raises ValueError with the file and the reason when it is damaged or does not belong to a checkpoint.
     """
     folder = Path(file).parent
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     entries = [entry for entry in manifest["ranks"] if entry["file"] == Path(file).name]
     if not entries:
         raise ValueError(f"{file} is no file of the checkpoint {folder}")
@@ -203,7 +203,7 @@ def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
     `content` False compares sizes alone, which takes no time. Raises ValueError with the file, the rank and
     the reason otherwise.
     """
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     for entry in manifest["ranks"]:
         verify_shard(folder, Shard(**entry), content=content)
     return manifest
@@ -320,7 +320,8 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
     write_json_durably(folder / "manifest.json", values)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, its fields checked; ValueError with the reason otherwise."""
     file = folder / "manifest.json"
     try:
         manifest = json.loads(file.read_bytes())

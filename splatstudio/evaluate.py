@@ -107,6 +107,32 @@ class Evaluation:
         return table.getvalue()
 
 
+def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
+    """Return the evaluation that a file of `write_evaluation` holds; ValueError when it holds none."""
+    try:
+        images = tuple(_score_from_json(score) for score in values["images"])
+        means = {name: _number(values[name]) for name in SCORES if name in values}
+        return Evaluation(
+            **means,
+            num_gaussians=int(values["num_gaussians"]),
+            images=images,
+            seconds_per_image=_number(values["seconds_per_image"]),
+            notes=tuple(map(str, values.get("notes", ()))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these are no scores: {error}") from error
+
+
+def _score_from_json(values: dict[str, Any]) -> ImageScore:
+    scores = {name: _number(values[name]) for name in SCORES if name in values}
+    return ImageScore(name=str(values["name"]), **scores)
+
+
+def _number(value: Any) -> float:
+    """Return a number; JSON's null stands for one that was not finite."""
+    return math.nan if value is None else float(value)
+
+
 @dataclass(frozen=True, eq=False)
 class Measures:
     """What to measure beside PSNR and SSIM, and why something that was wanted cannot be."""

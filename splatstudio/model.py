@@ -63,10 +63,14 @@ class Model:
 
     def in_frame_of(self, scene: Scene) -> Model:
         """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
-        if np.allclose(self.transform, scene.transform, rtol=0.0, atol=1e-9):
+        return self.in_frame(scene.transform)
+
+    def in_frame(self, transform: np.ndarray) -> Model:
+        """Return the model in the frame to which `transform` [4, 4] leads from the files' coordinates."""
+        if np.allclose(self.transform, transform, rtol=0.0, atol=1e-9):
             return self
-        step = scene.transform @ np.linalg.inv(self.transform)
-        return replace(self, gaussians=transformed(self.gaussians, step), transform=scene.transform)
+        step = transform @ np.linalg.inv(self.transform)
+        return replace(self, gaussians=transformed(self.gaussians, step), transform=transform)
 
 
 def load_model(path: str | Path) -> Model:

@@ -41,6 +41,7 @@ LAYERS = [
     "run",
     "run_lock",
     "rank_parts",
+    "checkpoint_catalog",
     "lpips",
     "evaluate",
     "model",

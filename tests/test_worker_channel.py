@@ -61,6 +61,22 @@ def test_an_outbox_never_blocks_and_keeps_the_newest_of_a_key() -> None:
     assert outbox.flush(5.0)
 
 
+def test_an_outbox_that_nobody_empties_drops_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = Pipe()
+    outbox = Outbox(ours, "events", limit=50)
+    big = bytes(300_000)  # more than a pipe holds: the sender waits with the first
+    for number in range(1000):
+        outbox.put((number, big))
+    assert caplog.text.count("nobody reads the events") == 1
+    received = []
+    while not received or received[-1] != 999:
+        assert theirs.poll(TIMEOUT)
+        received.append(theirs.recv()[0])
+    assert received == sorted(received) and received[-50:] == list(range(950, 1000))
+    assert len(received) < 70
+    outbox.close()
+
+
 def test_frame_slots_are_shared_and_leave_nothing_behind() -> None:
     slots = FrameSlots.create(num_slots=2, slot_bytes=300)
     assert slots.file.path.stat().st_mode & 0o777 == 0o600

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def plan_fault(run_dir: Path, kind: str, step: int = 0, times: int = 1000) -> No
 class FaultyTraining(Training):
     """A training that goes wrong where `plan_fault` says."""
 
+    def __init__(self, job: TrainJob, desk: Desk):
+        super().__init__(job, replace(desk, breathe=lambda: self._slowly(desk)))
+
+    def _slowly(self, desk: Desk) -> None:
+        fault = self._fault()
+        if fault is not None and fault["kind"] == "slow evaluation":
+            time.sleep(0.7)
+        desk.breathe()
+
     def execute(self, command: Command) -> None:
         """Carry out one order."""
         if isinstance(command, Start):
@@ -51,13 +61,10 @@ class FaultyTraining(Training):
         super().advance()
 
     def _fail_where_planned(self, *kinds: str) -> None:
-        path = self._job.run_dir.parent / "fault.json"
-        if not path.exists():
+        fault = self._fault()
+        if fault is None or fault["kind"] not in kinds or self.step != fault["step"] or fault["times"] == 0:
             return
-        fault: dict[str, Any] = json.loads(path.read_text())
-        if fault["kind"] not in kinds or self.step != fault["step"] or fault["times"] == 0:
-            return
-        path.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
+        plan_fault(self._job.run_dir, fault["kind"], fault["step"], fault["times"] - 1)
         if fault["kind"] == "raise":
             raise RuntimeError("the injected fault")
         if fault["kind"] == "diverge":
@@ -65,6 +72,10 @@ class FaultyTraining(Training):
         if fault["kind"] == "hang":
             time.sleep(600)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _fault(self) -> dict[str, Any] | None:
+        path = self._job.run_dir.parent / "fault.json"
+        return json.loads(path.read_text()) if path.exists() else None
 
 
 def faulty(job: TrainJob, desk: Desk) -> FaultyTraining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
@@ -18,17 +19,23 @@ import numpy as np
 
 MAX_FRAME_PIXELS = 2560 * 1440
 NUM_SLOTS = 3
+MAX_WAITING = 10_000  # messages
+
+log = logging.getLogger("splatstudio.worker")
 
 
 class Outbox:
     """Messages waiting to be sent over a pipe by a thread of their own.
 
     A writer never waits for the reader at the other end. Messages are sent in order; one with a `key`
-    replaces the one of the same key that still waits (latest wins), and goes to the end.
+    replaces the one of the same key that still waits (latest wins), and goes to the end. Where the reader
+    has stopped reading, the oldest messages are dropped: a writer's memory does not grow without end.
     """
 
-    def __init__(self, connection: Connection, name: str):
+    def __init__(self, connection: Connection, name: str, limit: int = MAX_WAITING):
         self._connection = connection
+        self._limit = limit
+        self._dropping = False
         self._waiting: OrderedDict[Hashable, Any] = OrderedDict()
         self._serial = count()
         self._changed = threading.Condition()
@@ -45,6 +52,11 @@ class Outbox:
             slot = ("serial", next(self._serial)) if key is None else ("key", key)
             self._waiting.pop(slot, None)
             self._waiting[slot] = message
+            if len(self._waiting) > self._limit:
+                self._waiting.popitem(last=False)
+                if not self._dropping:
+                    log.warning("nobody reads the %s: the oldest are dropped", self._thread.name)
+                self._dropping = True
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:

@@ -1,0 +1,157 @@
+"""Orders to a training: which wait for what, and what each leaves behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.config import DensifyConfig
+from splatstudio.worker.messages import (
+    Evaluate,
+    Evaluated,
+    Finished,
+    Pause,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    SetCap,
+    SettingChanged,
+    Start,
+    Started,
+    StateChanged,
+    Step,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    Warned,
+)
+from splatstudio.worker.process import worker_main
+from splatstudio.worker.supervisor import Plan
+from tests.test_worker import MANY, Watcher, launch
+from tests.worker_faults import faulty, plan_fault
+
+__all__ = ["launch"]  # a fixture
+
+Launch = Callable[..., Watcher]
+
+
+def paused(worker: Watcher) -> int:
+    """Wait until the training stands still and return its step."""
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    return worker.of(Progress)[-1].step
+
+
+def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    worker.client.send(Step(3))
+    assert paused(worker) == 3
+    worker.client.send(Step())
+    assert paused(worker) == 4
+    worker.client.send(Step(0))
+    assert "at least 1" in worker.wait(Warned).sentence
+    worker.client.send(Step(5000))
+    worker.wait(Progress, lambda event: event.step > 6)
+    worker.client.send(Step(2))  # the newest counts
+    assert 8 < paused(worker) < 5000
+    worker.client.send(Step(2))
+    worker.client.send(Resume())  # and so does this
+    worker.wait(Progress, lambda event: event.step > worker.of(Progress)[0].step + 20)
+
+
+def test_a_cap_holds_from_the_next_densification_on(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    densify = DensifyConfig(start_step=0, every=5, grow_grad=1e-7)
+    config = replace(MANY, steps=2000, densify=densify)
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    worker.client.send(Start())
+    worker.client.send(SetCap(100))
+    changed = worker.wait(SettingChanged)
+    assert (changed.step, changed.path, changed.value) == (0, "densify.max_gaussians", 100)
+    worker.client.send(Step(30))
+    paused(worker)
+    assert worker.of(Progress)[-1].num_gaussians == 100
+    worker.client.send(SetCap(150))
+    worker.client.send(Step(30))
+    paused(worker)
+    assert worker.of(Progress)[-1].num_gaussians == 150
+    worker.client.send(SetCap(0))
+    assert "at least 1" in worker.wait(Warned).sentence
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "setting" in row]
+    assert [(row["step"], row["value"]) for row in rows] == [(0, 100), (30, 150)]
+
+
+def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "slow evaluation")
+    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
+    worker.client.send(Start())
+    worker.wait(Started)
+    time.sleep(0.5)  # the evaluation of step 5 is under way
+    worker.client.send(Evaluate())
+    worker.client.send(Save())
+    worker.client.send(UpdateSettings((("optim.means_lr", 1e-5),)))
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    assert not worker.of(Evaluated), "it waited"
+    assert [event.sentence for event in worker.of(Warned)] == ["An evaluation is under way already."]
+    assert worker.of(SettingChanged)[0].step == 5
+    assert worker.wait(Evaluated).step == 5, "the evaluation goes on"
+    worker.client.send(Step())
+    assert paused(worker) == 6
+    assert [event.step for event in worker.of(Saved)] == [5]
+
+
+def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "slow evaluation")
+    worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
+    worker.client.send(Start())
+    worker.client.send(Step(4))
+    paused(worker)
+    worker.client.send(Evaluate())
+    worker.client.send(Stop())
+    assert worker.wait(Warned).sentence == "The evaluation was broken off."
+    finished = worker.wait(Finished)
+    assert finished.step == 4 and not finished.completed and not worker.of(Evaluated)
+    assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
+    worker.client.send(Evaluate())
+    worker.wait(Evaluated)  # nothing of the one before is in its way
+
+
+def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "slow evaluation")
+    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
+    worker.client.send(Start())
+    worker.wait(Started)
+    time.sleep(0.5)
+    worker.client.close()
+    list(worker.take())
+    assert worker.client.state == "ended" and not worker.of(Evaluated)
+    assert "The evaluation of step 5 was broken off." in [event.sentence for event in worker.of(Warned)]
+    assert worker.of(Finished)[-1].step == 5 and newest_checkpoint(run) is not None
+
+
+def test_of_many_changes_of_a_setting_the_last_is_noted(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "slow evaluation")
+    worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
+    worker.client.send(Start())
+    worker.client.send(Step(3))
+    paused(worker)
+    worker.client.send(Evaluate())
+    for number in range(1, 51):  # a slider that is dragged while the training is busy
+        worker.client.send(UpdateSettings((("optim.means_lr", number * 1e-6),)))
+    worker.wait(Evaluated)
+    changed = worker.of(SettingChanged)
+    assert changed[-1].value == 50 * 1e-6 and len(changed) <= 3

@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, resumed
+from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 
@@ -230,24 +231,36 @@ def merge_(
 
 
 @app.command
-def export(path: Positional[Path], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]) -> int:
+def export(
+    path: Positional[Path],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    trim: OmitArgPrefixes[Trim] = KEEP_ALL,
+) -> int:
     """Write a model for other programs, in the coordinates of the scene's files.
 
     Args:
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
             .glb (glTF), .pt (gsplat's checkpoint) or .points.ply (a point cloud).
+        trim: What to leave out; a crop box is in the coordinates of the scene's files.
     """
+    import numpy as np
+
     from splatstudio.api import load_model
-    from splatstudio.formats import format_to_write
+    from splatstudio.formats import format_to_write, write_gaussians
+    from splatstudio.gaussian_transform import transformed
     from splatstudio.terminal import console
+    from splatstudio.trimming import trimmed
 
     form = format_to_write(output)
     model = load_model(path)
-    model.save(output)
-    console.print(
-        f"{len(model):,} Gaussians written to {output} as {form.name} ({output.stat().st_size / 1e6:.1f} MB)"
-    )
+    gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
+    write_gaussians(output, gaussians, step=model.step)
+    size = output.stat().st_size / 1e6
+    console.print(f"{len(gaussians):,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
+    if len(gaussians) < len(model):
+        console.print(f"{len(model) - len(gaussians):,} Gaussians were left out")
     if form.loses:
         console.print(f"Not everything is kept: {form.loses}")
     return 0

@@ -33,6 +33,7 @@ LAYERS = [
     "descent",
     "initialize",
     "gaussian_transform",
+    "trimming",
     "strategy",
     "shard_file",
     "formats",

@@ -119,7 +119,7 @@ def test_keyframes_are_made_kept_and_played_in_one_browser(
     screen.page.get_by_text("Motion and lens").click()
     screen.button("Undo").click()
     screen.wait(lambda: num_keyframes(screen) == 3, "that is taken back")
-    enter(screen, "Duration", "10")
+    enter(screen, "Duration (s)", "10")
     screen.wait(lambda: draft_of(screen).path.duration == 10.0, "all times are stretched")
     screen.button("Go to").click()
     wanted = draft_of(screen).path.keyframes[1].camera_to_world[:3, 3]
@@ -172,7 +172,7 @@ def test_a_cancelled_video_leaves_no_file_and_a_picture_is_sent(
     train(screen)
     add_keyframes(screen, 2)
     screen.page.get_by_text("Motion and lens").click()
-    enter(screen, "Duration", "600")
+    enter(screen, "Duration (s)", "600")
     screen.button("Render 18,001 frames").click()
     screen.wait(lambda: "of 18,001" in screen.text("job"), "it tells how far it is")
     renders = tmp_path / "runs" / "blobs" / "renders"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
-    Exported,
     Failed,
     Finished,
     ModelLoaded,
@@ -100,8 +99,6 @@ def notice_of(event: Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     if isinstance(event, Saved):
         return Notice(f"Saved step {event.step:,}", str(event.path))
-    if isinstance(event, Exported):
-        return Notice(f"Exported {event.num_gaussians:,} splats", str(event.path))
     if isinstance(event, Finished) and event.completed:
         return Notice("Training finished", f"All {event.step:,} steps are done.")
     if isinstance(event, Finished):

@@ -17,6 +17,7 @@ from splatstudio.camera import Camera
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
 from splatstudio.model import Model
 from splatstudio.rendering import render_image
+from splatstudio.trimming import trimmed
 from splatstudio.video import write_frames, write_picture
 from splatstudio.worker.messages import (
     Event,
@@ -196,9 +197,10 @@ def _take_snapshot(task: Task, model: Model) -> bool:
 def _export(task: Task, model: Model) -> bool:
     command = task.command
     assert isinstance(command, Export)
-    done = _complete(task, command.path, model.save)
+    kept = replace(model, gaussians=trimmed(model.gaussians, command.trim))
+    done = _complete(task, command.path, kept.save)
     if done:
-        task.emit(Exported(command.path, len(model), num_bytes(command.path)))
+        task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
     return done
 
 

@@ -15,6 +15,7 @@ from splatstudio.camera_path import CameraPath
 from splatstudio.config import TrainConfig
 from splatstudio.render_modes import Legend, RenderMode
 from splatstudio.strategy import Change
+from splatstudio.trimming import Trim
 from splatstudio.video import Quality
 
 State = Literal[
@@ -173,9 +174,13 @@ class JobCommand(Command):
 
 @dataclass(frozen=True)
 class Export(JobCommand):
-    """Write the model in the format of the ending, in the frame of the scene's own files."""
+    """Write the model in the format of the ending, in the frame of the scene's own files.
+
+    The box of `trim` is in the model's frame.
+    """
 
     path: Path
+    trim: Trim = field(default_factory=Trim)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import viser
+
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
-from splatstudio.worker.messages import Export
+from splatstudio.trimming import Trim
+from splatstudio.worker.messages import Event, Export, ModelLoaded
 
+BOX_COLOR = (255, 214, 92)
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
 
 
@@ -26,6 +31,8 @@ class ExportPanel(Panel):
         self._path = server.gui.add_text(
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
         )
+        with server.gui.add_folder("Leave out", expand_by_default=False):
+            self._trim = TrimSection(server)
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
         self._jobs = page.jobs
         self._bar = JobBar(server.gui, page.jobs, Export)
@@ -63,6 +70,11 @@ class ExportPanel(Panel):
             self._path.value = suggestion
             self._suggested = suggestion
 
+    def follow(self, event: Event) -> None:
+        """Lay the crop box around the middle of a new model."""
+        if isinstance(event, ModelLoaded):
+            self._trim.surround(np.array(event.center), event.radius)
+
     def _choose(self) -> None:
         chosen = self._chosen
         self._export.label = f"Export {chosen.name}"
@@ -74,8 +86,61 @@ class ExportPanel(Panel):
 
     def _write(self) -> None:
         self._path.value = with_ending(self._path.value.strip(), self._chosen)
-        self._jobs.submit(Export(Path(self._path.value).expanduser()))
+        self._jobs.submit(Export(Path(self._path.value).expanduser(), self._trim.trim))
         self._bar.refresh()
+
+
+class TrimSection:
+    """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene."""
+
+    def __init__(self, server: viser.ViserServer):
+        gui = server.gui
+        self._scene = server.scene
+        self._opacity = gui.add_slider(
+            "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
+        )
+        self._crop = gui.add_checkbox(
+            "Crop to a box", False, hint="Drawn in the scene; its axes are the view's."
+        )
+        self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
+        self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        self._box: viser.LineSegmentsHandle | None = None
+        self._touched = False
+        self._crop.on_update(lambda _: self._draw())
+        for corner in (self._from, self._to):
+            corner.on_update(self._move)
+
+    @property
+    def trim(self) -> Trim:
+        """Return what is chosen; the box is in the frame of the page and of the model."""
+        low, high = self._from.value, self._to.value
+        return Trim(self._opacity.value, (*low, *high) if self._crop.value else None)
+
+    def surround(self, center: np.ndarray, radius: float) -> None:
+        """Lay the box around a model, unless somebody has laid it already."""
+        if not self._touched:
+            for corner, sign in ((self._from, -1.0), (self._to, 1.0)):
+                x, y, z = np.round(center + sign * 3.0 * radius, 2).tolist()
+                corner.value = (x, y, z)
+
+    def _move(self, event: viser.GuiEvent) -> None:
+        self._touched = self._touched or event.client is not None
+        self._draw()
+
+    def _draw(self) -> None:
+        shown = self._crop.value
+        self._from.visible = self._to.visible = shown
+        if self._box is not None and not shown:
+            self._box.remove()
+            self._box = None
+        if shown:
+            corners = np.array([self._from.value, self._to.value])
+            choice = np.array([(i & 1, i >> 1 & 1, i >> 2) for i in range(8)])
+            points = corners[choice, np.arange(3)]
+            edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
+            self._box = self._scene.add_line_segments(
+                "/crop", points[edges].astype(np.float32), BOX_COLOR, thickness=2.0, thickness_units="screen"
+            )
 
 
 def with_ending(path: str, chosen: Format) -> str:

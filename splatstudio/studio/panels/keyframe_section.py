@@ -40,7 +40,7 @@ class KeyframeSection:
         self._list.on_update(self._choose)
         self._do.on_click(self._press)
         self._handles.on_update(lambda _: drawn.show_handles(self._handles.value))
-        page.hotkeys.add(Hotkey("K", "Add keyframe", self._add, "Where your camera is now."))
+        page.hotkeys.add(Hotkey("K", "Add keyframe", self._add, "Where the camera is now"))
 
     def refresh(self) -> None:
         """Show the path as it is now."""
@@ -98,7 +98,7 @@ class KeyframeDetails:
             min=0.05,
             max=3600.0,
             step=0.1,
-            hint="Seconds from the keyframe before to this one.",
+            hint="From the keyframe before to this one.",
         )
         self._fov = gui.add_slider("Field of view", 5.0, 120.0, 0.5, 50.0, hint="Vertical, in degrees.")
         self._shown: Draft | None = None

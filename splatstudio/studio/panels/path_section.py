@@ -12,6 +12,7 @@ from splatstudio.camera_path import CameraPath
 from splatstudio.path_file import read_camera_path
 from splatstudio.ready_paths import orbit_of, spiral, through
 from splatstudio.studio.controller import Notice
+from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value
@@ -89,6 +90,7 @@ class PreviewSection:
             "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
         )
         self._shown: Draft | None = None
+        page.hotkeys.add(Hotkey("space", "Play or stop the preview", self._toggle, "In this browser only"))
         self._play.on_click(self._press)
         self._place.on_update(self._scrub)
 
@@ -108,6 +110,11 @@ class PreviewSection:
         elif len(path.keyframes) > 1:
             self._previews.play(event.client, path)
 
+    def _toggle(self, client: viser.ClientHandle) -> None:
+        path = self._editor.path
+        if not self._previews.stop(client) and len(path.keyframes) > 1:
+            self._previews.play(client, path)
+
     def _scrub(self, event: viser.GuiEvent) -> None:
         path = self._editor.path
         if event.client is not None and path.keyframes:
@@ -121,7 +128,12 @@ class MotionSection:
         gui = page.server.gui
         self._editor, self._notify = editor, page.notify
         self._duration = gui.add_number(
-            "Duration", 2.0, min=0.1, max=36000.0, step=0.1, hint="Of the whole path, in seconds."
+            "Duration (s)",
+            2.0,
+            min=0.1,
+            max=36000.0,
+            step=0.1,
+            hint="Of the whole path; all times are stretched.",
         )
         self._tension = gui.add_slider(
             "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: round through the keyframes; 1: slows down at each."

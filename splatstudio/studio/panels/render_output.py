@@ -9,6 +9,7 @@ import viser
 
 from splatstudio.camera_path import MAX_SIZE
 from splatstudio.studio.controller import Notice
+from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import MAX_DOWNLOAD_BYTES, JobBar, download
 from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.keyframes import Draft, PathEditor
@@ -27,8 +28,14 @@ SIZES = {
     "Square (1080 × 1080)": (1080, 1080),
     "Upright (1080 × 1920)": (1080, 1920),
 }
-FORMATS = {"MP4 (H.264)": ".mp4", "WebM (VP9)": ".webm", "PNG frames": ""}
-QUALITIES: dict[str, Quality] = {"Full": "full", "Small file": "small"}
+FORMATS: dict[str, tuple[str, Quality]] = {
+    "MP4 (H.264), best": (".mp4", "full"),
+    "MP4 (H.264), small": (".mp4", "small"),
+    "WebM (VP9), best": (".webm", "full"),
+    "WebM (VP9), small": (".webm", "small"),
+    "PNG frames in a folder": ("", "full"),
+}
+ENDINGS = {ending for ending, _ in FORMATS.values()}
 PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
 
 
@@ -48,7 +55,6 @@ class OutputSection:
         )
         self._fps = gui.add_number("Frame rate", 30.0, min=1.0, max=240.0, step=1.0, hint="Frames a second.")
         self._format = gui.add_dropdown("Format", tuple(FORMATS))
-        self._quality = gui.add_dropdown("Quality", tuple(QUALITIES))
         self._suggested = self._suggestion()
         self._file = gui.add_text(
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
@@ -91,7 +97,7 @@ class OutputSection:
         set_value(self._fps, float(path.fps))
 
     def _suggestion(self) -> str:
-        ending = FORMATS[self._format.value]
+        ending, _ = FORMATS[self._format.value]
         folder = self._page.controller.project.folder_of("renders")
         name, number = self._editor.draft.name, 2
         path = folder / f"{name}{ending}"
@@ -104,8 +110,8 @@ class OutputSection:
         suggestion = self._suggestion()
         if self._file.value != self._suggested:
             typed = Path(self._file.value)
-            ending = FORMATS[self._format.value]
-            known = typed.suffix.lower() in FORMATS.values()
+            ending, _ = FORMATS[self._format.value]
+            known = typed.suffix.lower() in ENDINGS
             self._file.value = str(typed.with_suffix(ending) if known else typed) or suggestion
             return
         self._suggested = suggestion
@@ -147,9 +153,10 @@ class OutputSection:
         except ValueError as error:
             self._page.notify(Notice("Not rendered", str(error), bad=True))
             return
+        _, quality = FORMATS[self._format.value]
         options = options_of(self._page, client)
         self._board.submit(
-            RenderPath(path, output, QUALITIES[self._quality.value], options),
+            RenderPath(path, output, quality, options),
             then=lambda _: self._renew_name(),
         )
         self._bar.refresh()
@@ -171,6 +178,9 @@ class PictureSection:
         self._take = gui.add_button("Take a picture", color="gray", disabled=True)
         self._bar = JobBar(gui, board, Snapshot)
         self._take.on_click(lambda event: self._shoot(event.client))
+        page.hotkeys.add(
+            Hotkey(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
+        )
 
     def refresh(self) -> None:
         """Show what can be done now."""

@@ -19,13 +19,14 @@ from splatstudio.studio.controller import Status
 from splatstudio.studio.foreign import ForeignSource
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
 from splatstudio.studio.look import Look
+from splatstudio.studio.pace import MIN_SCALE, Pace
 from splatstudio.studio.panels.export import with_ending
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.panels.train import axis_ranges, joined
 from splatstudio.studio.stage import frustum_size
 from splatstudio.studio.theme import duration, size
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
-from splatstudio.studio.viewport import MIN_SCALE, ModelState, Pace, Stream
+from splatstudio.studio.viewport import ModelState, Stream
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 from splatstudio.worker.messages import ViewOptions
 

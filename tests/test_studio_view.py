@@ -153,6 +153,8 @@ def test_a_browser_enters_and_leaves_a_photos_camera(blob_scene: Scene) -> None:
     assert standpoint.moved(client.viewpoint) and standpoint.here == 4
     assert standpoint.nearest(client.viewpoint) == 4
     assert not standpoint.moved(client.viewpoint), "nothing has changed"
+    standpoint.enter(4)
+    assert standpoint.here == 4, "it was there already"
     client.camera.position = client.camera.position + 0.05 * blob_scene.extent
     assert standpoint.moved(client.viewpoint) and standpoint.here is None and standpoint.last == 4
     client.camera.position = blob_scene.cameras[4].position

@@ -94,7 +94,7 @@ class ErrorBook:
             if "view" in row and row.get("psnr") is not None:
                 self._take(row["step"], [(row["view"], row["psnr"])])
         newest = max((run_dir / "eval").glob("step_*.json"), default=None)
-        self.note(self._step, _scores(newest) if newest is not None else [])
+        self._note_scores(newest)
 
     def note(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Take pairs of view name and PSNR in dB at `step`; names that are not in the scene are left out."""
@@ -112,7 +112,10 @@ class ErrorBook:
 
     def note_evaluation(self, folder: Path, step: int) -> None:
         """Take the scores that an evaluation has written into `folder`."""
-        self.note(step, _scores(folder / f"step_{step:08d}.json"))
+        self._note_scores(folder / f"step_{step:08d}.json")
+
+    def _note_scores(self, path: Path | None) -> None:
+        self.note(self._step, _scores(path) if path is not None else [])
 
     def clear(self) -> None:
         """Forget everything: another training begins."""

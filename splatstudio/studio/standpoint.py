@@ -52,7 +52,9 @@ class Standpoint:
         """Send the browser to where photograph `index` was taken; returns at once."""
         camera = self.camera(index)
         with self._lock:
-            self._wanted, self._here, self._sent = index, False, time.monotonic()
+            # Who is there already may have nothing to tell.
+            self._here = self._here and index == self._wanted
+            self._wanted, self._sent = index, time.monotonic()
         # The cameras' common point of attention is the origin of the scene's frame.
         distance = max(float(np.linalg.norm(camera.position)), 0.1 * self._scene.extent)
         fly_to(self._client, camera, distance)

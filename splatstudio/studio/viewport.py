@@ -7,7 +7,6 @@ the camera moves the resolution adapts to the time that a picture takes.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.compare import compared, on_canvas
 from splatstudio.studio.look import Look, Shot, shot_for
+from splatstudio.studio.pace import Pace
 from splatstudio.studio.photos import PhotoShelf
 from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
@@ -39,7 +39,6 @@ REFRESH_SHARE = 5.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
 RETRY_SECONDS = 0.25  # after a picture that did not come
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
-MIN_SCALE = 0.15
 MOVING_QUALITY, STILL_QUALITY = 70, 90
 
 
@@ -54,20 +53,6 @@ class Wish:
     moving: bool
     version: int  # of the viewpoint and the look it was wished under
     render_version: int  # the same, but for what is done after the model was rendered
-
-
-class Pace:
-    """The share of the canvas's pixels a side at which a picture takes about `target` seconds."""
-
-    def __init__(self, target: float, scale: float):
-        self._target = target
-        self.scale = scale
-
-    def measured(self, scale: float, seconds: float) -> None:
-        """Learn from a picture that took `seconds` at `scale`."""
-        wanted = scale * math.sqrt(self._target / max(seconds, 1e-4))
-        # Part of the time does not depend on the pixels: small steps, not the whole way.
-        self.scale = min(1.0, max(MIN_SCALE, self.scale + 0.4 * (wanted - self.scale)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +106,7 @@ class Stream:
         self._moving_pace = Pace(MOVING_TARGET, 0.5)
         self._training_pace = Pace(TRAINING_TARGET, 0.5)
         self._shown: Wish | None = None
-        self._shown_step = -1
+        self._shown_step: int | None = None
         self._received: tuple[Wish, ReceivedFrame] | None = None
         self._refresh_due = 0.0
         self._acknowledged: Future[None] | None = None
@@ -193,8 +178,9 @@ class Stream:
     def _run(self) -> None:
         while (wish := self._next_wish()) is not None:
             shot = shot_for(wish.look, wish.viewpoint, wish.scale, wish.standing)
-            received = self._rendered(wish, shot)
-            if received is None:
+            alone = shot.place is not None and self._source.model_state().step is None
+            received = None if alone else self._rendered(wish, shot)
+            if received is None and not alone:
                 # A worker that has ended answers "none" at once: without a pause this would spin.
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, RETRY_SECONDS)
@@ -202,7 +188,7 @@ class Stream:
             if not self._browser_is_ready():
                 continue
             jpeg = simplejpeg.encode_jpeg(
-                self._finished(received.image, shot, wish.look),
+                self._finished(received.image if received else None, shot, wish.look),
                 quality=MOVING_QUALITY if wish.moving else STILL_QUALITY,
                 colorspace="RGB",
                 colorsubsampling="420" if wish.moving else "444",
@@ -212,8 +198,8 @@ class Stream:
                     continue
             push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
-            self._shown, self._shown_step = wish, received.frame.step
-            if self._on_frame is not None:
+            self._shown, self._shown_step = wish, received.frame.step if received else None
+            if self._on_frame is not None and received is not None:
                 self._on_frame(received.frame)
 
     def _rendered(self, wish: Wish, shot: Shot) -> ReceivedFrame | None:
@@ -230,19 +216,23 @@ class Stream:
             self._learn(wish, received.frame.render_seconds)
         return received
 
-    def _finished(self, image: np.ndarray, shot: Shot, look: Look) -> np.ndarray:
-        """Return the canvas's picture: the model's, and the photograph's where they are compared."""
+    def _finished(self, image: np.ndarray | None, shot: Shot, look: Look) -> np.ndarray:
+        """Return the canvas's picture: the model's, and the photograph's where they are compared.
+
+        Before there is a model `image` is None, and the photograph is shown alone.
+        """
         place = shot.place
         if place is None or shot.photo is None or self._photos is None:
+            assert image is not None
             return image
         size = (place.width, place.height)
-        image = scaled(image, *size)
+        image = None if image is None else scaled(image, *size)
         if look.comparison.kind != "off":
             photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
             self.photo_problem = photo.problem if photo is not None else ""
             if photo is not None and not photo.problem:
-                image = compared(image, photo.rgb, look.comparison)
-        return on_canvas(image, place)
+                image = photo.rgb if image is None else compared(image, photo.rgb, look.comparison)
+        return on_canvas(np.zeros((size[1], size[0], 3), np.uint8) if image is None else image, place)
 
     def _recompose(self) -> None:
         with self._changed:
@@ -271,14 +261,15 @@ class Stream:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
         state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
         look = self._look
-        if state.step is None or viewpoint is None or not look.splats:
+        here = self.standpoint.here if self.standpoint is not None else None
+        standing = None if here is None or self.standpoint is None else (here, self.standpoint.camera(here))
+        photo_alone = standing is not None and look.comparison.kind != "off"
+        if viewpoint is None or not look.splats or (state.step is None and not photo_alone):
             return None, 0.5
         still_for = now - self._moved
         moving = still_for < REST_SECONDS
         pace = self._moving_pace if moving else self._training_pace
         scale = min(look.max_scale, pace.scale if moving or state.training else 1.0)
-        here = self.standpoint.here if self.standpoint is not None else None
-        standing = None if here is None or self.standpoint is None else (here, self.standpoint.camera(here))
         wish = Wish(viewpoint, look, standing, scale, moving, self._version, self._render_version)
         if shown is None or shown.version != self._version:
             return wish, 0.0

@@ -28,3 +28,22 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
     """Show or hide a node of the shared scene in one browser only."""
     message = _messages.SetSceneNodeVisibilityMessage(name, visible)
     client.scene._websock_interface.queue_message(message)
+
+
+# A box that was ticked and a list that was chosen from keep the keyboard, and viser gives no commands then.
+# Only after a click (detail > 0): who works with the keyboard stays where he is.
+_RELEASE_KEYS = """
+document.addEventListener("click", event => {
+  const target = event.target;
+  const chosen = target.closest?.("[role=option]") || target.matches?.("input[type=checkbox]");
+  // At once, and again after a list that closes has taken the focus back.
+  if (event.detail > 0 && chosen)
+    for (const wait of [0, 150]) setTimeout(() => document.activeElement?.blur(), wait);
+}, true);
+"""
+
+
+def release_keys_after_clicks(client: viser.ClientHandle) -> None:
+    """Let hotkeys work again in a browser once a box has been ticked or an option chosen with the mouse."""
+    message = _messages.RunJavascriptMessage(source=_RELEASE_KEYS)
+    client.gui._websock_interface.queue_message(message)

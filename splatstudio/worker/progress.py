@@ -38,7 +38,7 @@ class StepRate:
 
 
 class ProgressTeller:
-    """Emits Progress and PhotoErrors, not at every step."""
+    """Emits Progress and PhotoErrors, not at every step, and what changed the number of Gaussians."""
 
     def __init__(self, emit: Callable[[Event], None]):
         self._emit = emit
@@ -68,14 +68,19 @@ class ProgressTeller:
         now = time.monotonic()
         if now >= self._progress_due or last:
             self._tell(trainer, rate)
-        if self._photo_errors and (now >= self._errors_due or last):
-            self._errors_due = now + ERRORS_SECONDS
-            self._emit(PhotoErrors(trainer.step, tuple(self._photo_errors.items())))
-            self._photo_errors = {}
+        if now >= self._errors_due or last:
+            self._tell_errors(trainer.step)
 
     def tell(self, trainer: Trainer) -> None:
         """Say now where the training stands."""
         self._tell(trainer, self._rate.count(trainer.step))
+        self._tell_errors(trainer.step)
+
+    def _tell_errors(self, step: int) -> None:
+        if self._photo_errors:
+            self._errors_due = time.monotonic() + ERRORS_SECONDS
+            self._emit(PhotoErrors(step, tuple(self._photo_errors.items())))
+            self._photo_errors = {}
 
     def _tell(self, trainer: Trainer, rate: float) -> None:
         now = time.monotonic()

@@ -109,6 +109,12 @@ class BrowserView:
             self._turn_to_photo = True
             self._stream.standpoint.enter(index)
 
+    def compare_at(self, index: int) -> None:
+        """Fly to photograph `index` and compare it with the model there."""
+        self.visit(index)
+        if self._compare is not None and self._compare.value == "Off":
+            self._compare.value = "Split"
+
     def walk(self, step: int) -> None:
         """Fly to the next photograph of the list, or with `step` -1 to the one before."""
         if self._list is not None and self._stream.standpoint is not None:
@@ -205,7 +211,7 @@ class BrowserView:
             text = f"At <b>{html.escape(parts.scene.views[last].name)}</b>{test}{figure}"
             problem = self._stream.photo_problem
             if self._stream.look.wants_photo and not self._page.controller.status.has_model:
-                problem = "There is no model yet to compare the photo with: start the training."
+                problem = "There is no model yet to compare the photo with."
             if problem:
                 text += f'<br><span style="color:{WARNING}">{html.escape(problem)}</span>'
         elif self._stream.look.wants_photo:
@@ -316,7 +322,7 @@ class BrowserView:
         )
         self._on(size, lambda value: self._set(splat_scale=value))
         degree = gui.add_slider(
-            "SH degree", 0, 3, 1, 3, hint="Highest degree of the view-dependent colour; 0: none."
+            "SH degree", 0, 3, 1, 3, hint="Highest degree of the view-dependent color; 0: none."
         )
         self._on(degree, lambda value: self._set(sh_degree=None if value == 3 else value))
         near = gui.add_number(

@@ -12,6 +12,7 @@ from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
 from splatstudio.studio.photo_errors import ErrorBook
 from splatstudio.studio.stage import Frustums
 from splatstudio.studio.viewport import Stream
+from splatstudio.studio.viser_private import release_keys_after_clicks
 from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
 
 
@@ -55,7 +56,14 @@ class ViewPanel(Panel):
         elif isinstance(event, Started) and event.step == 0:
             book.clear()
 
+    def compare(self, client: viser.ClientHandle, index: int) -> None:
+        """Bring a browser to photograph `index` and compare it with the model there."""
+        view = self._of(client)
+        if view is not None:
+            view.compare_at(index)
+
     def _open(self, stream: Stream) -> None:
+        release_keys_after_clicks(stream.client)
         with self._container:
             view = BrowserView(self._page, stream, self._parts)
         with self._lock:

@@ -48,5 +48,16 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "count_seen(Tensor gradients2d, Tensor radii, int width, int height, Tensor(a!) grad2d, "
       "Tensor(b!) visible, Tensor(c!)? radius2d, int num_threads) -> ()");
+  m.def(
+      "splat_shapes(Tensor means, Tensor quats, Tensor scales, Tensor radii, float[] view, "
+      "int[] options, int num_threads) -> (Tensor, Tensor)");
+  m.def(
+      "raster_median(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, int width, int height, float max_alpha, int num_threads) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "raster_solid(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor surfaces, Tensor background, int width, int height, "
+      "int num_threads) -> (Tensor, Tensor)");
   m.def("instruction_set() -> str");
 }

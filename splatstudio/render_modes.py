@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splatstudio.color_maps import ColorMapName
+
 RenderMode = Literal[
     "color", "depth", "median_depth", "normals", "alpha", "ellipsoids", "points", "count", "error"
 ]
-ColorMapName = Literal["turbo", "viridis", "gray"]
 
 
 @dataclass(frozen=True)

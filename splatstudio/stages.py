@@ -55,3 +55,29 @@ class Raster:
     rgb: Tensor  # [H, W, 3] not clamped above
     alpha: Tensor  # [H, W] 1 - final transmittance
     depth_sum: Tensor  # [H, W] sum of w z; the expected depth is depth_sum / max(alpha, 1e-10)
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """How N Gaussians lie in a view; zeros for those that are not seen."""
+
+    normals: Tensor  # [N, 3] the shortest axis, turned to the camera, in the camera's axes
+    # [N, 4] ux, uy, t, p: where its ellipsoid is cut in two, its depth grows by (ux, uy) a pixel; t is the
+    # standard deviation of the depth there, and p the pixels that a unit of the world takes.
+    surfaces: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MedianRaster:
+    """The median depth of an image and the number of Gaussians blended, for looking at: no gradients."""
+
+    depth: Tensor  # [H, W] of the Gaussian that takes the transmittance below 1/2; 0 where none does
+    count: Tensor  # [H, W] int32
+
+
+@dataclass(frozen=True, eq=False)
+class SolidRaster:
+    """An image of solid, shaded ellipsoids: no gradients."""
+
+    rgb: Tensor  # [H, W, 3]
+    depth: Tensor  # [H, W] of the nearest surface; 0 where there is none

@@ -22,12 +22,16 @@ LAYERS = [
     "stages",
     "scene",
     "reference",
+    "reference_modes",
     "ops",
+    "ops_modes",
     "ops_training",
     "durable",
     "path_file",
     "rendering",
+    "color_maps",
     "render_modes",
+    "mode_pictures",
     "losses",
     "optim",
     "descent",
@@ -120,7 +124,7 @@ def test_only_the_command_line_reads_arguments() -> None:
 def test_only_the_binding_sees_torch() -> None:
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
     including = {path.name for path in sources if re.search(r"#include\s*<torch/", path.read_text())}
-    bindings = {"ops.cpp", "ops_cuda.cpp", "ops_training.cpp"}
+    bindings = {"ops.cpp", "ops_cuda.cpp", "ops_modes.cpp", "ops_training.cpp"}
     assert sources and including == {"torch_device.h", "schemas.cpp"} | bindings
 
 

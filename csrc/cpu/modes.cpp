@@ -1,0 +1,47 @@
+#include <cstring>
+
+#include "lanes.h"
+#include "modes_lanes.h"
+#include "pool.h"
+
+namespace splat::cpu {
+namespace {
+
+struct ModeLanes {
+  void (*shapes)(const Shapes&, int64_t begin, int64_t end);
+  void (*median_tile)(const RasterMedian&, int64_t tile);
+  void (*solid_tile)(const RasterSolid&, int64_t tile);
+};
+
+const ModeLanes& mode_lanes() {
+  static const ModeLanes chosen = [] {
+#if defined(__x86_64__)
+    if (std::strcmp(lanes().name, "avx2") == 0) {
+      return ModeLanes{avx2::shapes, avx2::median_tile, avx2::solid_tile};
+    }
+#endif
+    return ModeLanes{portable::shapes, portable::median_tile, portable::solid_tile};
+  }();
+  return chosen;
+}
+
+constexpr int64_t kGaussiansATask = 1024;
+
+}  // namespace
+
+void splat_shapes(const Shapes& args, int num_threads) {
+  parallel_ranges(num_threads, args.gaussians.num, kGaussiansATask,
+                  [&](int64_t begin, int64_t end) { mode_lanes().shapes(args, begin, end); });
+}
+
+void raster_median(const RasterMedian& args, int num_threads) {
+  parallel_for(num_threads, args.grid.num_tiles(),
+               [&](int64_t tile) { mode_lanes().median_tile(args, tile); });
+}
+
+void raster_solid(const RasterSolid& args, int num_threads) {
+  parallel_for(num_threads, args.grid.num_tiles(),
+               [&](int64_t tile) { mode_lanes().solid_tile(args, tile); });
+}
+
+}  // namespace splat::cpu

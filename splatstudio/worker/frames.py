@@ -10,15 +10,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from splatstudio import ops
 from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, render_image
+from splatstudio.rendering import RenderOptions
+from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.messages import Frame, SetView
+from splatstudio.worker.painter import Painter
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +30,7 @@ class ShownModel:
     gaussians: Gaussians
     options: RenderOptions
     step: int
+    scene: Scene | None = None  # whose photographs it can be compared with
 
 
 class FrameRenderer:
@@ -38,6 +41,7 @@ class FrameRenderer:
         self._send = send
         self._model: ShownModel | None = None
         self._wanted: OrderedDict[int, SetView] = OrderedDict()
+        self._painter = Painter()
         self._free = set(range(slots.file.num_slots))
         self._changed = threading.Condition()
         self._closed = False
@@ -96,9 +100,10 @@ class FrameRenderer:
     def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
         start = time.monotonic()
         camera = wanted.camera
-        options = replace(model.options, background=wanted.options.background)
-        image = render_image(model.gaussians, camera, options)
-        self._slots.view(slot, camera.height, camera.width)[:] = image
+        picture, notice = self._painter.paint(
+            model.gaussians, camera, model.options, wanted.options, model.scene
+        )
+        self._slots.view(slot, camera.height, camera.width)[:] = picture.image
         return Frame(
             view=wanted.view,
             seq=wanted.seq,
@@ -107,4 +112,6 @@ class FrameRenderer:
             height=camera.height,
             step=model.step,
             render_seconds=time.monotonic() - start,
+            legend=picture.legend,
+            notice=notice,
         )

@@ -286,7 +286,9 @@ class Training:
     def _show(self, session: Session) -> None:
         trainer = session.trainer
         self._desk.publish(
-            ShownModel(trainer.live_gaussians, options_for_display(trainer.config), trainer.step)
+            ShownModel(
+                trainer.live_gaussians, options_for_display(trainer.config), trainer.step, trainer.scene
+            )
         )
 
     def _report(self, session: Session, advance: Advance) -> None:

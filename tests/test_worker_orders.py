@@ -46,19 +46,28 @@ def paused(worker: Watcher) -> int:
     return worker.of(Progress)[-1].step
 
 
+def start_paused(worker: Watcher) -> int:
+    """Start a training, let it stand still before or soon after its first step, and return the step."""
+    worker.client.send(Start())
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    told = worker.of(Progress)
+    return told[-1].step if told else 0
+
+
 def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(Start())
+    first = start_paused(worker)
     worker.client.send(Step(3))
-    assert paused(worker) == 3
+    assert paused(worker) == first + 3
     worker.client.send(Step())
-    assert paused(worker) == 4
+    assert paused(worker) == first + 4
     worker.client.send(Step(0))
     assert "at least 1" in worker.wait(Warned).sentence
     worker.client.send(Step(5000))
-    worker.wait(Progress, lambda event: event.step > 6)
+    worker.wait(Progress, lambda event: event.step > first + 6)
     worker.client.send(Step(2))  # the newest counts
-    assert 8 < paused(worker) < 5000
+    assert first + 8 < paused(worker) < 5000
     worker.client.send(Step(2))
     worker.client.send(Resume())  # and so does this
     worker.wait(Progress, lambda event: event.step > worker.of(Progress)[0].step + 20)
@@ -70,10 +79,10 @@ def test_a_cap_holds_from_the_next_densification_on(
     densify = DensifyConfig(start_step=0, every=5, grow_grad=1e-7)
     config = replace(MANY, steps=2000, densify=densify)
     worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(Start())
+    first = start_paused(worker)
     worker.client.send(SetCap(100))
     changed = worker.wait(SettingChanged)
-    assert (changed.step, changed.path, changed.value) == (0, "densify.max_gaussians", 100)
+    assert (changed.step, changed.path, changed.value) == (first, "densify.max_gaussians", 100)
     worker.client.send(Step(30))
     paused(worker)
     assert worker.of(Progress)[-1].num_gaussians == 100
@@ -85,7 +94,7 @@ def test_a_cap_holds_from_the_next_densification_on(
     assert "at least 1" in worker.wait(Warned).sentence
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "setting" in row]
-    assert [(row["step"], row["value"]) for row in rows] == [(0, 100), (30, 150)]
+    assert [(row["step"], row["value"]) for row in rows] == [(first, 100), (first + 30, 150)]
 
 
 def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
@@ -113,14 +122,14 @@ def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_pa
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
     worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
-    worker.client.send(Start())
+    step = start_paused(worker) + 4
     worker.client.send(Step(4))
     paused(worker)
     worker.client.send(Evaluate())
     worker.client.send(Stop())
     assert worker.wait(Warned).sentence == "The evaluation was broken off."
     finished = worker.wait(Finished)
-    assert finished.step == 4 and not finished.completed and not worker.of(Evaluated)
+    assert finished.step == step and not finished.completed and not worker.of(Evaluated)
     assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
     worker.client.send(Evaluate())
     worker.wait(Evaluated)  # nothing of the one before is in its way
@@ -146,9 +155,7 @@ def test_of_many_changes_of_a_setting_the_last_is_noted(
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
     worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
-    worker.client.send(Start())
-    worker.client.send(Step(3))
-    paused(worker)
+    start_paused(worker)
     worker.client.send(Evaluate())
     for number in range(1, 51):  # a slider that is dragged while the training is busy
         worker.client.send(UpdateSettings((("optim.means_lr", number * 1e-6),)))

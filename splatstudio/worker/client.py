@@ -131,7 +131,7 @@ class WorkerClient:
             self._frames.pop(view, None)
 
     def close(self, timeout: float = 60.0) -> None:
-        """Let the worker save and leave; after `timeout` seconds, a few with nothing to save, it is killed."""
+        """Let the worker save and leave; kill it after `timeout` seconds, a few where nothing is unsaved."""
         unsaved = self.state in ("training", "paused")
         self.send(Close())
         self._supervisor.join(timeout if unsaved else min(timeout, LOADING_PATIENCE_SECONDS))

@@ -16,6 +16,7 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.camera_path import CameraPath, keyframe_of
+from splatstudio.mode_pictures import draw_mode
 from splatstudio.model import load_model
 from splatstudio.path_file import write_camera_path
 from splatstudio.ready_paths import orbit_of
@@ -154,6 +155,12 @@ def test_a_picture_is_what_the_camera_sees(
     model = load_model(checkpoint)
     expected = render_image(model.gaussians, camera, replace(model.options, background=options.background))
     assert np.array_equal(iio.imread(tmp_path / "a" / "b.png"), expected)
+    # As the view shows it: in any mode.
+    depth = ViewOptions(mode="depth")
+    training.client.send(Snapshot(camera, tmp_path / "depth.png", depth, job=2))
+    training.wait(JobDone)
+    drawn = draw_mode("depth", model.gaussians, camera, replace(model.options, background=depth.background))
+    assert np.array_equal(iio.imread(tmp_path / "depth.png"), drawn.image)
     # A finished model can do the same.
     viewer = launch(ViewJob(checkpoint))
     viewer.wait(ModelLoaded)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from splatstudio.worker.messages import (
     Snapshot,
     ViewOptions,
 )
+from splatstudio.worker.painter import Painter
 
 MAX_JOBS = 4  # at a time: each holds a copy of the model
 PROGRESS_SECONDS = 0.2  # at most five JobProgress events a second
@@ -142,21 +143,21 @@ class Jobs:
         self._emit(end)
 
 
-@dataclass(frozen=True, eq=False)
 class _Drawing:
     """How a job draws its model."""
 
-    task: Task
-    model: Model
-    options: ViewOptions | None
+    def __init__(self, task: Task, model: Model, options: ViewOptions | None):
+        self._task, self._model, self._options = task, model, options
+        self._painter = Painter()
 
     def __call__(self, camera: Camera) -> np.ndarray:
-        options = self.model.options
-        if self.options is not None:
-            options = replace(options, background=self.options.background)
+        model = self._model
         # Asked for each picture: a training may be paused or go on meanwhile.
-        with ops.limited_threads(self.task.num_threads()):
-            return render_image(self.model.gaussians, camera, options)
+        with ops.limited_threads(self._task.num_threads()):
+            if self._options is None:
+                return render_image(model.gaussians, camera, model.options)
+            picture, _ = self._painter.paint(model.gaussians, camera, model.options, self._options)
+            return picture.image
 
 
 def output_of(command: JobCommand) -> Path:

@@ -17,7 +17,7 @@ from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.studio.controller import Controller
 
 pytestmark = PAGE_TEST
-SHORT = TrainConfig(steps=40, eval_steps=(), save_steps=(), sh_degree=1)
+SHORT = TrainConfig(steps=400, eval_steps=(), save_steps=(), sh_degree=1)
 
 
 def enter(screen: Screen, label: str, text: str) -> None:
@@ -147,6 +147,24 @@ def test_devices_show_the_training_on_the_cpu(open_page: Callable[..., Screen], 
     share = row.locator('[data-splatstudio="utilization"]')
     screen.wait(lambda: share.inner_text() not in ("0 %", "not available"), "it works")
     screen.page.locator(".uplot").first.wait_for()
+
+
+def test_the_axes_of_all_plots_have_numbers_whenever_one_comes(
+    open_page: Callable[..., Screen], blob_folder: Path
+) -> None:
+    screen = open_page(blob_folder, SHORT, height=900)
+    screen.studio.start_training()
+    screen.wait(lambda: screen.text("state") == "Finished", "the short training ends")
+    script = """() => Object.values(window.__viserTestpoints?.uplots ?? {})
+        .map(plot => (plot.chart.axes[0]._splits ?? []).length)"""
+
+    def complete() -> bool:
+        numbers = screen.page.evaluate(script)
+        return len(numbers) == 5 and min(numbers) > 1
+
+    for _ in range(3):
+        screen.page.reload()
+        screen.wait(complete, "five plots, all with numbers")
 
 
 def eight_gpus(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> None:

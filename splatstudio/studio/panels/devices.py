@@ -52,9 +52,12 @@ class DevicesPanel(Panel):
         )
         self._rows = gui.add_html(_note("Asking the driver …"), order=0.0)
         self._choice = gui.add_dropdown(
-            "Plot", tuple(QUANTITIES), hint="Over the last five minutes.", order=1.0
+            "Plot",
+            tuple(QUANTITIES),
+            hint="Over the last five minutes; minutes since the studio was opened.",
+            order=1.0,
         )
-        self._plot = Plot(gui, tab, "", order=2.0)
+        self._plot = Plot(page.server, tab, "", order=2.0)
         self._readings: tuple[DeviceReading, ...] = ()
         self._chosen = ""
         self._stopped = threading.Event()
@@ -76,13 +79,13 @@ class DevicesPanel(Panel):
             return
         values = history.values.T * quantity.scale
         minutes = history.seconds / 60.0
-        # The axis moves on now and then, not with every sample: each time the page draws the chart anew.
-        end = max(HISTORY_SECONDS, AXIS_SECONDS * np.ceil(history.seconds[-1] / AXIS_SECONDS)) / 60.0
+        # The axis moves on now and then, not with every sample: each time the page makes the chart anew.
+        end = AXIS_SECONDS * float(np.ceil(history.seconds[-1] / AXIS_SECONDS)) / 60.0
         lines = [
             Line(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])
             for i, reading in enumerate(readings)
         ]
-        ranges = ((end - HISTORY_SECONDS / 60.0, end), (0.0, _top(quantity, values)))
+        ranges = ((max(0.0, end - HISTORY_SECONDS / 60.0), end), (0.0, _top(quantity, values)))
         self._plot.show((minutes, *values), lines, ranges, "minutes")
 
     def close(self) -> None:

@@ -130,10 +130,10 @@ class Plots:
         self._due = 0.0
         self._history = page.controller.history
         self._hint = gui.add_html(_muted("The curves appear when the training has begun."))
-        self._loss = Plot(gui, tab, "Loss (orange: opacities reset)", order=-4.0)
-        self._psnr = Plot(gui, tab, "PSNR, dB (orange: test)", order=-3.0)
-        self._splats = Plot(gui, tab, "Splats, thousands (green: densified)", order=-2.0)
-        self._speed = Plot(gui, tab, "Steps a second", order=-1.0)
+        self._loss = Plot(page.server, tab, "Loss (orange: opacities reset)", order=-4.0)
+        self._psnr = Plot(page.server, tab, "PSNR, dB (orange: test)", order=-3.0)
+        self._splats = Plot(page.server, tab, "Splats, thousands (green: densified)", order=-2.0)
+        self._speed = Plot(page.server, tab, "Steps a second", order=-1.0)
 
     def refresh(self) -> None:
         """Show new values, every PLOT_SECONDS at most."""

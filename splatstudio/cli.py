@@ -178,16 +178,14 @@ def eval_(
     """
     from splatstudio.evaluate import measures_for
     from splatstudio.lpips import fetch_lpips
-    from splatstudio.rank_parts import part_of
     from splatstudio.scoring import EvaluationTask, evaluate_task
     from splatstudio.terminal import console, count_progress, print_evaluation, print_scores
 
     if scores.fetch_lpips:
         for name in scores.lpips:
             fetch_lpips(name)
-    part = None if merge else part_of(path)
-    if part is not None:
-        console.print(f"{part}{' Add --merge.' if part.complete else ''}", style="yellow", markup=False)
+    if not merge:
+        _tell_part(path, "Add --merge.")
     task = EvaluationTask(path, against.scene, against.downscale, against.test_every, merge)
     with count_progress("photographs") as report:
         measures = measures_for(scores.lpips, color_correct=scores.color_correct)
@@ -254,6 +252,7 @@ def export(
     from splatstudio.trimming import trimmed
 
     form = format_to_write(output)
+    _tell_part(path, "Use splatstudio merge.")
     model = load_model(path)
     gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
     write_gaussians(output, gaussians, step=model.step)
@@ -347,6 +346,7 @@ def info(path: Positional[Path], /) -> int:
     if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
         from splatstudio.api import load_model
 
+        _tell_part(path, "Use splatstudio merge.")
         print_model(path, load_model(path))
     else:
         from splatstudio.scene import load_scene
@@ -367,6 +367,16 @@ def doctor() -> int:
         console.print(f"{mark}  {finding.subject:<14} {finding.text}")
         bad += not finding.good
     return 1 if bad else 0
+
+
+def _tell_part(path: Path, advice: str) -> None:
+    """Say so when a file holds a part of a model alone; `advice` follows where the other parts are there."""
+    from splatstudio.rank_parts import part_of
+    from splatstudio.terminal import console
+
+    part = part_of(path)
+    if part is not None:
+        console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
 
 
 def main() -> None:

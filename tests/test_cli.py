@@ -110,6 +110,9 @@ def test_eval_of_a_part_says_so_and_merges_when_asked(
     whole = json.loads((tmp_path / "scores.json").read_text())
     assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photographs, mean
+    for arguments in (("info", part), ("export", part, "-o", tmp_path / "half.ply")):
+        code, output = command(capsys, *arguments)
+        assert code == 0 and "merge with ckpt_60_rank1.pt (found beside it)? Use splatstudio merge." in output
     code, output = command(capsys, "eval", tmp_path)
     assert code == 2 and "splatstudio merge" in output
 

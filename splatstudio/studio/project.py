@@ -10,6 +10,7 @@ from typing import Any
 from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
 from splatstudio.config import TrainConfig, changed, from_json
 from splatstudio.formats import format_of
+from splatstudio.rank_parts import part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -99,7 +100,9 @@ def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Proje
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
     if path.is_file() and format_of(path) is not None:
-        return Project(path, None, path, None, config)
+        part = part_of(path)
+        notes = () if part is None else (f"{part} The Evaluate tab lists and merges them.",)
+        return Project(path, None, path, None, config, notes)
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:
         chosen = path if (path / "manifest.json").exists() else None

@@ -32,6 +32,7 @@ class Previews:
 
     def __init__(self, server: viser.ViserServer, distance: float, hidden: tuple[str, ...]):
         self._distance = distance  # of what the mouse turns around, world units
+        self._server = server
         self._hidden = hidden
         self._players: dict[int, _Player] = {}
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class Previews:
         for name in self._hidden:
             show_node(client, name, False)
         began = time.monotonic() - player.start
-        while not player.stopped.wait(STEP_SECONDS):
+        while not player.stopped.wait(STEP_SECONDS) and self._is_here(client):
             seconds = time.monotonic() - began
             if path.loop:
                 seconds %= path.duration
@@ -89,9 +90,13 @@ class Previews:
                 self._forget(client.client_id)
                 break
             fly_to(client, path.camera_at(seconds), self._distance)
-        for name in self._hidden:
-            show_node(client, name, True)
-        _put_back(client, before)
+        if self._is_here(client):
+            for name in self._hidden:
+                show_node(client, name, True)
+            _put_back(client, before)
+
+    def _is_here(self, client: viser.ClientHandle) -> bool:
+        return client.client_id in self._server.get_clients()
 
 
 class _Player:

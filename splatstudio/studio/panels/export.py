@@ -139,7 +139,7 @@ class TrimSection:
             points = corners[choice, np.arange(3)]
             edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
             self._box = self._scene.add_line_segments(
-                "/crop", points[edges].astype(np.float32), BOX_COLOR, thickness=2.0, thickness_units="screen"
+                "/crop/box", points[edges].astype(np.float32), BOX_COLOR, thickness=2.0, thickness_units="screen"
             )
 
 

@@ -15,6 +15,7 @@ from splatstudio.studio.path_store import PathStore
 from splatstudio.studio.preview import Previews
 from splatstudio.studio.stage import frustum_size
 
+CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
 KEYFRAME_SIZE = 1.5  # times a photograph's camera
 
 
@@ -34,7 +35,10 @@ class RenderPanel(Panel):
             # The cameras' common point of attention is the origin of the scene's frame.
             distance = float(np.median(np.linalg.norm(positions, axis=1))) or scene.extent
         self._drawn = PathScene(page.server, self._editor, size)
-        self._previews = Previews(page.server, distance, (ROOT, "/cameras"))
+        # Nodes of their own, so that all that lies below can be hidden at once.
+        for name in (CAMERAS, CROP):
+            page.server.scene.add_frame(name, show_axes=False)
+        self._previews = Previews(page.server, distance, (ROOT, CAMERAS, CROP))
         choice = PathChoice(page, self._editor, self._store)
         keyframes = KeyframeSection(page, self._editor, self._drawn, distance)
         preview = PreviewSection(page, self._editor, self._previews)

@@ -36,6 +36,7 @@ FORMATS: dict[str, tuple[str, Quality]] = {
     "PNG frames in a folder": ("", "full"),
 }
 ENDINGS = {ending for ending, _ in FORMATS.values()}
+SHOWN = "As your browser shows the model: mode, background and splat scale of the View tab."
 PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
 
 
@@ -81,7 +82,7 @@ class OutputSection:
         num = len(draft.path.frame_times)
         self._render.label = f"Render {num:,} frames" if num else "Render"
         self._render.disabled = not (num and has_model)
-        self._render.hint = "" if has_model else "There is no model yet: start the training first."
+        self._render.hint = SHOWN if has_model else "There is no model yet: start the training first."
         self._follow_name()
 
     def _show_format(self, draft: Draft) -> None:

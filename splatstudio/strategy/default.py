@@ -99,7 +99,10 @@ class DefaultStrategy:
         keep = ~split & ~self._to_prune(gaussians, counts["radius2d"], step)
         viable = ~self._to_prune(born, counts["radius2d"][parents], step)
         num_removed = int((~split & ~keep).sum()) + int((~viable).sum())
-        edit(population, keep=keep, newborn=born[viable], parents=parents[viable])
+        del gaussians  # the old model can go as soon as there is a new one
+        if not bool(viable.all()):
+            born, parents = born[viable], parents[viable]
+        edit(population, keep=keep, newborn=born, parents=parents)
         for count in population.counts.values():
             count.zero_()
         return Change(cloned=len(clones), split=len(halves) // 2, pruned=num_removed, capped=capped)

@@ -26,14 +26,16 @@ from torch import Tensor
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
+from splatstudio.descent import backward, draw, improve
 from splatstudio.evaluate import target_image
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points
 from splatstudio.losses import photometric
+from splatstudio.ops_training import count_seen
 from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import render
+from splatstudio.rendering import RenderOptions
 from splatstudio.scene import Scene, load_scene
 from splatstudio.stages import ALPHA_THRESHOLD, TRANSMITTANCE_STOP, Projected, ProjectSettings, RasterSettings
 
@@ -111,25 +113,29 @@ def median_time(action: Callable[[], object], repeats: int) -> float:
 def time_iteration(
     model: Gaussians, camera: Camera, target: Tensor, mask: Tensor | None, repeats: int
 ) -> dict[str, float]:
-    """Return the medians of a whole iteration and of its four stages, seconds."""
+    """Return the medians of a whole iteration and of its four stages, seconds.
+
+    The rest of the way back, from what was projected, is part of the optimiser's step.
+    """
     params = model.map(lambda tensor: tensor.clone().requires_grad_())
     optimizer = SplatAdam.zeros(params)
     # Rates of 0: the same picture in every repetition, at the cost of any other rate.
     rates = dict.fromkeys(learning_rates(OptimConfig(), extent=1.0, step=0, steps=1), 0.0)
+    counts, size = torch.zeros(3, len(model)), (camera.width, camera.height)
     parts: dict[str, list[float]] = {"forward_ms": [], "loss_ms": [], "backward_ms": [], "optimizer_ms": []}
     for _ in range(repeats + 1):
         marks = [time.perf_counter()]
-        rendering = render(params, camera)
+        drawing = draw(params, optimizer, camera, RenderOptions(), observed=True)
         marks.append(time.perf_counter())
-        loss = photometric(rendering.rgb, target, ssim_weight=0.2, mask=mask)
+        loss = photometric(drawing.rgb, target, ssim_weight=0.2, mask=mask)
         marks.append(time.perf_counter())
-        loss.backward()
+        gradients = backward(drawing, loss)
         marks.append(time.perf_counter())
-        gradients = {name: tensor.grad for name, tensor in params.tensors().items()}
-        optimizer.step(params, gradients, rates)
+        improve(drawing, gradients, optimizer, rates)
+        assert gradients.means2d is not None
+        count_seen(gradients.means2d, drawing.radii, size, *counts)
         marks.append(time.perf_counter())
-        for tensor in params.tensors().values():
-            tensor.grad = None
+        del drawing, loss, gradients
         for number, samples in enumerate(parts.values()):
             samples.append(marks[number + 1] - marks[number])
     iterations = [sum(samples) for samples in zip(*parts.values(), strict=True)]

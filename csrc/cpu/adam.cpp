@@ -30,7 +30,6 @@ namespace splat::cpu {
 namespace {
 
 constexpr int64_t kGaussiansATask = 1024;
-constexpr int64_t kChunk = 32;  // Gaussians whose gradients stay in the first-level cache
 
 }  // namespace
 
@@ -46,7 +45,7 @@ void adam_step(const Adam& args, int num_threads) {
 
 void project_adam(const ProjectAdam& args, int num_threads) {
   const auto step_chunk = [&](int64_t begin, int64_t end) {
-    float scratch[kChunk * 59];
+    float scratch[kAdamChunk * 59];
     AdamGradients grads;
     ProjectBwd bwd = args.projection;
     float** outputs[] = {&bwd.v_means,     &bwd.v_quats, &bwd.v_scales,
@@ -54,7 +53,7 @@ void project_adam(const ProjectAdam& args, int num_threads) {
     float* free = scratch;
     for (int k = 0; k <= kShN; ++k) {
       grads.of[k] = *outputs[k] = free;
-      free += kChunk * kColumns[k];
+      free += kAdamChunk * kColumns[k];
     }
     if (args.projection.settings.sh_degree == 0) bwd.v_shN = nullptr;
     bwd.v_begin = begin;
@@ -63,8 +62,8 @@ void project_adam(const ProjectAdam& args, int num_threads) {
   };
   parallel_ranges(num_threads, args.projection.gaussians.num, kGaussiansATask,
                   [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; i += kChunk) {
-                      step_chunk(i, std::min(i + kChunk, end));
+                    for (int64_t i = begin; i < end; i += kAdamChunk) {
+                      step_chunk(i, std::min(i + kAdamChunk, end));
                     }
                   });
 }

@@ -109,6 +109,19 @@ SPLAT_LANES void step_row(const Rates& r, AdamRate rate, const Row& row, const f
   });
 }
 
+// The same for those rows of `columns` values alone that are marked.
+SPLAT_LANES void step_marked(const Rates& r, AdamRate rate, const Row& rows, const float* grad,
+                             const float* marks, int64_t columns) {
+  rows.each([&](const Moments& x, int64_t i) {
+    F8 mark;
+    for (int k = 0; k < kLanes; ++k) mark[k] = i + k < rows.num ? marks[(i + k) / columns] : 0.0f;
+    const I8 moves = mark != 0.0f;
+    const Moments y = advance(r, rate, x, load_some(grad + i, rows.num - i));
+    return Moments{select(moves, y.param, x.param), select(moves, y.exp_avg, x.exp_avg),
+                   select(moves, y.exp_avg_sq, x.exp_avg_sq)};
+  });
+}
+
 }  // namespace
 
 void adam(const AdamPass& args, int64_t begin, int64_t end) {
@@ -119,16 +132,16 @@ void adam(const AdamPass& args, int64_t begin, int64_t end) {
 void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begin, int64_t end) {
   const Rates r = rates_of(args.settings);
   const int32_t* radii = args.projection.radii;
+  float visible[kAdamChunk];
+  for (int64_t i = begin; i < end; ++i) visible[i - begin] = radii[2 * i] > 0 ? 1.0f : 0.0f;
   for (int k = 0; k < kShN; ++k) {
     const AdamTensor& t = args.tensors[k];
     const int64_t columns = kColumns[k];
-    if (!args.visible_only) {
-      step_row(r, args.rates[k], Row(t, begin * columns, (end - begin) * columns), grads.of[k]);
-      continue;
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      if (!(radii[2 * i] > 0)) continue;
-      step_row(r, args.rates[k], Row(t, i * columns, columns), grads.of[k] + (i - begin) * columns);
+    const Row rows(t, begin * columns, (end - begin) * columns);
+    if (args.visible_only) {
+      step_marked(r, args.rates[k], rows, grads.of[k], visible, columns);
+    } else {
+      step_row(r, args.rates[k], rows, grads.of[k]);
     }
   }
   if (args.used_columns == 0) return;

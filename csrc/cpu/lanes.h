@@ -34,6 +34,8 @@ inline int64_t loss_scratch_size(const ImageLoss& args, int64_t columns) {
          (kRingRows + 2) * (kLossMoments * map_size + kLossPartials * out_size);
 }
 
+constexpr int64_t kAdamChunk = 32;  // Gaussians whose gradients stay in the first-level cache
+
 struct AdamPass {
   AdamTensor tensor;
   const float* grad;

@@ -18,13 +18,14 @@ import viser
 import viser.transforms
 
 from splatstudio.camera import Camera
+from splatstudio.color_maps import color_table
 from splatstudio.config import TrainConfig
 from splatstudio.render_modes import Legend
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.scene.scaling import scaled, thumbnail
 from splatstudio.scene.scene import Scene
-from splatstudio.studio.compare import Comparison, compared, on_canvas, place_of
+from splatstudio.studio.compare import Comparison, compared, error_map, on_canvas, place_of
 from splatstudio.studio.legend import legend_html
 from splatstudio.studio.look import Look, shot_for
 from splatstudio.studio.panels.photo_list import tile_html
@@ -93,6 +94,17 @@ def test_split_blend_and_difference() -> None:
     assert (compared(model, photo, Comparison("difference", gain=10.0)) == 255).all()
     assert compared(model, photo, Comparison()) is model
     assert (model == 100).all() and (photo == 160).all(), "neither is written into"
+
+
+def test_the_error_map_tells_small_from_large_differences() -> None:
+    photo = np.full((40, 40, 3), 100, np.uint8)
+    model = photo.copy()
+    model[:, 20:] += 90
+    image, legend = error_map(model, photo)
+    assert (legend.low, legend.high, legend.color_map) == (0.0, 90.0, "turbo")
+    table = color_table("turbo").numpy()
+    assert (image[:, :20] == table[0]).all() and (image[:, 20:] == table[255]).all()
+    assert error_map(photo, photo)[1].high == 16.0, "a good model does not look as bad as a bad one"
 
 
 def test_only_in_its_camera_is_the_photo_compared_with() -> None:

@@ -8,6 +8,9 @@ from typing import Literal
 import numpy as np
 
 from splatstudio.camera import Camera
+from splatstudio.color_maps import color_table
+from splatstudio.mode_pictures import MIN_ERROR_RANGE
+from splatstudio.render_modes import Legend
 from splatstudio.studio.viewpoint import Viewpoint
 
 Comparing = Literal["off", "split", "blend", "difference"]
@@ -73,6 +76,14 @@ def on_canvas(image: np.ndarray, place: Place) -> np.ndarray:
             top - place.top : bottom - place.top, left - place.left : right - place.left
         ]
     return canvas
+
+
+def error_map(model: np.ndarray, photo: np.ndarray) -> tuple[np.ndarray, Legend]:
+    """Return the mean absolute difference of the channels of two pictures [H, W, 3] uint8, as colors."""
+    difference = np.abs(model.astype(np.int16) - photo.astype(np.int16)).mean(axis=2)
+    high = max(float(np.percentile(difference[::4, ::4], 98)), MIN_ERROR_RANGE)
+    places = np.minimum(difference * (255.0 / high), 255.0).round().astype(np.uint8)
+    return color_table("turbo").numpy()[places], Legend(0.0, high, "difference of 255", "turbo")
 
 
 def compared(model: np.ndarray, photo: np.ndarray, comparison: Comparison) -> np.ndarray:

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import html
 
-from splatstudio.render_modes import ColorMapName, Legend
+from splatstudio.color_maps import ColorMapName, color_table
+from splatstudio.render_modes import Legend
 from splatstudio.studio.theme import MUTED
 
-STOPS: dict[ColorMapName, tuple[str, ...]] = {
-    "turbo": (
-        "#30123b",
-        "#4662d7",
-        "#36aaf9",
-        "#1ae4b6",
-        "#72fe5e",
-        "#c8ef34",
-        "#faba39",
-        "#f66b19",
-        "#7a0403",
-    ),
-    "viridis": (
-        "#440154",
-        "#472d7b",
-        "#3b528b",
-        "#2c728e",
-        "#21918c",
-        "#28ae80",
-        "#5ec962",
-        "#addc30",
-        "#fde725",
-    ),
-    "gray": ("#000000", "#ffffff"),
-}
+NUM_STOPS = 12
+
+
+def gradient(name: ColorMapName) -> str:
+    """Return a colour map as a CSS gradient from left to right."""
+    table = color_table(name).numpy()
+    stops = (table[round(i * 255 / (NUM_STOPS - 1))] for i in range(NUM_STOPS))
+    return "linear-gradient(to right, " + ", ".join(f"rgb({r},{g},{b})" for r, g, b in stops) + ")"
 
 
 def figure(value: float) -> str:
@@ -47,8 +31,8 @@ def legend_html(legend: Legend | None, notice: str | None) -> str:
             '<div data-splatstudio="legend"'
             ' style="display:flex; align-items:center; gap:8px; font-size:12px">'
             f"<span>{figure(legend.low)}</span>"
-            f'<div style="flex:1; height:9px; border-radius:5px; background:linear-gradient(to right,'
-            f' {", ".join(STOPS[legend.color_map])})"></div>'
+            '<div style="flex:1; height:9px; border-radius:5px;'
+            f' background:{gradient(legend.color_map)}"></div>'
             f"<span>{figure(legend.high)}</span>"
             f'<span style="color:{MUTED}">{html.escape(legend.unit)}</span></div>'
         )

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ import viser
 from splatstudio.camera import Camera
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
-from splatstudio.studio.compare import compared, on_canvas
+from splatstudio.studio.compare import compared, error_map, on_canvas
 from splatstudio.studio.look import Look, Shot, shot_for
 from splatstudio.studio.pace import Pace
 from splatstudio.studio.photos import PhotoShelf
@@ -187,8 +187,9 @@ class Stream:
                 continue
             if not self._browser_is_ready():
                 continue
+            picture, frame = self._finished(received, shot, wish.look)
             jpeg = simplejpeg.encode_jpeg(
-                self._finished(received.image if received else None, shot, wish.look),
+                picture,
                 quality=MOVING_QUALITY if wish.moving else STILL_QUALITY,
                 colorspace="RGB",
                 colorsubsampling="420" if wish.moving else "444",
@@ -199,8 +200,8 @@ class Stream:
             push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
             self._shown, self._shown_step = wish, received.frame.step if received else None
-            if self._on_frame is not None and received is not None:
-                self._on_frame(received.frame)
+            if self._on_frame is not None and frame is not None:
+                self._on_frame(frame)
 
     def _rendered(self, wish: Wish, shot: Shot) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""
@@ -216,23 +217,32 @@ class Stream:
             self._learn(wish, received.frame.render_seconds)
         return received
 
-    def _finished(self, image: np.ndarray | None, shot: Shot, look: Look) -> np.ndarray:
+    def _finished(
+        self, received: ReceivedFrame | None, shot: Shot, look: Look
+    ) -> tuple[np.ndarray, Frame | None]:
         """Return the canvas's picture: the model's, and the photograph's where they are compared.
 
-        Before there is a model `image` is None, and the photograph is shown alone.
+        Before there is a model `received` is None, and the photograph is shown alone.
         """
+        frame, image = (received.frame, received.image) if received else (None, None)
         place = shot.place
         if place is None or shot.photo is None or self._photos is None:
             assert image is not None
-            return image
+            return image, frame
         size = (place.width, place.height)
         image = None if image is None else scaled(image, *size)
-        if look.comparison.kind != "off":
+        # A worker that shows a finished model has no photographs to compare it with; here they are.
+        no_error = shot.options.mode == "error" and frame is not None and frame.legend is None
+        if look.comparison.kind != "off" or no_error:
             photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
             self.photo_problem = photo.problem if photo is not None else ""
             if photo is not None and not photo.problem:
+                if no_error and image is not None and frame is not None:
+                    image, legend = error_map(image, photo.rgb)
+                    frame = replace(frame, legend=legend, notice=None)
                 image = photo.rgb if image is None else compared(image, photo.rgb, look.comparison)
-        return on_canvas(np.zeros((size[1], size[0], 3), np.uint8) if image is None else image, place)
+        blank = np.zeros((size[1], size[0], 3), np.uint8)
+        return on_canvas(blank if image is None else image, place), frame
 
     def _recompose(self) -> None:
         with self._changed:

@@ -1,0 +1,197 @@
+"""The View tab in a real browser: comparison with the photograph, the list of photographs, modes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from studio_page import MANY, PAGE_TEST, Screen
+
+from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.model import Model, load_model
+from splatstudio.rendering import render_image
+from splatstudio.scene.scaling import scaled
+from splatstudio.scene.scene import Scene
+from splatstudio.studio.compare import on_canvas, place_of
+from splatstudio.studio.panels.browser_view import MODES
+from splatstudio.worker.messages import Evaluate
+
+pytestmark = PAGE_TEST
+
+
+def choose(screen: Screen, label: str, option: str) -> None:
+    """Choose an option of a dropdown."""
+    screen.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+    screen.page.get_by_role("option", name=option, exact=True).locator("visible=true").click()
+
+
+def slide(screen: Screen, label: str, value: str) -> None:
+    """Type a value into the field of a slider."""
+    row = f"//label[normalize-space()='{label}']/ancestor::*[.//input][1]//input[@type='text']"
+    field = screen.page.locator(row).locator("visible=true").first
+    field.fill(value)
+    field.press("Tab")
+
+
+def press(screen: Screen, key: str) -> None:
+    """Press a key a moment after what was done before, as a hand does."""
+    time.sleep(0.4)
+    screen.page.keyboard.press(key)
+
+
+def tiles(screen: Screen) -> list[tuple[str, float]]:
+    """Return name and dB of the photographs in the list, NaN where there is none."""
+    texts = screen.page.locator("[data-photo]").evaluate_all("tiles => tiles.map(tile => tile.innerText)")
+    found = []
+    for text in texts:
+        name, figure = re.search(r"(view_\d+\.png)\s+([\d.]+ dB|–)", text).groups()  # type: ignore[union-attr]
+        found.append((name, float(figure.removesuffix(" dB")) if "dB" in figure else float("nan")))
+    return found
+
+
+def paused_at_some_step(screen: Screen) -> Model:
+    """Train a little, pause, and return the model that is on view."""
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.step > 150, "training")
+    screen.button("Pause").click()
+    screen.wait(lambda: screen.text("state") == "Paused", "paused")
+    screen.button("Save").click()
+    run = screen.studio.controller.project.run_dir
+    assert run is not None
+    screen.wait(lambda: newest_checkpoint(run) is not None, "saved")
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    screen.close_notices()
+    return load_model(checkpoint)
+
+
+def standing_in(screen: Screen, scene: Scene) -> int:
+    """Wait until the page says that it stands in a photograph's camera, and return which one."""
+    screen.wait(lambda: "At view_" in screen.text("standing"), "the browser stands in a camera")
+    name = re.search(r"view_\d+\.png", screen.text("standing"))
+    assert name is not None
+    index = [view.name for view in scene.views].index(name.group())
+    wanted, camera = scene.cameras[index], screen.viewpoint.camera(1.0)
+    assert np.allclose(camera.viewmat, wanted.viewmat, atol=4e-3)
+    return index
+
+
+def looks_like(screen: Screen, expected: np.ndarray, what: str, tolerance: float = 4.0) -> None:
+    """Wait until the picture is the expected one, seam and dividers aside."""
+    screen.wait(
+        lambda: float(np.abs(screen.picture().astype(int) - expected).mean()) < tolerance,
+        f"{what}, off by {np.abs(screen.picture().astype(int) - expected).mean():.1f}",
+    )
+
+
+def test_the_photo_and_the_model_in_one_picture(open_page: Callable[..., Screen], blob_folder: Path) -> None:
+    screen = open_page(blob_folder, replace(MANY, background=(0.2, 0.4, 0.6)), width=1280, height=720)
+    scene = screen.studio.project.scene
+    assert scene is not None
+    screen.tab("View")
+    for name in ("Cameras", "Points"):
+        screen.switch(name).click()
+    assert screen.text("standing") == "Free camera"
+    press(screen, "g")
+    index = standing_in(screen, scene)
+    place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
+    photo = scaled(scene.photo(index).rgb, place.width, place.height)
+    looks_like(screen, on_canvas(photo, place), "without a model the photo alone")
+    model = paused_at_some_step(screen)
+    place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
+    size = (place.width, place.height)
+    assert place.height == screen.viewpoint.height or place.width == screen.viewpoint.width
+    photo = scaled(scene.photo(index).rgb, *size)
+    drawn = render_image(model.gaussians, scene.cameras[index].resized(*size), model.options)
+    assert np.abs(photo.astype(int) - drawn).mean() > 8, "the two must differ for the test to tell"
+    half = drawn.copy()
+    half[:, : place.width // 2] = photo[:, : place.width // 2]
+    looks_like(screen, on_canvas(half, place), "photo left, model right")
+    slide(screen, "Photo | model", "1")
+    looks_like(screen, on_canvas(photo, place), "all of the photo")
+    choose(screen, "Compare", "Blend")
+    mixed = (photo.astype(float) + drawn) / 2
+    looks_like(screen, on_canvas(mixed.astype(np.uint8), place), "half of each")
+    choose(screen, "Compare", "Difference")
+    difference = (3 * np.abs(photo.astype(int) - drawn)).clip(0, 255).astype(np.uint8)
+    looks_like(screen, on_canvas(difference, place), "the difference", tolerance=6.0)
+    screen.drag(80)
+    screen.wait(lambda: "Moved away from view_" in screen.text("standing"), "it says that one has left")
+    expected = render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options)
+    looks_like(screen, expected, "the model alone")
+    press(screen, "n")
+    following = standing_in(screen, scene)
+    press(screen, "b")
+    screen.wait(lambda: scene.views[following].name not in screen.text("standing"), "B goes back")
+    press(screen, "g")
+    screen.wait(lambda: screen.page.get_by_label("Compare", exact=True).input_value() == "Off", "G ends it")
+    assert screen.errors == []
+
+
+def test_photos_by_error_and_a_click_flies_there(open_page: Callable[..., Screen], blob_folder: Path) -> None:
+    screen = open_page(blob_folder, width=1280, height=720)
+    screen.tab("View")
+    assert [name for name, _ in tiles(screen)] == [f"view_{i:02d}.png" for i in range(1, 10)]
+    paused_at_some_step(screen)
+    screen.studio.controller.send(Evaluate())
+    screen.wait(lambda: "dB" in screen.text("test-psnr"), "evaluated")
+
+    def test_photos_are_known() -> bool:
+        known = {name for name, value in tiles(screen) if np.isfinite(value)}
+        return {"view_01.png", "view_09.png"} <= known and len(known) > 4
+
+    screen.wait(test_photos_are_known, "errors of test and training photographs are shown")
+    values = [value for _, value in tiles(screen)]
+    known = [value for value in values if np.isfinite(value)]
+    assert known == sorted(known) and values[: len(known)] == known, "the worst is first, the unknown last"
+    name = tiles(screen)[2][0]
+    screen.page.locator(f'[data-photo="{name}"]').click()
+    screen.wait(lambda: f"At {name}" in screen.text("standing"), "the click flies there")
+    scene = screen.studio.project.scene
+    assert scene is not None
+    standing_in(screen, scene)
+    choose(screen, "Order", "Worst test photos")
+    screen.wait(lambda: {name for name, _ in tiles(screen)} == {"view_01.png", "view_09.png"}, "test photos")
+    assert screen.errors == []
+
+
+def test_every_mode_shows_another_picture_and_what_its_colors_mean(
+    open_page: Callable[..., Screen], blob_folder: Path
+) -> None:
+    screen = open_page(blob_folder, width=1280, height=720)
+    paused_at_some_step(screen)
+    screen.tab("View")
+    screen.switch("Cameras").click()
+    press(screen, "n")
+    scene = screen.studio.project.scene
+    assert scene is not None
+    standing_in(screen, scene)
+    time.sleep(2.0)
+    seen = {"Color": screen.picture().astype(int)}
+    legend = screen.page.locator('[data-splatstudio="legend"]')
+    for name in MODES:
+        if name == "Color":
+            continue
+        choose(screen, "Mode", name)
+        screen.wait(
+            lambda: min(np.abs(screen.picture() - other).mean() for other in seen.values()) > 1.0,
+            f"{name} differs from {', '.join(seen)}",
+        )
+        time.sleep(1.0)
+        seen[name] = screen.picture().astype(int)
+        assert (legend.count() == 1) == (name not in ("Normals", "Ellipsoids", "Points")), name
+    press(screen, "m")
+    screen.wait(lambda: np.abs(screen.picture() - seen["Color"]).mean() < 1.0, "M goes round to the colors")
+    assert legend.count() == 0
+    slide(screen, "Splat size", "0.05")
+    screen.wait(
+        lambda: screen.picture().mean() < 0.7 * seen["Color"].mean(), "smaller splats let less be seen"
+    )
+    slide(screen, "Splat size", "1")
+    slide(screen, "Near", "50")
+    screen.wait(lambda: screen.picture().max() < 30, "everything is nearer than that")
+    assert screen.errors == []

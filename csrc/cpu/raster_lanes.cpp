@@ -20,19 +20,18 @@ template <bool plain>
 SPLAT_LANES uint32_t add_splat(const Splat& s, const Tile& tile, const RowTerms& rows,
                                uint32_t mask, float max_alpha, ForwardCell* cells) {
   uint32_t finished = 0;
-  for (int half = 0; half < 2; ++half) {
-    const ColumnTerms columns = columns_of(s, tile, half);
-    for (uint32_t left = rows_in_half(mask, half); left != 0; left &= left - 1) {
-      const int row = __builtin_ctz(left), index = half * kTileSize + row;
-      ForwardCell& cell = cells[index];
-      const Blended r = blend_cell<plain>(columns, rows, row, max_alpha, cell.transmittance);
-      cell.red = multiply_add(r.weight, constant<F8>(s.red), cell.red);
-      cell.green = multiply_add(r.weight, constant<F8>(s.green), cell.green);
-      cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);
-      cell.depth = multiply_add(r.weight, constant<F8>(s.depth), cell.depth);
-      cell.transmittance = advance(r, cell.transmittance);
-      if (lane_bits(r.alive) == 0) finished |= 1u << index;
-    }
+  const ColumnTerms columns[2] = {columns_of(s, tile, 0), columns_of(s, tile, 1)};
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int index = __builtin_ctz(left), row = index % kTileSize;
+    ForwardCell& cell = cells[index];
+    const Blended r =
+        blend_cell<plain>(columns[index / kTileSize], rows, row, max_alpha, cell.transmittance);
+    cell.red = multiply_add(r.weight, constant<F8>(s.red), cell.red);
+    cell.green = multiply_add(r.weight, constant<F8>(s.green), cell.green);
+    cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);
+    cell.depth = multiply_add(r.weight, constant<F8>(s.depth), cell.depth);
+    cell.transmittance = advance(r, cell.transmittance);
+    if (lane_bits(r.alive) == 0) finished |= 1u << index;
   }
   return finished;
 }
@@ -107,14 +106,13 @@ template <bool plain, bool with_depth, bool absgrad>
 SPLAT_LANES Collected splat_vjp(const Splat& s, const Tile& tile, uint32_t mask, float max_alpha,
                                 BackwardCell* cells) {
   const RowTerms rows = rows_of(s, tile);
-  Collected sum;
-  std::memset(&sum, 0, sizeof(sum));
+  const F8 zero = constant<F8>(0.0f);
+  Collected sum = {zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero, zero};
   for (int half = 0; half < 2; ++half) {
     uint32_t left = rows_in_half(mask, half);
     if (left == 0) continue;
     const ColumnTerms columns = columns_of(s, tile, half);
-    HalfSums of_half;
-    std::memset(&of_half, 0, sizeof(of_half));
+    HalfSums of_half = {zero, zero, zero};
     for (; left != 0; left &= left - 1) {
       const int row = __builtin_ctz(left);
       BackwardCell& cell = cells[half * kTileSize + row];

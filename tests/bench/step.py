@@ -52,12 +52,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--every", type=int, default=1, help="keep every n-th Gaussian")
+    parser.add_argument(
+        "--scaling", action="store_true", help="also one thread against --threads, in turns: thread_scaling"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (the default: names and values)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scene = load_scene(arguments.scene, downscale=arguments.downscale)
-    report = measure(scene, load_model(scene, arguments.ply)[:: arguments.every], arguments.repeats)
+    model = load_model(scene, arguments.ply)[:: arguments.every]
+    report = measure(scene, model, arguments.repeats)
     report["threads"] = arguments.threads
+    if arguments.scaling:
+        report["thread_scaling"] = round(thread_scaling(scene, model, arguments.threads), 3)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -97,6 +103,22 @@ def measure(scene: Scene, model: Gaussians, repeats: int) -> dict[str, float | i
         "fma_peak_gflops": round(peak / 1e9, 1),
         "peak_rss_mb": round(peak_rss_mb),
     }
+
+
+def thread_scaling(scene: Scene, model: Gaussians, threads: int, rounds: int = 5) -> float:
+    """Return how many times as fast `threads` threads make an iteration as one does.
+
+    Both are measured in turns, so that what else the machine does slows both; the best of each counts.
+    """
+    camera = scene.views[0].camera
+    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), model.device)
+    seconds: dict[int, list[float]] = {1: [], threads: []}
+    for _ in range(rounds):
+        for number, samples in seconds.items():
+            torch.set_num_threads(number)
+            samples.append(time_iteration(model, camera, target, mask, repeats=3)["iteration_ms"])
+    torch.set_num_threads(threads)
+    return min(seconds[1]) / min(seconds[threads])
 
 
 def median_time(action: Callable[[], object], repeats: int) -> float:

@@ -1,7 +1,7 @@
 // One tile of 16 x 16 pixels, forward and backward: 32 cells of 8 pixels whose state stays in L1.
 //
 // For each splat of the tile's list the ellipse's spans give a mask of cells (see cells.h); what is
-// in it and still live is visited, one half of the tile after the other.
+// in it and still live is visited.
 #include "simd.h"
 // simd.h stands before the shared maths (see linalg.h).
 #include "../blend.h"

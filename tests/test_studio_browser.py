@@ -58,7 +58,9 @@ def test_from_the_first_look_to_the_exported_file(
     screen.tab("Train")
     screen.button("Evaluate now").click()
     screen.wait(lambda: screen.text("test-psnr").endswith("dB"), "the evaluation is shown")
-    assert screen.page.locator(".uplot").count() == 2, "loss and PSNR are plotted"
+    plotted = ("Loss", "PSNR", "Splats", "Steps a second")
+    for title in plotted:
+        assert screen.page.locator(".u-title", has_text=title).is_visible(), f"{title} is plotted"
     screen.button("Resume").click()
     screen.wait(lambda: screen.step > step, "training goes on after Resume")
     screen.button("Stop").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.stages import ProjectSettings, RasterSettings
 from splatstudio.worker.client import ReceivedFrame, WorkerClient
-from splatstudio.worker.messages import Job, SetView, Start, TrainJob, ViewJob, ViewOptions
+from splatstudio.worker.messages import Finished, Job, SetView, Start, TrainJob, ViewJob, ViewOptions
 
 TIMEOUT = 60.0
 Show = Callable[[Camera, ViewOptions], ReceivedFrame]
@@ -153,6 +154,9 @@ def test_the_error_of_a_training_is_that_of_the_chosen_photograph(
     worker = Shown(TrainJob(blob_folder, tmp_path / "run", config))
     try:
         worker.client.send(Start())
+        deadline = time.monotonic() + TIMEOUT
+        while not any(isinstance(event, Finished) for event in worker.client.poll(0.2)):
+            assert time.monotonic() < deadline, "the training does not end"
         # Where the browser stands does not matter, its lens and size do.
         camera = replace(blob_scene.cameras[3], viewmat=np.eye(4))
         received = worker.picture(camera, ViewOptions(mode="error", photo=3))

@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, resumed
+from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
@@ -291,6 +292,7 @@ def render(
     frames: OmitArgPrefixes[FrameFormat],
     scene: Path | None = None,
     quality: Literal["full", "small"] = "full",
+    mode: DrawnMode = "color",
 ) -> int:
     """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
 
@@ -301,6 +303,7 @@ def render(
         frames: The frames' size, rate and number.
         scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
         quality: Look like the frames themselves, or be quick to send.
+        mode: What to show of the model.
     """
     from splatstudio.model import load_model, origin_of
     from splatstudio.path_file import read_camera_path
@@ -327,7 +330,8 @@ def render(
     camera_path = camera_path.formatted(frames)
     cameras = camera_path.cameras()
     with frame_progress(len(cameras)) as report:
-        render_path(model, cameras, output, fps=camera_path.fps, quality=quality, on_frame=report)
+        video = {"fps": camera_path.fps, "quality": quality, "mode": mode}
+        render_path(model, cameras, output, **video, on_frame=report)
     console.print(f"{len(cameras)} frames written to {output}")
     return 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-ColorMapName = Literal["turbo", "viridis", "gray"]
+from splatstudio.render_modes import ColorMapName
 
 # 33 colours each at equal distances. Turbo: Mikhailov 2019; viridis: Smith and van der Walt 2015.
 _STOPS: dict[ColorMapName, str] = {

@@ -16,7 +16,7 @@ from splatstudio import ops, ops_modes, reference_modes
 from splatstudio.camera import Camera
 from splatstudio.color_maps import colored
 from splatstudio.gaussians import Gaussians
-from splatstudio.render_modes import Legend, RenderMode
+from splatstudio.render_modes import DrawnMode, Legend
 from splatstudio.rendering import RenderOptions, render, render_image, stages_for
 from splatstudio.stages import ALPHA_THRESHOLD, Projected, ProjectSettings, RasterSettings, Shapes
 
@@ -37,8 +37,8 @@ class Picture:
     legend: Legend | None = None
 
 
-def draw_mode(mode: RenderMode, gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    """Draw Gaussians in any mode but "error", which needs a photograph: see `error_picture`.
+def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    """Draw Gaussians in a mode; `error_picture` compares with a photograph.
 
     Where nothing is, the picture has the background of `options`; its near and far hide what lies beyond.
     """
@@ -167,7 +167,7 @@ def _points(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pic
     return Picture(_bytes(solid.rgb))
 
 
-_MODES: dict[RenderMode, Callable[[Gaussians, Camera, RenderOptions], Picture]] = {
+_MODES: dict[DrawnMode, Callable[[Gaussians, Camera, RenderOptions], Picture]] = {
     "color": _color,
     "depth": _depth,
     "median_depth": _median_depth,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splatstudio.color_maps import ColorMapName
-
-RenderMode = Literal[
-    "color", "depth", "median_depth", "normals", "alpha", "ellipsoids", "points", "count", "error"
-]
+# What the model alone can show; "error" needs a photograph too.
+DrawnMode = Literal["color", "depth", "median_depth", "normals", "alpha", "ellipsoids", "points", "count"]
+RenderMode = DrawnMode | Literal["error"]
+ColorMapName = Literal["turbo", "viridis", "gray"]
 
 
 @dataclass(frozen=True)

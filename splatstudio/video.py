@@ -14,8 +14,9 @@ from imageio.plugins.pyav import PyAVPlugin
 
 from splatstudio.camera import Camera
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.mode_pictures import draw_mode
 from splatstudio.model import Model
-from splatstudio.rendering import render_image
+from splatstudio.render_modes import DrawnMode
 
 Quality = Literal["full", "small"]
 Draw = Callable[[Camera], np.ndarray]
@@ -55,11 +56,12 @@ def render_path(
     quality: Quality = "full",
     on_frame: OnFrame = lambda number, image: None,
     should_stop: Callable[[], bool] = lambda: False,
+    mode: DrawnMode = "color",
 ) -> bool:
-    """Render `model` from `cameras`, which are in its frame, and write `output` as `write_frames` does."""
+    """Draw `model` from `cameras`, which are in its frame, and write `output` as `write_frames` does."""
 
     def draw(camera: Camera) -> np.ndarray:
-        return render_image(model.gaussians, camera, model.options)
+        return draw_mode(mode, model.gaussians, camera, model.options).image
 
     return write_frames(
         draw, cameras, output, fps=fps, quality=quality, on_frame=on_frame, should_stop=should_stop

@@ -20,6 +20,7 @@ import torch
 from splatstudio import api, cli
 from splatstudio.camera_path import CameraPath
 from splatstudio.gaussians import Gaussians
+from splatstudio.mode_pictures import draw_mode
 from splatstudio.model import Model
 from splatstudio.path_file import write_camera_path
 from splatstudio.ready_paths import orbit
@@ -261,3 +262,11 @@ def test_the_command_goes_around_a_scene(
     assert code == 0, printed
     assert len(list((tmp_path / "frames").iterdir())) == 4
     assert iio.imread(tmp_path / "frames" / "00000.png").shape == (32, 48, 3)
+
+
+def test_a_path_can_show_the_depth(model: Model, path: CameraPath, tmp_path: Path) -> None:
+    cameras = path.cameras()[:1]
+    assert render_path(model, cameras, tmp_path / "depth", fps=24, mode="depth")
+    expected = draw_mode("depth", model.gaussians, cameras[0], model.options).image
+    assert (iio.imread(tmp_path / "depth" / "00000.png") == expected).all()
+    assert (expected != draw_mode("color", model.gaussians, cameras[0], model.options).image).mean() > 0.2

@@ -22,6 +22,7 @@ from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.network import LOOPBACK, Network, advice
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import DevicesPanel
+from splatstudio.studio.panels.evaluate import EvaluatePanel
 from splatstudio.studio.panels.export import ExportPanel
 from splatstudio.studio.panels.log import LogPanel
 from splatstudio.studio.panels.render import RenderPanel
@@ -150,8 +151,15 @@ class Studio:
         tabs: list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]] = []
         if self.project.can_train:
             tabs.append(("Train", lambda tab: TrainPanel(page, tab)))
-        tabs.append(("View", lambda _: ViewPanel(page)))
+        views: list[ViewPanel] = []
+
+        def build_view(_: viser.GuiTabHandle) -> Panel:
+            views.append(ViewPanel(page))
+            return views[0]
+
+        tabs.append(("View", build_view))
         tabs.append(("Render", lambda _: RenderPanel(page)))
+        tabs.append(("Evaluate", lambda _: EvaluatePanel(page, views[0].compare)))
         tabs.append(("Export", lambda _: ExportPanel(page)))
         return tabs
 

@@ -39,6 +39,7 @@ from splatstudio.worker.messages import (
     Stop,
     TrainJob,
     UpdateSettings,
+    ViewJob,
     ViewOptions,
 )
 
@@ -60,6 +61,7 @@ class Controller(FrameSource):
         self._seq = count(1)
         self._listeners: list[Callable[[Event], None]] = []
         self._resume_step = project.resume_step
+        self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
         self._load_history()
         self._worker = self._new_worker(project.first_job())
@@ -89,7 +91,7 @@ class Controller(FrameSource):
             return Choice("All steps done", enabled=False)
         if self._resume_step is not None:
             return Choice(f"Resume from step {self._resume_step:,}")
-        if status.state == "viewing":
+        if status.state == "viewing" and not self._untrained:
             return Choice("All steps done", enabled=False)
         return Choice("Start training")
 
@@ -196,6 +198,24 @@ class Controller(FrameSource):
             return False
         return self.status.state in ("loading", "training", "paused", "finished", "restarting")
 
+    def view(self, path: Path) -> None:
+        """Show a model from the disk in place of the present one.
+
+        Raises ValueError while a training holds the model.
+        """
+        with self._lock:
+            if self.status.state not in ("ready", "viewing", "finished", "failed", "ended"):
+                raise ValueError("A training is in progress: stop it first, then open another model.")
+            scene = self.project.scene
+            frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
+            old = self._worker
+            self._resume_step = self.project.resume_step
+            self._untrained = self.project.can_train and not self.project.run_folder_taken
+            self.status = replace(self.status, state="loading", message="", has_model=False)
+            self._worker = self._new_worker(ViewJob(path, frame))
+            self._worker.start()
+        old.close()
+
     def send(self, command: Command) -> None:
         """Give the worker an order."""
         self._worker.send(command)
@@ -265,7 +285,7 @@ class Controller(FrameSource):
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
-        old = self._worker
+        old, self._untrained = self._worker, False
         self.status = replace(self.status, state="loading", message="", has_model=False)
         # Known before it starts: the events of a worker that is not the present one are dropped.
         job = self.project.training_job(resume=resume)

@@ -53,6 +53,7 @@ class ViewJob:
     """Show and export a finished model: a PLY file, a checkpoint folder or a run folder."""
 
     model_path: Path
+    frame: tuple[tuple[float, ...], ...] | None = None  # [4, 4] of the scene beside it; None: the model's own
 
 
 Job = TrainJob | ViewJob

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from splatstudio.model import Model, load_model
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.export import model_loaded
@@ -37,7 +39,10 @@ class Viewing:
     def begin(self) -> None:
         """Load the model and put it on view; raises ValueError when there is none or it is damaged."""
         self._emit(StateChanged("loading"))
-        model = self._model = load_model(self._job.model_path)
+        model = load_model(self._job.model_path)
+        if self._job.frame is not None:
+            model = model.in_frame(np.array(self._job.frame))
+        self._model = model
         self._publish(ShownModel(model.gaussians, model.options, self.step))
         self._emit(model_loaded(model))
         self._emit(StateChanged("viewing"))

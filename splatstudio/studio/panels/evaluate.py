@@ -1,0 +1,381 @@
+"""The Evaluate tab: the models on the disk by step, and what can be done with them beside the training."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import viser
+
+from splatstudio.checkpoint_catalog import CatalogEntry, delete_entry, entries_of, folders_with_models
+from splatstudio.formats import format_to_write
+from splatstudio.rank_parts import part_of
+from splatstudio.scoring import EvaluationTask
+from splatstudio.studio.job_bar import download
+from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.scores import ScoresSection
+from splatstudio.studio.panels.train import table_html
+from splatstudio.studio.status import Notice
+from splatstudio.studio.theme import ACCENT, MUTED, size
+from splatstudio.worker.file_tasks import FileTask, FileWorker, TaskEnd
+from splatstudio.worker.messages import Event, Saved
+
+PER_PAGE = 6
+OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
+RESCAN_SECONDS = 3.0
+PLAIN, FAIR, BAD = (74, 82, 94), (160, 115, 30), (170, 60, 60)
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "AlexNet": ("alex",),
+    "VGG": ("vgg",),
+    "Both": ("alex", "vgg"),
+    "None": (),
+}
+
+
+class EvaluatePanel(Panel):
+    """Choose a model, merge, evaluate, open, export or delete it; the scores of the last evaluation.
+
+    All browsers share these controls. The work is done by a process of its own.
+    """
+
+    def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
+        """Build the tab; `compare` brings a browser to a photograph and compares it with the model."""
+        self._page = page
+        self._lock = threading.RLock()
+        self._worker = FileWorker(self._ended)
+        self._entries: tuple[CatalogEntry, ...] = ()
+        self._folders: tuple[Path, ...] = ()
+        self._selected: CatalogEntry | None = None
+        self._turned = 0  # pages of the list
+        self._scan_due = 0.0
+        self._shown: object = None
+        self._written: Path | None = None
+        gui = page.server.gui
+        self._root = gui.add_text(
+            "Folder", str(self._first_root()), hint="Of runs, or of results of gsplat's trainer."
+        )
+        self._run = gui.add_dropdown("Run", list[str](["–"]))
+        self._rows = [gui.add_button(f"Model {i + 1}", color=PLAIN, visible=False) for i in range(PER_PAGE)]
+        self._pager = gui.add_button_group("Page", ("‹ Later", "Earlier ›"), visible=False)
+        self._facts = gui.add_html("")
+        self._add_actions()
+        self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=False)
+        self._doing = gui.add_html("", visible=False)
+        self._cancel = gui.add_button("Cancel", color="gray", visible=False, hint="Nothing of it is kept.")
+        self._download = gui.add_button("Download", color="gray", visible=False)
+        with gui.add_folder("Measures and files", expand_by_default=False):
+            self._lpips = gui.add_dropdown(
+                "LPIPS", tuple(NETWORKS), initial_value="Both", hint="Where the network's weights are there."
+            )
+            self._correct = gui.add_checkbox(
+                "Color-corrected PSNR", False, hint="After the affine map of colors that fits a photo best."
+            )
+            self._merged = gui.add_text(
+                "Merged file", "", hint="Its ending says the format; none: a checkpoint."
+            )
+            self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
+        self._scores = ScoresSection(page, compare)
+        self._connect()
+        self._scan()
+
+    def refresh(self) -> None:
+        """Look at the disk now and then, and show how far the work is."""
+        with self._lock:
+            if time.monotonic() >= self._scan_due:
+                self._scan()
+            self._show_progress()
+
+    def follow(self, event: Event) -> None:
+        """Look for a checkpoint that was just written."""
+        if isinstance(event, Saved):
+            self._scan_due = 0.0
+
+    def close(self) -> None:
+        """End the work in progress."""
+        self._worker.close()
+
+    # ---- building
+
+    def _first_root(self) -> Path:
+        project = self._page.controller.project
+        if project.run_dir is not None:
+            return project.run_dir.parent
+        return project.path if project.path.is_dir() else project.path.parent
+
+    def _add_actions(self) -> None:
+        gui = self._page.server.gui
+        self._evaluate = gui.add_button(
+            "Evaluate", color=ACCENT, disabled=True, hint="Compares with the test photos of its scene."
+        )
+        self._merge = gui.add_button(
+            "Merge", visible=False, color="gray", hint="Joins the files of all ranks into one."
+        )
+        self._more = gui.add_button_group(
+            "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
+        )
+        self._question = gui.add_html("", visible=False)
+        self._answer = gui.add_button_group("Delete?", ("Keep it", "Delete it"), visible=False)
+
+    def _connect(self) -> None:
+        for place, row in enumerate(self._rows):
+            row.on_click(lambda _, place=place: self._pick(place))
+        self._root.on_update(lambda _: self._look_elsewhere())
+        self._run.on_update(lambda _: self._look_elsewhere())
+        self._pager.on_click(lambda event: self._turn(event.target.value))
+        self._evaluate.on_click(lambda _: self._start_evaluation())
+        self._merge.on_click(lambda _: self._start_merge())
+        self._more.on_click(lambda event: self._do_more(event.target.value))
+        self._answer.on_click(lambda event: self._answered(event.target.value))
+        self._cancel.on_click(lambda _: self._worker.cancel())
+        self._download.on_click(self._send)
+
+    # ---- the list
+
+    def _look_elsewhere(self) -> None:
+        with self._lock:
+            self._turned, self._selected = 0, None
+            self._scan()
+
+    def _scan(self) -> None:
+        self._scan_due = time.monotonic() + RESCAN_SECONDS
+        root = Path(self._root.value.strip() or ".").expanduser()
+        folders = folders_with_models(root)
+        if folders != self._folders:
+            self._folders = folders
+            names = tuple(folder.resolve().name for folder in folders) or ("–",)
+            if names != self._run.options:
+                self._run.options = names
+        chosen = self._chosen_folder()
+        self._entries = () if chosen is None else entries_of(chosen)
+        if self._selected is not None:
+            same = [entry for entry in self._entries if entry.path == self._selected.path]
+            self._select(same[0] if same else None)
+        if self._selected is None and self._entries:
+            self._select(self._entries[0])
+        self._draw()
+
+    def _chosen_folder(self) -> Path | None:
+        return next((folder for folder in self._folders if folder.resolve().name == self._run.value), None)
+
+    def _turn(self, button: str) -> None:
+        with self._lock:
+            pages = -(-len(self._entries) // PER_PAGE)
+            step = 1 if button.startswith("Earlier") else -1
+            self._turned = min(max(self._turned + step, 0), max(pages - 1, 0))
+            self._draw()
+
+    def _pick(self, place: int) -> None:
+        with self._lock:
+            number = self._turned * PER_PAGE + place
+            if number < len(self._entries):
+                self._select(self._entries[number])
+                self._draw()
+
+    def _select(self, entry: CatalogEntry | None) -> None:
+        before, self._selected = self._selected, entry
+        if entry is None or (before is not None and before.path == entry.path):
+            return
+        self._hide_question()
+        place = entry.owner / "exports"
+        name = entry.owner.resolve().name
+        self._merged.value = str(place / f"{name}-{entry.step}-merged{'.pt' if entry.is_gsplat else '.ply'}")
+        self._exported.value = str(place / f"{name}-{entry.step}.ply")
+        self._scores.show_file(entry.scores)
+
+    def _draw(self) -> None:
+        shown = (self._entries, self._selected, self._turned, self._worker.task)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        page = self._entries[self._turned * PER_PAGE :][:PER_PAGE]
+        for number, row in enumerate(self._rows):
+            row.visible = number < len(page)
+            if row.visible:
+                row.label = row_label(page[number])
+                row.color = row_color(page[number], page[number] == self._selected)
+        self._pager.visible = len(self._entries) > PER_PAGE
+        entry = self._selected
+        self._facts.content = facts_html(entry)
+        usable = entry is not None and entry.state == "complete" and self._worker.task is None
+        several = entry is not None and entry.num_ranks > 1
+        self._merge.visible = several
+        self._evaluate.label = "Merge & evaluate" if several else "Evaluate"
+        self._evaluate.disabled = self._merge.disabled = not usable
+        self._more.visible = entry is not None and self._worker.task is None
+
+    # ---- the actions
+
+    def _start(self, task: FileTask) -> None:
+        if not self._worker.start(task):
+            self._page.notify(Notice("Not started", "Another task is in progress.", bad=True))
+        self._draw()
+
+    def _evaluation_of(self, entry: CatalogEntry) -> EvaluationTask:
+        if not entry.is_gsplat:
+            return EvaluationTask(entry.path)  # its run knows scene, size and split
+        project = self._page.controller.project
+        scene = None if project.scene is None else project.scene.path
+        return EvaluationTask(
+            entry.path, scene, project.config.downscale, project.config.test_every, merge=True
+        )
+
+    def _start_evaluation(self) -> None:
+        with self._lock:
+            entry = self._selected
+            if entry is None:
+                return
+            output = self._output(self._merged.value) if entry.num_ranks > 1 else None
+            if entry.num_ranks > 1 and output is None:
+                return
+            task = FileTask(
+                f"Evaluating step {entry.step:,}",
+                paths=entry.files if entry.is_gsplat else (entry.path,),
+                output=output,
+                evaluation=self._evaluation_of(entry),
+                lpips=NETWORKS[self._lpips.value],
+                color_correct=self._correct.value,
+            )
+            self._start(task)
+
+    def _start_merge(self) -> None:
+        self._write(self._merged.value, "Merging")
+
+    def _do_more(self, button: str) -> None:
+        with self._lock:
+            entry = self._selected
+            if entry is None:
+                return
+            if button == DELETE:
+                self._ask(entry)
+            elif entry.state != "complete":
+                self._page.notify(Notice(f"Step {entry.step:,} is {entry.state}", entry.reason, bad=True))
+            elif button == OPEN:
+                self._open_model(entry)
+            else:
+                self._write(self._exported.value, "Exporting")
+
+    def _write(self, output: str, verb: str) -> None:
+        with self._lock:
+            entry, path = self._selected, self._output(output)
+            if entry is None or path is None:
+                return
+            paths = entry.files if entry.is_gsplat else (entry.path,)
+            self._start(FileTask(f"{verb} step {entry.step:,}", paths, path))
+
+    def _output(self, text: str) -> Path | None:
+        path = Path(text.strip()).expanduser()
+        try:
+            if path.suffix:
+                format_to_write(path)
+        except ValueError as error:
+            self._page.notify(Notice("Not started", str(error), bad=True))
+            return None
+        return path
+
+    def _open_model(self, entry: CatalogEntry) -> None:
+        if entry.is_gsplat and entry.num_ranks > 1:
+            self._page.notify(Notice("Merge it first", str(part_of(entry.path)), bad=True))
+            return
+        try:
+            self._page.controller.view(entry.path)
+        except ValueError as error:
+            self._page.notify(Notice("Not opened", str(error), bad=True))
+
+    def _ask(self, entry: CatalogEntry) -> None:
+        what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
+        self._question.content = note_html(f"Delete {what} for good?")
+        self._question.visible = self._answer.visible = True
+
+    def _answered(self, answer: str) -> None:
+        with self._lock:
+            entry = self._selected
+            self._hide_question()
+            if answer != "Delete it" or entry is None:
+                return
+            try:
+                delete_entry(entry)
+            except ValueError as error:
+                self._page.notify(Notice("Not deleted", str(error), bad=True))
+            else:
+                self._page.notify(Notice(f"Deleted step {entry.step:,}", str(entry.path)))
+            self._scan()
+
+    def _hide_question(self) -> None:
+        self._question.visible = self._answer.visible = False
+
+    def _send(self, event: viser.GuiEvent) -> None:
+        if event.client is not None and self._written is not None:
+            download(event.client, self._written)
+
+    # ---- the work
+
+    def _show_progress(self) -> None:
+        task, progress = self._worker.task, self._worker.progress
+        self._bar.visible = self._doing.visible = self._cancel.visible = task is not None
+        if task is not None and progress is not None:
+            self._bar.animated = progress.total == 0
+            self._bar.value = 100.0 * progress.done / progress.total if progress.total else 100.0
+            count = f", {progress.done:,} of {progress.total:,}" if progress.total else ""
+            self._doing.content = note_html(f"{task.title}: {progress.what}{count}")
+        self._draw()
+
+    def _ended(self, task: FileTask, end: TaskEnd) -> None:
+        with self._lock:
+            if end.output is not None:
+                self._written = end.output
+                self._download.visible = True
+                self._download.label = f"Download {end.output.name}"
+            if end.scored is not None:
+                self._scores.show(end.scored)
+            self._scan_due, self._shown = 0.0, None
+        if end.cancelled:
+            self._page.notify(Notice(f"{task.title}: cancelled", "Nothing of it was kept."))
+        elif end.error is not None:
+            self._page.notify(Notice(f"{task.title}: failed", end.error, bad=True))
+        elif end.scored is not None:
+            psnr = end.scored.evaluation.psnr
+            self._page.notify(Notice(f"{task.title}: PSNR {psnr:.2f} dB", str(end.scored.file or "")))
+        elif end.output is not None:
+            splats = f"{end.num_gaussians:,} splats" if end.num_gaussians is not None else ""
+            self._page.notify(Notice(f"Written {splats}", str(end.output)))
+
+
+def row_label(entry: CatalogEntry) -> str:
+    """Return a model as a row of the list says it."""
+    ranks = f" · {entry.num_ranks} ranks" if entry.num_ranks > 1 else ""
+    psnr = f" · {entry.psnr:.2f} dB" if entry.psnr is not None else ""
+    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)} · {entry.state}{psnr}"
+
+
+def row_color(entry: CatalogEntry, selected: bool) -> tuple[int, int, int]:
+    """Return the color of a row: what is not complete stands out."""
+    if selected:
+        return ACCENT
+    return {"complete": PLAIN, "part": FAIR, "damaged": BAD}[entry.state]
+
+
+def facts_html(entry: CatalogEntry | None) -> str:
+    """Return what is known of the chosen model as HTML; everything from outside is escaped."""
+    if entry is None:
+        return note_html("No models here yet: a checkpoint appears when it is saved.")
+    rows = [
+        ("Step", f"{entry.step:,}"),
+        ("State", f"{entry.state}: {entry.reason}" if entry.reason else entry.state),
+    ]
+    if entry.num_gaussians is not None:
+        rows += [("Splats", f"{entry.num_gaussians:,}")]
+    files = [f"{file.name}  {size(file.stat().st_size)}" for file in entry.files if file.exists()]
+    rows += [
+        ("Files", "\n".join(files) or "none"),
+        ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),
+    ]
+    style = "white-space:pre-wrap;margin-bottom:8px"
+    return f'<div data-splatstudio="entry" style="{style}">{table_html(rows)}</div>'
+
+
+def note_html(text: str) -> str:
+    """Return a sentence in small grey letters."""
+    return f'<div style="padding:0 10px;font-size:12px;color:{MUTED}">{html.escape(text)}</div>'

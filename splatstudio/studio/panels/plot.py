@@ -33,20 +33,11 @@ class Line:
 class Plot:
     """One chart that appears with its first data and is sent again only when that has changed."""
 
-    def __init__(
-        self,
-        server: viser.ViserServer,
-        tab: viser.GuiTabHandle,
-        title: str,
-        order: float,
-        *,
-        legend: bool = False,
-    ):
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, title: str, order: float):
         self._gui = server.gui
         self._tab = tab
         self._title = title
         self._order = order  # charts appear after the rest of the tab, but above it
-        self._legend = legend
         self._handle: viser.GuiUplotHandle | None = None
         self._data: tuple[np.ndarray, ...] = ()
         self._lines: list[Line] = []
@@ -88,7 +79,7 @@ class Plot:
                 title=self._title,
                 scales=_scales(ranges),
                 axes=(_axis(24, 50), _axis(42, 16)),
-                legend=uplot.Legend(show=self._legend),
+                legend=uplot.Legend(show=False),
                 height=PLOT_HEIGHT,
                 padding=PADDING,
                 order=self._order,

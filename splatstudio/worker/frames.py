@@ -34,11 +34,15 @@ class ShownModel:
 
 
 class FrameRenderer:
-    """One latest-wins request for each view, served in turn; each frame costs a slot until it is returned."""
+    """One latest-wins request for each view, served in turn; each frame costs a slot until it is returned.
 
-    def __init__(self, slots: FrameSlots, send: Callable[[Frame], None]):
+    While `training()` holds, frames are rendered by half of the threads: they shall slow a step, not stop it.
+    """
+
+    def __init__(self, slots: FrameSlots, send: Callable[[Frame], None], training: Callable[[], bool]):
         self._slots = slots
         self._send = send
+        self._training = training
         self._model: ShownModel | None = None
         self._wanted: OrderedDict[int, SetView] = OrderedDict()
         self._painter = Painter()
@@ -81,11 +85,6 @@ class FrameRenderer:
 
     def _render_all(self) -> None:
         torch.set_grad_enabled(False)  # holds for this thread alone
-        # Half of the threads: a frame beside a training step shall slow it, not stop it.
-        with ops.limited_threads(max(1, ops.num_threads() // 2)):
-            self._render_until_closed()
-
-    def _render_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or (self._wanted and self._free and self._model))
@@ -95,7 +94,10 @@ class FrameRenderer:
                 slot = self._free.pop()
                 model = self._model
             assert model is not None
-            self._send(self._render(wanted, slot, model))
+            threads = ops.num_threads()
+            with ops.limited_threads(max(1, threads // 2) if self._training() else threads):
+                frame = self._render(wanted, slot, model)
+            self._send(frame)
 
     def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
         start = time.monotonic()

@@ -107,7 +107,8 @@ class Worker:
         self._pulse = pulse
         self._mailbox = Mailbox()
         self._outbox = Outbox(studio.connection, "events")
-        self._frames = FrameRenderer(FrameSlots.attach(studio.slots_file), self.emit)
+        slots = FrameSlots.attach(studio.slots_file)
+        self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running)
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._control: ControlGroup | None = None
         self._phase = Phase.STARTING

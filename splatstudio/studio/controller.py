@@ -53,7 +53,6 @@ class Controller(FrameSource):
         self.project = project
         self.history = History()
         self.status = Status(total_steps=project.config.steps if project.can_train else 0)
-        self.options = ViewOptions(background=project.config.background)
         self.last_export: Exported | None = None
         self.last_saved: Saved | None = None
         self._notify = notify

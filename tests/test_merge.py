@@ -93,7 +93,7 @@ def test_gsplats_parts_merge_to_the_very_model(
     # Depth ties are broken by row, so the order of the rows may show in the last digits.
     assert whole == pytest.approx(before, abs=1e-3)
     print(f"{num_ranks} ranks: whole {whole:.2f} dB, one part {part:.2f} dB")
-    assert whole > 22.0 and part < whole - 5.0
+    assert whole > 20.0 and part < whole - 3.0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])

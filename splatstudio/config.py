@@ -60,7 +60,9 @@ class OptimConfig:
     sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
     shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
     visible_only: bool = setting(
-        False, "Move only the Gaussians that the photograph shows, moments included.", live=True
+        False,
+        "Move only the Gaussians that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
+        live=True,
     )
 
 

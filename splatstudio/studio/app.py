@@ -158,8 +158,8 @@ class Studio:
             return views[0]
 
         tabs.append(("View", build_view))
-        tabs.append(("Render", lambda _: RenderPanel(page)))
         tabs.append(("Evaluate", lambda _: EvaluatePanel(page, views[0].compare)))
+        tabs.append(("Render", lambda _: RenderPanel(page)))
         tabs.append(("Export", lambda _: ExportPanel(page)))
         return tabs
 

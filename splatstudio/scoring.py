@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, write_evaluation
@@ -11,6 +11,12 @@ from splatstudio.merging import merge
 from splatstudio.model import load_model, origin_of, run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scene import load_scene
+
+BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
+OTHER_FRAME = (
+    "gsplat's trainer turns and scales the scene unless it is given --no-normalize-world-space: such a model"
+    " does not lie where the cameras of the scene's files look, and these scores say nothing about it"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ def evaluate_task(
 
     report(0, total, None)
     evaluation = model.evaluate(scene, measures, count)
+    if task.path.suffix == ".pt" and evaluation.psnr < BESIDE_THE_SCENE:
+        evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
     run = run_folder_of(task.path)
     file = None
     if run is not None and model.step is not None and part is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from splatstudio.camera_path import CameraPath
 from splatstudio.config import TrainConfig
 from splatstudio.ready_paths import THROUGH_KEYFRAMES, through
 from splatstudio.run import Run, new_run_path
+from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.studio import keyframes
 from splatstudio.studio.controller import Controller, Notice
@@ -22,6 +24,7 @@ from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.path_store import PathStore, plain_name
 from splatstudio.studio.project import open_project
+from splatstudio.trainer import Trainer
 from splatstudio.worker.messages import (
     CancelJob,
     Command,
@@ -32,6 +35,7 @@ from splatstudio.worker.messages import (
     JobProgress,
     RenderPath,
 )
+from tests.conftest import write_blob_scene
 
 
 def editor_of(num: int) -> PathEditor:
@@ -122,6 +126,24 @@ def test_paths_are_saved_with_the_run_before_it_begins(
     assert "two is not saved" in store.problem
 
 
+def test_the_paths_of_a_checkpoint_without_its_scene_are_in_the_files_coordinates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_blob_scene(tmp_path / "capture")
+    scene = load_scene(folder)
+    trainer = Trainer(scene, TrainConfig(steps=1))
+    run = Run.create(tmp_path / "run", folder, TrainConfig(steps=1))
+    trainer.save(run.path)
+    trainer.close()
+    shutil.rmtree(folder)
+    project = open_project(tmp_path / "run", TrainConfig(), None)
+    assert project.scene is None
+    transform = PathStore(project).transform
+    assert transform is not None and np.allclose(transform, scene.transform)
+    assert not np.allclose(transform, np.eye(4))
+
+
 def test_names_of_files_are_plain() -> None:
     assert plain_name("../../etc/pass wd") == "etc-pass-wd"
     assert plain_name("…") == "path" and len(plain_name("a" * 999)) == 60
@@ -166,7 +188,7 @@ def test_the_board_follows_each_task_to_its_end(tmp_path: Path) -> None:
     jobs = [first.command.job, second.command.job, third.command.job]
     assert len(set(jobs)) == 3 and [cast(Any, c).job for c in controller.sent] == jobs
     newest = board.newest(RenderPath)
-    assert newest is second and progress_text(newest) == "Rendering b.mp4 …"
+    assert newest and newest is second and progress_text(newest) == "Rendering b.mp4 …"
     board.follow(JobProgress(jobs[1], 3, 1200, 61.0))
     newest = board.newest(RenderPath)
     assert newest and progress_text(newest) == "Rendering b.mp4: 3 of 1,200, 1:01 min left"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.camera_path import CameraPath
+from splatstudio.checkpoint import read_manifest
 from splatstudio.path_file import read_camera_path, write_camera_path
 from splatstudio.run import PATHS_FOLDER
 from splatstudio.studio.project import Project
@@ -22,6 +23,7 @@ class PathStore:
 
     def __init__(self, project: Project):
         self._project = project
+        self._transform = _transform_of(project)
         self._timer: threading.Timer | None = None
         self._unsaved: tuple[CameraPath, str] | None = None
         self._lock = threading.Lock()
@@ -30,7 +32,7 @@ class PathStore:
     @property
     def transform(self) -> np.ndarray | None:
         """Return the similarity from the files' coordinates to the page's, None where they are the same."""
-        return self._project.scene.transform if self._project.scene is not None else None
+        return self._transform
 
     @property
     def folder(self) -> Path:
@@ -92,6 +94,20 @@ class PathStore:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_camera_path(file, path, self.transform, with_frames=with_frames)
         return file
+
+
+def _transform_of(project: Project) -> np.ndarray | None:
+    if project.scene is not None:
+        return project.scene.transform
+    folder = project.model_path
+    if folder is None or not (folder / "manifest.json").exists():
+        return None
+    try:
+        # A checkpoint whose scene is gone still lies in that scene's frame.
+        return np.array(read_manifest(folder)["scene"]["transform"], dtype=np.float64)
+    except ValueError:
+        # The worker, which needs all of the checkpoint, says what is wrong with it.
+        return None
 
 
 def plain_name(text: str) -> str:

@@ -223,6 +223,8 @@ class Training:
             )
             self._change_state("paused")
             return
+        settled = session.settle()  # a save of an earlier step that was still under way
+        self._tell_saved(settled.saved, settled.problem)
         if saved is not None:
             self._emit(Saved(session.trainer.step, saved))
         self._change_state("finished")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 
 from splatstudio.checkpoint import newest_checkpoint
@@ -25,7 +26,7 @@ from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.network import Network
 from splatstudio.studio.project import open_project
 from splatstudio.trainer import Trainer
-from splatstudio.worker.messages import Saved, TrainJob, ViewJob
+from splatstudio.worker.messages import Saved, TrainJob, ViewJob, ViewOptions
 from tests.conftest import blobs, write_blob_scene
 
 TIMEOUT = 60.0
@@ -222,6 +223,28 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(desk: Callable[..., Desk],
     saved = int(label.rpartition(" ")[2].replace(",", ""))
     status = it.wait(lambda status: status.state == "training" and status.step > saved, "training again")
     assert status.message == ""
+
+
+def test_a_training_whose_process_dies_goes_on_by_itself(
+    desk: Callable[..., Desk], blob_folder: Path, blob_scene: Scene
+) -> None:
+    it = desk(blob_folder)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
+    controller.press_primary()
+    it.wait(lambda status: status.step > 3, "training")
+    controller.save()
+    it.wait(lambda _: controller.last_saved is not None, "saved")
+    assert controller.render(1, blob_scene.cameras[0], ViewOptions()) is not None
+    os.kill(controller._worker.pid, signal.SIGKILL)
+    it.wait(lambda _: any("goes on by itself" in notice.text for notice in it.notices), "said so")
+    # A browser that looks on gets its next picture, whatever happens in between.
+    assert controller.render(1, blob_scene.cameras[0], ViewOptions()) is not None
+    step = cast(Saved, controller.last_saved).step
+    it.wait(lambda status: status.state == "training" and status.step > step, "training again")
+    assert controller.choice().label == "Pause" and controller.status.message == ""
+    steps = controller.history.loss.arrays()[0]
+    assert (np.diff(steps) > 0).all(), "the plot goes back in time"
 
 
 def test_start_works_after_a_crash_before_any_save(desk: Callable[..., Desk], blob_folder: Path) -> None:

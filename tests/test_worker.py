@@ -25,6 +25,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.model import load_model
 from splatstudio.rendering import render_image
 from splatstudio.scene.scene import Scene
+from splatstudio.studio.project import open_project
 from splatstudio.worker import messages
 from splatstudio.worker.client import ONE_RANK, WorkerClient
 from splatstudio.worker.messages import (
@@ -338,6 +339,9 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
         parent.wait(TIMEOUT)
         wait_until(lambda: not alive(pid), "the orphan leaves")
         wait_until(lambda: newest_checkpoint(tmp_path / "run") is not None, "the orphan saves")
+        # Who opens the run next is offered to go on.
+        step = open_project(tmp_path / "run", MANY, None).resume_step
+        assert step is not None and step > 5
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)

@@ -43,7 +43,7 @@ def train(
         scene = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
     trainer, session = Trainer(scene, config), None
     try:
-        session = Session(trainer, Run.create(Path(run_dir), scene.path, config)) if run_dir else None
+        session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
         while trainer.step < config.steps:
             advance = session.advance() if session else Advance(trainer.train_step())
             if on_step is not None:

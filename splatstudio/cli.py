@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check, resumed
+from splatstudio.config import TrainConfig, check, resumed, with_whole_init
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
 
@@ -97,6 +97,7 @@ def train_(
     from splatstudio.trainer import Trainer
 
     check(config)
+    config = with_whole_init(config)
     if resume:
         if run is None:
             raise ValueError("--resume needs --run: the folder of the run to go on with")
@@ -113,9 +114,9 @@ def train_(
     else:
         loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
         print_scene(loaded)
-        folder = Run.create(run or new_run_path(loaded.path), loaded.path, config)
-        trainer = Trainer(loaded, config)
+        trainer, folder = Trainer(loaded, config), None
     try:
+        folder = folder or Run.create(run or new_run_path(loaded.path), loaded.path, trainer.config)
         with closing(Session(trainer, folder)) as session:
             for note in session.notes:
                 console.print(note)

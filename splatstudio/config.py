@@ -9,6 +9,7 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -122,6 +123,9 @@ class TrainConfig:
     init_opacity: float = setting(0.1, "Opacity of the first Gaussians.", 0.001, 0.999)
     init_scale: float = setting(
         1.0, "Size of the first Gaussians over the distance to their neighbours.", 1e-3
+    )
+    init: str = setting(
+        "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
     )
     init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
     antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
@@ -245,6 +249,19 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
     if type(value) is not hint:
         raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
     return value
+
+
+def with_whole_init(config: TrainConfig) -> TrainConfig:
+    """Return the settings with the path of the model to start from made absolute, for other folders' use.
+
+    Raises ValueError when nothing is there.
+    """
+    if not config.init:
+        return config
+    path = Path(config.init).expanduser().resolve()
+    if not path.exists():
+        raise ValueError(f"there is no model to start from at {config.init}: give a file, run or checkpoint")
+    return dataclasses.replace(config, init=str(path))
 
 
 def differing(config: Any, other: Any, path: str = "") -> list[str]:

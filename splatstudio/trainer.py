@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from splatstudio.config import TrainConfig, changed, check, declaration
+from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
 from splatstudio.descent import backward, draw, improve
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
@@ -24,13 +24,14 @@ from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.rendering import RenderOptions, fastest_device
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene, View
+from splatstudio.starting_model import gaussians_to_start_from
 from splatstudio.strategy import Change, Observation, Population, trainable
 from splatstudio.strategy.default import DefaultStrategy
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 LOOKAHEAD = 8  # photographs decoded ahead of their step
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
-FIXED_AT_START = ("seed", "sh_degree", "init_opacity", "init_scale", "init_random", "test_every")
+FIXED_AT_START = ("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random", "test_every")
 
 
 class TrainingDiverged(FloatingPointError, ValueError):
@@ -61,12 +62,13 @@ class Trainer:
     def __init__(
         self, scene: Scene, config: TrainConfig, *, device: torch.device | str | None = None
     ) -> None:
-        """Initialise a model from the scene's points, or at random between its cameras where it has none.
+        """Initialise a model from `config.init`, else the scene's points, else at random between the cameras.
 
-        `device` None: the fastest there is.
-        Raises ValueError for a setting outside its range or a scene without training photographs.
+        `device` None: the fastest there is. Raises ValueError for a setting outside its range, a scene
+        without training photographs, or a model to start from that cannot be read or is of another scene.
         """
         check(config)
+        config = with_whole_init(config)
         generator = torch.Generator().manual_seed(config.seed)
         first = _first_gaussians(scene, config, generator)
         gaussians = trainable(first.to(fastest_device() if device is None else device))
@@ -154,7 +156,7 @@ class Trainer:
         view, target, mask, background = self._next_example(config)
         population = self._population
         observed = self._strategy_for(config).observes(index)
-        sh_degree = min(index // config.sh_degree_every, config.sh_degree, config.sh_degree_limit)
+        sh_degree = _sh_degree_at(index, config)
         options = RenderOptions(
             sh_degree=sh_degree,
             antialiased=config.antialiased,
@@ -269,7 +271,16 @@ class Trainer:
             self._loader.prefetch(index)
 
 
+def _sh_degree_at(index: int, config: TrainConfig) -> int:
+    """Return the highest degree in use at the step after `index` steps."""
+    # A model to start from has settled base colours already, and must not lose what depends on the view.
+    reached = config.sh_degree if config.init else index // config.sh_degree_every
+    return min(reached, config.sh_degree, config.sh_degree_limit)
+
+
 def _first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:
+    if config.init and scene.train_indices:
+        return gaussians_to_start_from(scene, config)
     if len(scene.points):
         return from_points(
             scene.points,

@@ -53,6 +53,7 @@ LAYERS = [
     "merging",
     "scoring",
     "video",
+    "starting_model",
     "trainer",
     "session",
     "devices",

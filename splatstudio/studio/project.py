@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
-from splatstudio.config import TrainConfig, changed, from_json
+from splatstudio.config import TrainConfig, changed, from_json, with_whole_init
 from splatstudio.formats import format_of
 from splatstudio.rank_parts import part_of
 from splatstudio.run import Run, is_taken, new_run_path
@@ -96,7 +96,7 @@ def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Proje
 
     Raises ValueError with one sentence when it is nothing that can be opened.
     """
-    path = Path(path).expanduser()
+    path, config = Path(path).expanduser(), with_whole_init(config)
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
     if path.is_file() and format_of(path) is not None:

@@ -1,0 +1,53 @@
+"""A model that was made before, as what the training of a scene starts from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from splatstudio.config import TrainConfig
+from splatstudio.gaussians import Gaussians
+from splatstudio.model import load_model
+from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene.scene import Scene
+
+MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
+ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
+
+
+def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
+    """Return the model `config.init` in the scene's frame, with the coefficients of `config.sh_degree`.
+
+    A file of Gaussians is taken to lie in the coordinates of the scene's files; a checkpoint knows its own.
+    Coefficients of higher degrees are dropped, missing ones are zero.
+    Raises ValueError for a path without a model, a damaged one, or a model that no camera of the scene sees.
+    """
+    gaussians = load_model(config.init).in_frame_of(scene).gaussians.detach()
+    if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
+        raise ValueError(
+            f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"
+            f" {len(gaussians):,} Gaussians before it; a file must be in the scene's own coordinates"
+        )
+    return with_sh_degree(gaussians, config.sh_degree)
+
+
+def with_sh_degree(gaussians: Gaussians, sh_degree: int) -> Gaussians:
+    """Return Gaussians of that degree (0..3): higher coefficients are dropped, new ones are zero."""
+    shN = gaussians.shN.new_zeros((len(gaussians), (sh_degree + 1) ** 2 - 1, 3))
+    kept = min(shN.shape[1], gaussians.shN.shape[1])
+    shN[:, :kept] = gaussians.shN[:, :kept]
+    return replace(gaussians, shN=shN)
+
+
+@torch.no_grad()
+def _is_seen(gaussians: Gaussians, scene: Scene, options: RenderOptions) -> bool:
+    """Say whether a training camera has a Gaussian in its picture; of many cameras some are asked."""
+    indices = scene.train_indices
+    for index in indices[:: math.ceil(len(indices) / MAX_CAMERAS_ASKED)]:
+        camera = scene.views[index].camera
+        small = camera.resized(ASKED_WIDTH, max(1, round(ASKED_WIDTH * camera.height / camera.width)))
+        if bool((render(gaussians, small, options).radii > 0).any()):
+            return True
+    return False

@@ -185,8 +185,13 @@ def test_every_mode_shows_another_picture_and_what_its_colors_mean(
         seen[name] = screen.picture().astype(int)
         assert (legend.count() == 1) == (name not in ("Normals", "Ellipsoids", "Points")), name
     press(screen, "m")
-    screen.wait(lambda: np.abs(screen.picture() - seen["Color"]).mean() < 1.0, "M goes round to the colors")
-    assert legend.count() == 0
+    # The browser may draw with other numbers of pixels than before, so that it is never quite the same.
+    screen.wait(
+        lambda: min(seen, key=lambda name: np.abs(screen.picture() - seen[name]).mean()) == "Color",
+        "M goes round to the colors",
+    )
+    assert np.abs(screen.picture() - seen["Color"]).mean() < 6.0
+    screen.wait(lambda: legend.count() == 0, "colors need no legend")
     slide(screen, "Splat size", "0.05")
     screen.wait(
         lambda: screen.picture().mean() < 0.7 * seen["Color"].mean(), "smaller splats let less be seen"

@@ -51,6 +51,7 @@ class PhotoList:
         self._sort_due = 0.0
         self._order: list[int] = list(range(len(scene.views)))
         self._shown: list[int] = []
+        self._text = ""
         self._sort = gui.add_dropdown(
             "Order",
             ORDERS,
@@ -160,12 +161,16 @@ class PhotoList:
         warning = (
             f' · <span style="color:{BAD}">{num_bad} much worse than the others</span>' if num_bad else ""
         )
-        self._sheet.content = (
+        text = (
             f"<style>{ids} {{ display: none }}</style>"
             '<div data-splatstudio="photos" style="display:grid; grid-template-columns:repeat(3, 1fr);'
             f' gap:6px; margin:0 0.6em 0.4em">{"".join(tiles)}</div>'
             f'<div style="margin:0 0.7em 0.5em; font-size:12px; color:{MUTED}">{total}{warning}</div>'
         )
+        # The pictures are in the text: it is sent only when something in it is new.
+        if text != self._text:
+            self._text = text
+            self._sheet.content = text
 
 
 def decibels(errors: Errors, index: int) -> str:

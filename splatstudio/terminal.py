@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from splatstudio.api import Model
 from splatstudio.evaluate import Evaluation
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.session import Advance, Session
+from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import TrainingDiverged
+from splatstudio.worker.reports import saved_sentence
 
 console = Console(highlight=False)
 
@@ -38,9 +40,16 @@ class Interrupt:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.pressed:
+            # There is no third time: what follows takes a moment at most.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt
         self.pressed = True
         console.print("Saving after this step ... (Ctrl-C again ends at once)")
+
+    def breathe(self) -> None:
+        """Break an evaluation off when Ctrl-C was pressed."""
+        if self.pressed:
+            raise EvaluationAbandoned
 
 
 @contextmanager
@@ -127,7 +136,28 @@ def run_to_end(session: Session) -> int:
     if session.finished:
         console.print(f"Nothing to do: the run is at step {first} of {session.trainer.config.steps} already.")
         return 0
-    with interruptible() as interrupt, ProgressReport(session) as report:
+    with interruptible() as interrupt:
+        session.breathe = interrupt.breathe
+        try:
+            saved = _train(session, interrupt)
+        except KeyboardInterrupt:
+            # Whatever the save in progress had come to: the disk tells.
+            console.print(saved_sentence(session.run.path, session.trainer.step))
+            # At once: no waiting for the threads that decode photographs and write checkpoints.
+            os._exit(INTERRUPTED)
+    elapsed, steps = time.monotonic() - started, session.trainer.step - first
+    num = len(session.trainer.live_gaussians)
+    console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
+    if interrupt.pressed and not session.finished:
+        where = f"Saved {saved}" if saved else f"Step {session.trainer.step} is saved already"
+        console.print(f"{where}. Go on with: splatstudio train SCENE --run {session.run.path} --resume")
+        return INTERRUPTED
+    return 0
+
+
+def _train(session: Session, interrupt: Interrupt) -> Path | None:
+    """Train to the end or to Ctrl-C and save; return the checkpoint, None where the step had one."""
+    with ProgressReport(session) as report:
         try:
             while not session.finished and not interrupt.pressed:
                 report.show(session.advance())
@@ -138,15 +168,7 @@ def run_to_end(session: Session) -> int:
             rescued = session.save_if_needed()
             console.print(f"Saved {rescued}" if rescued else "Nothing new to save.")
             raise
-        saved = session.save_if_needed()
-    elapsed, steps = time.monotonic() - started, session.trainer.step - first
-    num = len(session.trainer.live_gaussians)
-    console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
-    if interrupt.pressed and not session.finished:
-        where = f"Saved {saved}" if saved else f"Step {session.trainer.step} is saved already"
-        console.print(f"{where}. Go on with: splatstudio train SCENE --run {session.run.path} --resume")
-        return INTERRUPTED
-    return 0
+        return session.save_if_needed()
 
 
 SCORE_TITLES = {

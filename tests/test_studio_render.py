@@ -246,3 +246,8 @@ def test_handles_move_a_keyframe(open_page: Open, blob_folder: Path) -> None:
     assert np.linalg.norm(shift) > 0.01
     assert shift @ before[:3, axis] > 0.99 * np.linalg.norm(shift), "it moves along its arrow"
     assert np.allclose(after[:3, :3], before[:3, :3], atol=1e-6)
+    # The keyframe, its handles with it, can be put out of sight.
+    screen.page.get_by_text("Motion and lens").click()
+    seen = screen.picture().astype(int)
+    screen.switch("Show the path").click()
+    screen.wait(lambda: np.abs(screen.picture() - seen).max() > 60, "the path is hidden")

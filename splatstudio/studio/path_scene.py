@@ -11,7 +11,8 @@ import viser.transforms
 from splatstudio.camera_path import CameraPath
 from splatstudio.studio.keyframes import Draft, PathEditor
 
-ROOT = "/camera_path"
+ROOT = "/camera_path"  # what a preview hides in one browser
+DRAWN = f"{ROOT}/drawn"  # what the switch hides in all
 PATH_COLOR, SELECTED_COLOR = (214, 120, 255), (255, 255, 255)
 CURVE_POINTS = 400
 LINE_PIXELS = 2.0
@@ -30,7 +31,8 @@ class PathScene:
         self._scene = server.scene
         self._editor = editor
         self._size = size  # depth of a drawn keyframe, world units
-        self._root = server.scene.add_frame(ROOT, show_axes=False)
+        server.scene.add_frame(ROOT, show_axes=False)
+        self._root = server.scene.add_frame(DRAWN, show_axes=False)
         self._drawn: Draft | None = None
         self._nodes: list[viser.SceneNodeHandle] = []
         self._handles: viser.TransformControlsHandle | None = None
@@ -76,14 +78,14 @@ class PathScene:
         # viser takes a line's colours for linear ones.
         linear = np.rint(255.0 * (colors / 255.0) ** 2.2).astype(np.uint8)
         edges = self._scene.add_line_segments(
-            f"{ROOT}/edges",
+            f"{DRAWN}/edges",
             lines.reshape(-1, 2, 3).astype(np.float32),
             np.broadcast_to(linear[:, None, None], lines.shape).reshape(-1, 2, 3),
             thickness=LINE_PIXELS,
             thickness_units="screen",
         )
         bodies = self._scene.add_batched_meshes_simple(
-            f"{ROOT}/keyframes",
+            f"{DRAWN}/keyframes",
             CORNERS,
             FACES,
             viser.transforms.SO3.from_matrix(poses[:, :3, :3]).wxyz,
@@ -106,7 +108,7 @@ class PathScene:
 
     def _add_handles(self) -> viser.TransformControlsHandle:
         handles = self._scene.add_transform_controls(
-            f"{ROOT}/handles", scale=HANDLE_PIXELS, fixed=True, depth_test=False, disable_sliders=True
+            f"{DRAWN}/handles", scale=HANDLE_PIXELS, fixed=True, depth_test=False, disable_sliders=True
         )
 
         # On the event loop: start, movements and end come in order; taking notes is all that is done.
@@ -145,7 +147,11 @@ def _curve(scene: viser.SceneApi, path: CameraPath) -> list[viser.SceneNodeHandl
     colors = np.broadcast_to(color, lines.shape)
     return [
         scene.add_line_segments(
-            f"{ROOT}/curve", lines.astype(np.float32), colors, thickness=LINE_PIXELS, thickness_units="screen"
+            f"{DRAWN}/curve",
+            lines.astype(np.float32),
+            colors,
+            thickness=LINE_PIXELS,
+            thickness_units="screen",
         )
     ]
 

@@ -16,6 +16,7 @@ from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value
+from splatstudio.studio.path_scene import PathScene
 from splatstudio.studio.path_store import PathStore, plain_name
 from splatstudio.studio.preview import Previews
 
@@ -124,7 +125,7 @@ class PreviewSection:
 class MotionSection:
     """How the keyframes are joined, and the step back."""
 
-    def __init__(self, page: Page, editor: PathEditor):
+    def __init__(self, page: Page, editor: PathEditor, drawn: PathScene):
         gui = page.server.gui
         self._editor, self._notify = editor, page.notify
         self._duration = gui.add_number(
@@ -139,6 +140,8 @@ class MotionSection:
             "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: round through the keyframes; 1: slows down at each."
         )
         self._loop = gui.add_checkbox("Loop", False, hint="Lead from the last keyframe back to the first.")
+        shown = gui.add_checkbox("Show the path", True, hint="In the scene, to all who watch.")
+        shown.on_update(lambda _: drawn.show(shown.value))
         self._undo = gui.add_button("Undo", color="gray", hint="Takes the last change of the path back.")
         self._shown: Draft | None = None
         self._duration.on_update(self._change_duration)

@@ -46,7 +46,7 @@ class RenderPanel(Panel):
             output = OutputSection(page, self._editor, page.jobs)
         with gui.add_folder("Motion and lens", expand_by_default=False):
             details = KeyframeDetails(gui, self._editor)
-            motion = MotionSection(page, self._editor)
+            motion = MotionSection(page, self._editor, self._drawn)
         with gui.add_folder("Picture", expand_by_default=False):
             picture = PictureSection(page, page.jobs)
         with gui.add_folder("Path file", expand_by_default=False):

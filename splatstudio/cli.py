@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, resumed, with_whole_init
+from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
 
@@ -236,32 +237,28 @@ def export(
     /,
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
+    placement: OmitArgPrefixes[Placement] = AS_IN_THE_FILES,
 ) -> int:
-    """Write a model for other programs, in the coordinates of the scene's files.
+    """Write a model for other programs, in the coordinates of the scene's files or upright.
 
     Args:
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
             .glb (glTF), .pt (gsplat's checkpoint) or .points.ply (a point cloud).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
+        placement: Where the model shall lie.
     """
-    import numpy as np
-
-    from splatstudio.api import load_model
-    from splatstudio.formats import format_to_write, write_gaussians
-    from splatstudio.gaussian_transform import transformed
+    from splatstudio.exporting import export_model
     from splatstudio.terminal import console
-    from splatstudio.trimming import trimmed
 
-    form = format_to_write(output)
     _tell_part(path, "Use splatstudio merge.")
-    model = load_model(path)
-    gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
-    write_gaussians(output, gaussians, step=model.step)
-    size = output.stat().st_size / 1e6
-    console.print(f"{len(gaussians):,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
-    if len(gaussians) < len(model):
-        console.print(f"{len(model) - len(gaussians):,} Gaussians were left out")
+    exported = export_model(path, output, trim, placement)
+    form, size = exported.form, output.stat().st_size / 1e6
+    console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
+    if exported.num_left_out:
+        console.print(f"{exported.num_left_out:,} Gaussians were left out")
+    if placement.cameras is not None:
+        console.print(f"The photographs' cameras written to {placement.cameras}")
     if form.loses:
         console.print(f"Not everything is kept: {form.loses}")
     return 0

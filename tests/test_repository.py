@@ -16,6 +16,7 @@ PACKAGE = ROOT / "splatstudio"
 LAYERS = [
     "config",
     "camera",
+    "placement",
     "camera_path",
     "ready_paths",
     "gaussians",
@@ -27,6 +28,7 @@ LAYERS = [
     "ops_modes",
     "ops_training",
     "durable",
+    "camera_file",
     "path_file",
     "rendering",
     "render_modes",
@@ -50,6 +52,7 @@ LAYERS = [
     "lpips",
     "evaluate",
     "model",
+    "exporting",
     "merging",
     "scoring",
     "video",

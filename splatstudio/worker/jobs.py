@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,12 @@ import torch
 
 from splatstudio import ops
 from splatstudio.camera import Camera
+from splatstudio.camera_file import write_cameras
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.formats import write_gaussians
+from splatstudio.gaussian_transform import transformed
 from splatstudio.model import Model
+from splatstudio.placement import export_transform
 from splatstudio.rendering import render_image
 from splatstudio.trimming import trimmed
 from splatstudio.video import write_frames, write_picture
@@ -166,6 +169,11 @@ def output_of(command: JobCommand) -> Path:
     return command.path if isinstance(command, Export) else command.output
 
 
+def cameras_beside(path: Path) -> Path:
+    """Return where the cameras of a model that is exported to `path` go."""
+    return path.with_name(f"{path.name.partition('.')[0] or 'model'}.cameras.json")
+
+
 def num_bytes(path: Path) -> int:
     """Return the size of a file, or of the files in a folder."""
     if path.is_dir():
@@ -198,9 +206,12 @@ def _take_snapshot(task: Task, model: Model) -> bool:
 def _export(task: Task, model: Model) -> bool:
     command = task.command
     assert isinstance(command, Export)
-    kept = replace(model, gaussians=trimmed(model.gaussians, command.trim))
-    done = _complete(task, command.path, kept.save)
+    transform = export_transform(model.transform, upright=command.upright)
+    kept = transformed(trimmed(model.gaussians, command.trim), transform)
+    done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, step=model.step))
     if done:
+        if command.cameras:
+            write_cameras(cameras_beside(command.path), command.cameras, transform)
         task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
     return done
 

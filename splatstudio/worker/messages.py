@@ -175,13 +175,16 @@ class JobCommand(Command):
 
 @dataclass(frozen=True)
 class Export(JobCommand):
-    """Write the model in the format of the ending, in the frame of the scene's own files.
+    """Write the model in the format of the ending, in the frame of the scene's own files or `upright`.
 
-    The box of `trim` is in the model's frame.
+    The box of `trim` and the named `cameras` are in the model's frame. The cameras are written beside the
+    model, where there are any.
     """
 
     path: Path
     trim: Trim = field(default_factory=Trim)
+    upright: bool = False
+    cameras: tuple[tuple[str, Camera], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,19 @@ class ExportPanel(Panel):
         )
         with server.gui.add_folder("Leave out", expand_by_default=False):
             self._trim = TrimSection(server)
+        scene = controller.project.scene
+        self._upright = server.gui.add_checkbox(
+            "Stand upright",
+            False,
+            hint="As other viewers show it, centred and scaled as here; else in the scene's own coordinates.",
+            visible=scene is not None,
+        )
+        self._cameras = server.gui.add_checkbox(
+            "Cameras beside it",
+            False,
+            hint="The photographs' cameras as NAME.cameras.json, in the same coordinates.",
+            visible=scene is not None,
+        )
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
         self._jobs = page.jobs
         self._bar = JobBar(server.gui, page.jobs, Export)
@@ -48,7 +61,7 @@ class ExportPanel(Panel):
         """Show what an export would hold now, and how far one is."""
         self._bar.refresh()
         controller, status, chosen = self._controller, self._controller.status, self._chosen
-        shown = (status.step, status.num_gaussians, status.has_model, chosen)
+        shown = (status.step, status.num_gaussians, status.has_model, chosen, self._upright.value)
         if shown == self._shown:
             return
         self._shown = shown
@@ -62,7 +75,8 @@ class ExportPanel(Panel):
             if controller.project.scene is not None:
                 expected = chosen.estimated_bytes(num, controller.project.config.sh_degree)
                 rows += [("Size", f"about {size(expected)}")]
-        rows += [("Coordinates", "those of the scene's own files")]
+        upright = self._upright.value
+        rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
         self._facts.content = table_html(rows)
         suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
         if self._path.value == self._suggested and suggestion != self._suggested:
@@ -86,7 +100,11 @@ class ExportPanel(Panel):
 
     def _write(self) -> None:
         self._path.value = with_ending(self._path.value.strip(), self._chosen)
-        self._jobs.submit(Export(Path(self._path.value).expanduser(), self._trim.trim))
+        scene, cameras = self._controller.project.scene, ()
+        if scene is not None and self._cameras.value:
+            cameras = tuple((view.name, view.camera) for view in scene.views)
+        path = Path(self._path.value).expanduser()
+        self._jobs.submit(Export(path, self._trim.trim, self._upright.value, cameras))
         self._bar.refresh()
 
 
@@ -139,7 +157,11 @@ class TrimSection:
             points = corners[choice, np.arange(3)]
             edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
             self._box = self._scene.add_line_segments(
-                "/crop/box", points[edges].astype(np.float32), BOX_COLOR, thickness=2.0, thickness_units="screen"
+                "/crop/box",
+                points[edges].astype(np.float32),
+                BOX_COLOR,
+                thickness=2.0,
+                thickness_units="screen",
             )
 
 

@@ -1,0 +1,60 @@
+"""A model on disk, written anew for other programs: placed, trimmed, with its cameras beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from splatstudio.camera_file import write_cameras
+from splatstudio.formats import Format, format_to_write, write_gaussians
+from splatstudio.gaussian_transform import transformed
+from splatstudio.model import load_model, origin_of
+from splatstudio.placement import AS_IN_THE_FILES, Placement, export_transform, knows_no_scene
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.trimming import KEEP_ALL, Trim, trimmed
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written."""
+
+    form: Format
+    num_gaussians: int
+    num_left_out: int
+
+
+def export_model(
+    path: Path, output: Path, trim: Trim = KEEP_ALL, placement: Placement = AS_IN_THE_FILES
+) -> ExportedModel:
+    """Write the model at `path` in the format of the ending of `output`, and the cameras where asked.
+
+    The box of `trim` is in the coordinates of the scene's files. Raises ValueError for what cannot be read,
+    written or found, and then writes nothing of the model.
+    """
+    form = format_to_write(output)
+    model = load_model(path)
+    # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
+    lost = placement.upright and knows_no_scene(model.transform)
+    scene = _scene_of(path, placement) if lost or placement.cameras is not None else None
+    if scene is not None:
+        model = model.in_frame_of(scene)
+    transform = export_transform(model.transform, upright=placement.upright)
+    gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
+    if placement.upright:
+        gaussians = transformed(gaussians, transform @ model.transform)
+    write_gaussians(output, gaussians, step=model.step)
+    if placement.cameras is not None and scene is not None:
+        write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
+    return ExportedModel(form, len(gaussians), len(model) - len(gaussians))
+
+
+def _scene_of(path: Path, placement: Placement) -> Scene:
+    """Return the scene that a model shows, at the size of photographs that it was trained on."""
+    origin = origin_of(path)
+    scene_path = placement.scene or (origin.scene_path if origin else None)
+    if scene_path is None:
+        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
+    return load_scene(scene_path, downscale=origin.config.downscale if origin else 1)

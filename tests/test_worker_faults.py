@@ -154,6 +154,20 @@ def test_a_rank_that_hangs_is_found_and_replaced(launch: Launch, blob_folder: Pa
     assert states(worker, since)[:2] == ["training", "restarting"]
 
 
+def test_native_code_that_holds_all_threads_is_no_fault(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "hold", step=20, times=1)
+    plan = Plan(worker_main, faulty, limits=Limits(frozen=1.0))
+    worker = launch(TrainJob(blob_folder, run, MANY), plan)
+    worker.client.send(Start())
+    pid = worker.client.pid
+    worker.wait(Progress, lambda event: event.step > 30)
+    assert (run.parent / "fault.json").read_text().count('"times": 0') == 1, "nothing was held"
+    assert worker.client.pid == pid and not worker.of(Warned)
+
+
 def test_a_stopped_rank_that_owes_nothing_is_left_alone(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:

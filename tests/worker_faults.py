@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -57,7 +58,7 @@ class FaultyTraining(Training):
 
     def advance(self) -> None:
         """Train one step."""
-        self._fail_where_planned("raise", "diverge", "hang")
+        self._fail_where_planned("raise", "diverge", "hang", "hold")
         super().advance()
 
     def _fail_where_planned(self, *kinds: str) -> None:
@@ -69,6 +70,10 @@ class FaultyTraining(Training):
             raise RuntimeError("the injected fault")
         if fault["kind"] == "diverge":
             raise TrainingDiverged(f"the loss became nan at step {self.step + 1}")
+        if fault["kind"] == "hold":
+            # Native code that does not let the other threads run meanwhile.
+            ctypes.PyDLL(None).sleep(3)
+            return
         if fault["kind"] == "hang":
             time.sleep(600)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from splatstudio.worker.blame import RankEnd, read_report
 from splatstudio.worker.channel import FrameSlots, SlotsFile
 from splatstudio.worker.heartbeat import Heartbeats, Silence
@@ -97,6 +99,16 @@ class RankGroup:
         ready = wait([self.connection, *(process.sentinel for process in self._processes)])
         return self.connection in ready
 
+    def stopped(self, rank: int) -> bool:
+        """Say whether a rank's process is stopped by a signal, or gone."""
+        try:
+            return psutil.Process(self.pids[rank]).status() in (
+                psutil.STATUS_STOPPED,
+                psutil.STATUS_TRACING_STOP,
+            )
+        except psutil.NoSuchProcess:
+            return True
+
     def silenced(self, silence: Silence) -> None:
         """End a rank that hangs; it is to blame then. May be called from any thread."""
         self._silence = silence
@@ -154,5 +166,5 @@ class RankGroup:
 def _in_words(silence: Silence) -> str:
     seconds = f"{silence.seconds:.0f} s"
     if silence.frozen:
-        return f"stood still for {seconds} (stopped by a signal, or by a machine out of memory)"
+        return f"stood still for {seconds} (it was stopped, or the machine is out of memory)"
     return f"did not get on for {seconds}"

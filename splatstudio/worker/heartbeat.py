@@ -32,7 +32,8 @@ class Phase(IntEnum):
 class Limits:
     """How many seconds of silence mean that a rank hangs."""
 
-    frozen: float = 10.0  # of the whole process, while something is expected of it
+    frozen: float = 10.0  # of a whole process that is stopped, while something is expected of it
+    busy: float = 180.0  # of one that is not: native code that writes a large file may hold all its threads
     stuck: dict[Phase, float] = field(
         default_factory=lambda: {
             Phase.STARTING: 120.0,

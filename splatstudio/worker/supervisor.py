@@ -15,7 +15,7 @@ from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.worker.blame import Cause, blame
 from splatstudio.worker.channel import Outbox
 from splatstudio.worker.group import RankGroup, RankMain
-from splatstudio.worker.heartbeat import Limits, SilenceWatch
+from splatstudio.worker.heartbeat import Limits, Silence, SilenceWatch
 from splatstudio.worker.messages import (
     Close,
     Command,
@@ -221,13 +221,17 @@ class Supervisor:
             now = time.monotonic()
             silence = watch.check(now - looked, order_waits=answered != self._num_sent)
             looked = now
-            if silence is not None:
+            if silence is not None and self._hangs(group, silence):
                 group.silenced(silence)
                 watch = None
             elif watch.all_alive:
                 # Alive since the look before: what had been sent by then has arrived.
                 answered = sent
             sent = self._num_sent
+
+    def _hangs(self, group: RankGroup, silence: Silence) -> bool:
+        busy = silence.frozen and silence.seconds < self._plan.limits.busy
+        return not busy or group.stopped(silence.rank)
 
 
 def _key(command: Command) -> object | None:

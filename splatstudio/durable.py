@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,19 @@ def remove_partial(path: Path, pid: int | None = None) -> None:
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to `path`, which shows the old or the new content at any time, also after a power cut."""
+    write_parts_durably(path, [data])
+
+
+def write_parts_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write `parts` one behind the other to `path`, as `write_durably` does; each may be reused for the next.
+
+    An exception that `parts` raises leaves the old content.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -8,10 +8,11 @@ import pytest
 
 from tests.bench.formats import in_process
 
-MOST = 1.2  # times the file's size; reading counts the model that is made
+# Peak over the file's size: what is read is the model itself, what is written passes by in parts.
+RANGES = {"write": (0.0, 0.2), "read": (0.9, 1.2)}
 
 
-@pytest.mark.parametrize("action", ["write", "read"])
+@pytest.mark.parametrize("action", RANGES)
 def test_a_ply_takes_little_more_memory_than_its_size(tmp_path: Path, action: str) -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the peak of a process can be counted anew on Linux only")
@@ -21,5 +22,5 @@ def test_a_ply_takes_little_more_memory_than_its_size(tmp_path: Path, action: st
     found = in_process(action, path, num, 3)
     size = path.stat().st_size
     assert size > 248 * num
-    # What is written is put together in memory, and what is read is the model: less was not measured rightly.
-    assert 0.9 * size < found["extra_bytes"] < MOST * size, found
+    least, most = RANGES[action]
+    assert least * size <= found["extra_bytes"] < most * size, found

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from splatstudio.durable import write_durably
+from splatstudio.durable import write_parts_durably
 from splatstudio.formats.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
 from splatstudio.gaussians import Gaussians
 
@@ -37,22 +37,25 @@ def write_ply(path: Path | str, gaussians: Gaussians) -> None:
     path = Path(path)
     num_rest = 3 * gaussians.shN.shape[1]
     names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
-    header = _header(len(gaussians), names)
-    content = np.empty(len(header) + len(gaussians) * len(names) * 4, np.uint8)
-    content[: len(header)] = np.frombuffer(header, np.uint8)
-    rows = content[len(header) :].view("<f4").reshape(len(gaussians), len(names))
-    rows[:, 3:6] = 0.0
-    parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
-    for start in range(0, len(rows), CHUNK):
-        chunk = slice(start, start + CHUNK)
-        views = _column_views(rows[chunk], names)
-        for name, part in parts.items():
-            views[name][:] = part[chunk]
-        _refuse_non_finite(path, start, rows[chunk], names, "cannot be written")
     try:
-        write_durably(path, content.data)
+        write_parts_durably(path, _content(path, gaussians, names))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _content(path: Path, gaussians: Gaussians, names: list[str]) -> Iterator[bytes | memoryview]:
+    """Yield the header and the rows, in chunks that are made in one place, so that it stays in the cache."""
+    num = len(gaussians)
+    yield _header(num, names)
+    parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
+    rows = np.zeros((min(CHUNK, num), len(names)), "<f4")  # normals stay 0
+    views = _column_views(rows, names)
+    for start in range(0, num, CHUNK):
+        here = min(CHUNK, num - start)
+        for name, part in parts.items():
+            views[name][:here] = part[start : start + here]
+        _refuse_non_finite(path, start, rows[:here], names, "cannot be written")
+        yield rows[:here].data
 
 
 def _rest_names(num: int) -> list[str]:

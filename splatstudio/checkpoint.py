@@ -59,6 +59,7 @@ class Checkpoint:
     scene_transform: np.ndarray  # [4, 4] float64 from the files' world to the frame of the Gaussians
     rng_state: Tensor  # [S] uint8, of the training's random generator
     upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
+    autosave: bool = False  # written because time had passed: a newer one replaces it
 
     @property
     def gaussians(self) -> Gaussians:
@@ -191,6 +192,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             scene_transform=transform,
             rng_state=rng_state,
             upcoming=tuple(manifest["upcoming"]),
+            autosave=manifest.get("autosave") is True,
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -316,6 +318,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
         "upcoming": list(checkpoint.upcoming),
+        "autosave": checkpoint.autosave,
     }
     write_json_durably(folder / "manifest.json", values)
 

@@ -9,7 +9,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from splatstudio.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from splatstudio.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    prune_checkpoints,
+    read_manifest,
+    remove_checkpoint,
+    save_checkpoint,
+    step_of,
+)
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import SplatAdam
 from splatstudio.strategy import Population
@@ -24,12 +32,14 @@ class SaveResult:
     step: int
     path: Path | None
     error: OSError | None = None
+    autosave: bool = False
 
 
 class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time, in order.
 
-    After each, older ones are deleted as the configuration's `keep` says. An OSError of a save that runs in
+    After each, the autosave before it is deleted, and older ones as the configuration's `keep` says, among
+    which an autosave does not count. An OSError of a save that runs in
     the background is kept in its result; any other error is raised where the result is asked for.
     """
 
@@ -77,12 +87,36 @@ class CheckpointSaver:
         try:
             path = save_checkpoint(self._run_dir, checkpoint)
         except OSError as error:
-            return SaveResult(checkpoint.step, None, error)
+            return SaveResult(checkpoint.step, None, error, checkpoint.autosave)
         try:
-            prune_checkpoints(path, checkpoint.config.keep)
+            remove_older_autosaves(path)
+            if not checkpoint.autosave:
+                prune_checkpoints(path, checkpoint.config.keep)
         except OSError as error:
-            return SaveResult(checkpoint.step, path, error)
-        return SaveResult(checkpoint.step, path)
+            return SaveResult(checkpoint.step, path, error, checkpoint.autosave)
+        return SaveResult(checkpoint.step, path, autosave=checkpoint.autosave)
+
+
+def remove_older_autosaves(newest: Path) -> list[Path]:
+    """Delete the run's autosaves of steps before `newest`, which is complete, and return them.
+
+    What was saved for any other reason stays, and so does what cannot be read. Raises OSError.
+    """
+    step = step_of(newest)
+    assert step is not None, "a checkpoint of a run"
+    removed: list[Path] = []
+    for folder in checkpoint_folders(newest.parent.parent):
+        if (step_of(folder) or 0) < step and _is_autosave(folder):
+            remove_checkpoint(folder)
+            removed.append(folder)
+    return removed
+
+
+def _is_autosave(folder: Path) -> bool:
+    try:
+        return read_manifest(folder).get("autosave") is True
+    except ValueError:
+        return False
 
 
 @torch.no_grad()

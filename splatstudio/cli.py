@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check, resumed, with_whole_init
+from splatstudio.config import FREE_ON_RESUME, TrainConfig, check, resumed, with_whole_init
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
@@ -109,7 +109,7 @@ def train_(
             raise ValueError(f"{run} has no checkpoint to resume from; leave --resume away to start anew")
         loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
         print_scene(loaded)
-        ends = {name: getattr(config, name) for name in ("steps", "eval_steps", "save_steps", "keep")}
+        ends = {name: getattr(config, name) for name in FREE_ON_RESUME}
         trainer = Trainer.resume(loaded, checkpoint, **ends)
         console.print(f"Resuming at step {trainer.step} from {checkpoint}")
     else:

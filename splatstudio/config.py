@@ -141,6 +141,12 @@ class TrainConfig:
         (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
     )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
+    save_minutes: float = setting(
+        10.0,
+        "Minutes after the last checkpoint until one is written that the next one replaces; 0: never.",
+        0,
+        live=True,
+    )
     keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
@@ -276,6 +282,10 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
     return names
 
 
+# What a run that goes on may be told anew: when to stop, to evaluate and to save.
+FREE_ON_RESUME = ("steps", "eval_steps", "save_steps", "save_minutes", "keep")
+
+
 def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:
     """Return the settings with which a run goes on: its own, with the steps that were asked for.
 
@@ -283,7 +293,7 @@ def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:
     differs from the run's, and that is not about when to stop, to evaluate and to save.
     """
     wanted = differing(asked, TrainConfig())
-    free = {"steps", "eval_steps", "save_steps", "keep"}
+    free = set(FREE_ON_RESUME)
     fixed = [name for name in differing(asked, saved) if name in wanted and name not in free]
     if fixed:
         raise ValueError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.evaluate import Evaluation, evaluate, write_evaluation
 from splatstudio.rendering import options_for_display
@@ -42,13 +43,14 @@ class Settled:
 class Session:
     """Steps a Trainer, writes metrics, and evaluates and saves when that is due.
 
-    Checkpoints that are due are written while the training goes on; after the last step the model is
-    evaluated and saved, whatever the configuration lists, before `advance` returns: work is never lost. A
-    session holds the lock of its run folder until `close`.
+    Checkpoints that are due, by step or by time, are written while the training goes on; after the last step
+    the model is evaluated and saved, whatever the configuration lists, before `advance` returns: work is
+    never lost. A session holds the lock of its run folder until `close`.
     """
 
-    def __init__(self, trainer: Trainer, run: Run):
+    def __init__(self, trainer: Trainer, run: Run, *, clock: Callable[[], float] = time.monotonic):
         """Take the run's lock; ValueError, naming the holder, when the run is being trained already."""
+        self._clock = clock
         self.trainer = trainer
         # Called after each image of an evaluation; it may raise EvaluationAbandoned.
         self.breathe: Callable[[], None] = lambda: None
@@ -57,6 +59,7 @@ class Session:
         self._lock = RunLock(run.path)
         self._saver = CheckpointSaver(run.path)
         self._started = time.monotonic()
+        self._saving_since = clock()  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._failing = False  # whether something could not be written or evaluated since the last metrics
@@ -91,9 +94,12 @@ class Session:
             self._append_metrics(stats)
             if self.finished:
                 self._take(wait=True)
-                self._note(self._saver.save(self.trainer.checkpoint()))
+                self._note(self._saver.save(self._checkpoint()))
             elif stats.step in self.trainer.config.save_steps:
                 self.save_in_background()
+            elif self._autosave_due():
+                self._take(wait=True)
+                self._saver.start(replace(self._checkpoint(), autosave=True))
             due = stats.step in self.trainer.config.eval_steps or self.finished
             if due and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
@@ -147,12 +153,12 @@ class Session:
         """
         self._take(wait=True)
         self._saved_step = self.trainer.step
-        self._saver.start(self.trainer.checkpoint())
+        self._saver.start(self._checkpoint())
 
     def save(self) -> Path:
         """Write a checkpoint of this step now and return its folder; OSError when that fails."""
         self._take(wait=True)
-        result = self._saver.save(self.trainer.checkpoint())
+        result = self._saver.save(self._checkpoint())
         if result.path is None:
             assert result.error is not None
             raise result.error
@@ -167,16 +173,27 @@ class Session:
         One of this step that is under way is waited for and returned. Raises OSError when it fails.
         """
         self._take(wait=True)
-        complete = [result for result in self._told if result.path and result.step == self.trainer.step]
+        step = self.trainer.step
+        # An autosave would be replaced by a later one; what is asked for stays.
+        complete = [told for told in self._told if told.path and told.step == step and not told.autosave]
         if complete:
             self._told.remove(complete[0])
             return complete[0].path
-        return self.save() if self.trainer.step not in (0, self._saved_step) else None
+        return self.save() if step not in (0, self._saved_step) else None
 
     def close(self) -> None:
         """Wait for the save under way, and let the run go."""
         self._saver.close()
         self._lock.release()
+
+    def _checkpoint(self) -> Checkpoint:
+        self._saving_since = self._clock()
+        return self.trainer.checkpoint()
+
+    def _autosave_due(self) -> bool:
+        # A disk that takes longer than the time between two saves is not waited for.
+        seconds = self.trainer.config.save_minutes * 60.0
+        return seconds > 0 and self._clock() - self._saving_since >= seconds and not self._saver.busy
 
     def _append_metrics(self, stats: StepStats) -> None:
         change = stats.change
@@ -201,6 +218,8 @@ class Session:
 
     def _note(self, result: SaveResult) -> None:
         self._told.append(result)
+        if result.autosave:
+            return
         if result.path is not None:
             self._saved_step = max(self._saved_step, result.step)
         elif result.step == self._saved_step:

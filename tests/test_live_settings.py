@@ -43,6 +43,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 }
 ELSEWHERE = {
     "keep",  # read by who writes checkpoints
+    "save_minutes",  # likewise
     "optim.visible_only",  # changes nothing where every photograph shows all Gaussians, as here
 }
 

@@ -57,15 +57,18 @@ def write_compressed_ply(path: Path | str, gaussians: Gaussians) -> None:
     bounds = np.empty((-(-num // GROUP), 18), "<f4")
     packed = np.empty((num, 4), "<u4")
     rest = np.empty((num, num_rest), np.uint8)
+    for rows, part in model.chunks():
+        codes = np.clip(part.shN * np.float32(128.0 / LARGEST_SH) + np.float32(128.0), 0, 255)
+        # Above zero a conversion rounds down.
+        rest[rows] = codes.astype(np.uint8).transpose(0, 2, 1).reshape(len(part), num_rest)
     order = morton_order(model.means)
+    model, rest = model.without_shN(), rest[order]
     step = 256 * GROUP
     for start in range(0, num, step):
         rows = slice(start, min(start + step, num))
         part = model[order[rows]]
         groups = slice(start // GROUP, -(-rows.stop // GROUP))
         bounds[groups], packed[rows] = _packed(part)
-        flat = part.shN.transpose(0, 2, 1).reshape(len(part), num_rest)
-        rest[rows] = np.clip(np.floor(flat * (128.0 / LARGEST_SH) + 128.0), 0, 255)
     content = b"".join([_header(num, num_rest), bounds.tobytes(), packed.tobytes(), rest.tobytes()])
     write_file(path, content)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,15 @@ class ModelArrays:
         return NUM_SHN[self.shN.shape[1]]
 
     def __getitem__(self, index: slice | np.ndarray) -> ModelArrays:
-        return ModelArrays(
-            self.means[index],
-            self.quats[index],
-            self.scales[index],
-            self.opacities[index],
-            self.sh0[index],
-            self.shN[index],
-        )
+        """Return views of a slice of rows, or copies of the rows of the indices [M]."""
+        if isinstance(index, slice):
+            return ModelArrays(*(part[index] for part in vars(self).values()))
+        # `take` needs half the time of part[index].
+        return ModelArrays(*(part.take(index, axis=0) for part in vars(self).values()))
+
+    def without_shN(self) -> ModelArrays:
+        """Return the same Gaussians without view-dependent colour, the bulk of what a choice copies."""
+        return replace(self, shN=self.shN[:, :0])
 
     def chunks(self) -> list[tuple[slice, ModelArrays]]:
         """Return views of consecutive rows, with the rows they are."""

@@ -32,7 +32,7 @@ def write_splat(path: Path | str, gaussians: Gaussians) -> None:
     writes nothing, when there are none, a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
-    model = arrays_to_write(path, gaussians)
+    model = arrays_to_write(path, gaussians).without_shN()
     visible = model.scales.sum(axis=1, dtype=np.float64) + np.log(sigmoid(model.opacities) + 1e-30)
     order = np.argsort(-visible, kind="stable")
     rows = np.empty(len(model), ROW)

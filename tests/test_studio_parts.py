@@ -17,16 +17,18 @@ from splatstudio.scene.scene import Scene
 from splatstudio.studio import viser_private
 from splatstudio.studio.controller import Status
 from splatstudio.studio.foreign import ForeignSource
+from splatstudio.studio.frame_source import ModelState
 from splatstudio.studio.history import MAX_PLOT_POINTS, Curve, History
 from splatstudio.studio.look import Look
 from splatstudio.studio.pace import MIN_SCALE, Pace
 from splatstudio.studio.panels.export import with_ending
+from splatstudio.studio.panels.plot import axis_ranges
 from splatstudio.studio.panels.status import header_html
-from splatstudio.studio.panels.train import axis_ranges, joined
+from splatstudio.studio.panels.train import joined
 from splatstudio.studio.stage import frustum_size
 from splatstudio.studio.theme import duration, size
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
-from splatstudio.studio.viewport import ModelState, Stream
+from splatstudio.studio.viewport import Stream
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 from splatstudio.worker.messages import ViewOptions
 

@@ -13,10 +13,11 @@ from typing import Any
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.run import Run
+from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, RankFigures, Status, followed, notice_of
-from splatstudio.studio.viewport import FRAME_SECONDS, FrameSource, ModelState
+from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient
 from splatstudio.worker.messages import (
     Command,

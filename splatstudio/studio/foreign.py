@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splatstudio.camera import Camera
+from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.theme import ACCENT
-from splatstudio.studio.viewport import FrameSource, ModelState, Viewport
+from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.messages import Frame, ViewOptions
 

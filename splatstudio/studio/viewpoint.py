@@ -26,6 +26,10 @@ class Viewpoint:
     width: int  # px of the canvas
     height: int
 
+    def scale_of(self, num_pixels: int) -> float:
+        """Return the scale, at most 1, at which a picture of this canvas has so many pixels."""
+        return min(1.0, math.sqrt(num_pixels / (self.width * self.height)))
+
     def camera(self, scale: float) -> Camera:
         """Return the camera that fills this canvas with `scale` times its pixels a side (at most 1)."""
         scale = min(scale, 1.0, math.sqrt(MAX_FRAME_PIXELS / (self.width * self.height)))

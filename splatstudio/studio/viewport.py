@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import simplejpeg
@@ -22,6 +21,7 @@ from splatstudio.camera import Camera
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.compare import compared, error_map, on_canvas
+from splatstudio.studio.frame_source import FrameSource
 from splatstudio.studio.look import Look, Shot, shot_for
 from splatstudio.studio.pace import Pace
 from splatstudio.studio.photos import PhotoShelf
@@ -29,15 +29,17 @@ from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.studio.viser_private import push_background_jpeg
 from splatstudio.worker.client import ReceivedFrame
-from splatstudio.worker.messages import Frame, ViewOptions
+from splatstudio.worker.messages import Frame
 
 REST_SECONDS = 0.25  # without movement, after which the camera is at rest
-MOVING_TARGET = 0.08  # seconds that a picture may take while the camera moves
+MOVING_TARGET = 0.025  # seconds that a picture may take while the camera moves
 TRAINING_TARGET = 0.05  # and at rest beside a training, whose cores it borrows
+MOVING_SHARE = 0.8  # while training, the pause after a picture of a moving camera, over its own time
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
-REFRESH_SHARE = 5.0  # and at least this many times the picture's own time
+REFRESH_SHARE = 12.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
 RETRY_SECONDS = 0.25  # after a picture that did not come
+LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
 MOVING_QUALITY, STILL_QUALITY = 70, 90
 
@@ -53,30 +55,6 @@ class Wish:
     moving: bool
     version: int  # of the viewpoint and the look it was wished under
     render_version: int  # the same, but for what is done after the model was rendered
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """What of the model matters to a stream: whether there is one, its step, and whether it trains now."""
-
-    step: int | None
-    training: bool
-
-
-class FrameSource(Protocol):
-    """Where pictures come from. The streams know nothing else of the worker."""
-
-    def model_state(self) -> ModelState:
-        """Return the state of the model; `step` None: there is nothing to see yet."""
-        ...
-
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
-        """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        ...
-
-    def forget(self, view: int) -> None:
-        """Note that nobody looks at this view any more."""
-        ...
 
 
 class Stream:
@@ -108,7 +86,7 @@ class Stream:
         self._shown: Wish | None = None
         self._shown_step: int | None = None
         self._received: tuple[Wish, ReceivedFrame] | None = None
-        self._refresh_due = 0.0
+        self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
         self._thread = threading.Thread(target=self._run, name=f"view-{client.client_id}", daemon=True)
@@ -250,7 +228,9 @@ class Stream:
             self._changed.notify_all()
 
     def _learn(self, wish: Wish, seconds: float) -> None:
-        self._refresh_due = time.monotonic() + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
+        now = time.monotonic()
+        self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
+        self._moving_due = now + (MOVING_SHARE * seconds if self._source.model_state().training else 0.0)
         if wish.moving:
             self._moving_pace.measured(wish.scale, seconds)
         elif self._source.model_state().training:
@@ -279,8 +259,11 @@ class Stream:
         still_for = now - self._moved
         moving = still_for < REST_SECONDS
         pace = self._moving_pace if moving else self._training_pace
-        scale = min(look.max_scale, pace.scale if moving or state.training else 1.0)
+        fast = max(pace.scale, viewpoint.scale_of(LEAST_PIXELS))
+        scale = min(look.max_scale, fast if moving or state.training else 1.0)
         wish = Wish(viewpoint, look, standing, scale, moving, self._version, self._render_version)
+        if moving and now < self._moving_due:
+            return None, self._moving_due - now
         if shown is None or shown.version != self._version:
             return wish, 0.0
         if moving:

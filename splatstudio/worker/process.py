@@ -49,6 +49,7 @@ from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.training import Training
 from splatstudio.worker.viewing import Viewing
 
+TRAINING_NICENESS = 5
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
 IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
 
@@ -109,6 +110,7 @@ class Worker:
         self._outbox = Outbox(studio.connection, "events")
         slots = FrameSlots.attach(studio.slots_file)
         self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running)
+        _yield_to_others()
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._control: ControlGroup | None = None
         self._phase = Phase.STARTING
@@ -241,6 +243,15 @@ def redirect_output(log_path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _yield_to_others() -> None:
+    """Let this thread, and all that it starts from now on, give way where there are too few cores.
+
+    Frames, the studio and the browser need little and are waited for; a training takes what is left.
+    """
+    if sys.platform == "linux":  # elsewhere a priority belongs to the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TRAINING_NICENESS)
 
 
 def _watch_parent(post: Callable[[Command], None]) -> None:

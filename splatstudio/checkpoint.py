@@ -11,6 +11,8 @@ answers, calls `commit_checkpoint`, or `abandon_checkpoint` when a rank failed.
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -44,6 +47,7 @@ FORMAT_VERSION = 1
 STEP_FOLDER = re.compile(r"step_(\d{8,})")
 # What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
 REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
+DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +104,8 @@ def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
     _require_space(parent, num_bytes)
-    staging = parent / f".step_{step:08d}.tmp-{os.getpid()}"
+    names = (f".step_{step:08d}.tmp-{os.getpid()}" + (f"-{n}" if n else "") for n in itertools.count())
+    staging = next(parent / name for name in names if not (parent / name).exists())
     staging.mkdir()
     return staging
 
@@ -258,9 +263,13 @@ def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning
 def remove_checkpoint(folder: Path) -> None:
     """Delete a checkpoint: it is gone at once, even when the deletion is cut short. Raises OSError."""
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
-    folder.rename(doomed)
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return  # somebody else deleted it
     sync_folder(folder.parent)
-    shutil.rmtree(doomed)
+    # A file that another process holds open keeps its name on some network disks: a later save tries again.
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
@@ -373,7 +382,15 @@ def _sweep(parent: Path) -> None:
         if not final.exists():
             left.rename(final)
     for left in parent.glob(".step_*"):
-        shutil.rmtree(left)
+        doomed = DOOMED_FOLDER.fullmatch(left.name)
+        if doomed is not None and psutil.pid_exists(int(doomed[1])):
+            continue  # another process is emptying it
+        # What cannot be removed now is in the way of nothing.
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _require_space(folder: Path, num_bytes: int) -> None:

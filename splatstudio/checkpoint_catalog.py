@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +54,23 @@ def folders_with_models(root: Path) -> tuple[Path, ...]:
     if _has_models(root):
         return (root,)
     try:
-        inside = [folder for folder in root.iterdir() if folder.is_dir()]
+        inside = list(root.iterdir())
     except OSError:
         inside = []
     return tuple(sorted(filter(_has_models, inside), key=_changed, reverse=True))
 
 
 def entries_of(folder: Path) -> tuple[CatalogEntry, ...]:
-    """Return the models of a run or of a result folder of gsplat, the last step first."""
+    """Return the models of a run or of a result folder of gsplat, the last step first.
+
+    What cannot be listed, or goes while it is looked at, is left out.
+    """
     folder = Path(folder)
-    entries = [_of_checkpoint(folder, path) for path in checkpoint_folders(folder)]
+    try:
+        checkpoints = checkpoint_folders(folder)
+    except OSError:
+        checkpoints = []
+    entries = [_of_checkpoint(folder, path) for path in checkpoints]
     entries += [_of_gsplat(folder, step, files) for step, files in gsplat_steps(folder).items()]
     return tuple(sorted(entries, key=lambda entry: entry.step, reverse=True))
 
@@ -78,13 +87,25 @@ def delete_entry(entry: CatalogEntry) -> None:
         raise ValueError(f"{error.filename or entry.path} cannot be deleted: {error.strerror}") from error
 
 
+def bytes_of(file: Path) -> int | None:
+    """Return the size of a file; None where it is gone or not ours to look at."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
 def _has_models(folder: Path) -> bool:
-    return (folder / "run.json").exists() or bool(gsplat_steps(folder))
+    # Not Path.exists, which raises PermissionError for what lies in a folder that is not ours.
+    return os.path.exists(folder / "run.json") or bool(gsplat_steps(folder))
 
 
 def _changed(folder: Path) -> float:
-    places = [folder, folder / "ckpts"]
-    return max((place.stat().st_mtime for place in places if place.exists()), default=0.0)
+    times = [0.0]
+    for place in (folder, folder / "ckpts"):
+        with contextlib.suppress(OSError):
+            times.append(place.stat().st_mtime)
+    return max(times)
 
 
 def _of_checkpoint(run: Path, folder: Path) -> CatalogEntry:
@@ -112,7 +133,7 @@ def _condition(folder: Path, files: tuple[Path, ...]) -> tuple[EntryState, str, 
     except ValueError as error:
         return "damaged", str(error), None, len(files)
     num, num_ranks = manifest["num_gaussians"], len(manifest["ranks"])
-    missing = [entry["file"] for entry in manifest["ranks"] if not (folder / entry["file"]).exists()]
+    missing = [entry["file"] for entry in manifest["ranks"] if _is_missing(folder / entry["file"])]
     if missing:
         return "part", f"{', '.join(missing)} is missing", num, num_ranks
     try:
@@ -120,6 +141,16 @@ def _condition(folder: Path, files: tuple[Path, ...]) -> tuple[EntryState, str, 
     except ValueError as error:
         return "damaged", str(error), num, num_ranks
     return "complete", "", num, num_ranks
+
+
+def _is_missing(file: Path) -> bool:
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # it may be there
+    return False
 
 
 def _of_gsplat(folder: Path, step: int, files: tuple[Path, ...]) -> CatalogEntry:
@@ -147,7 +178,7 @@ def _of_gsplat(folder: Path, step: int, files: tuple[Path, ...]) -> CatalogEntry
 
 
 def _total(files: tuple[Path, ...]) -> int:
-    return sum(file.stat().st_size for file in files if file.exists())
+    return sum(bytes_of(file) or 0 for file in files)
 
 
 def _psnr(run: Path, step: int) -> float | None:

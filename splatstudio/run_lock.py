@@ -6,6 +6,7 @@ file is for people.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what network disks without locks answer
 PATIENCE_SECONDS = 2.0  # for a process that is just ending, as when a training starts again after a crash
 
 
@@ -35,7 +37,8 @@ class Holder:
 class RunLock:
     """Holds `lock` in a run folder until `release`, or until the process ends.
 
-    `left_by` is the process that had it and ended without releasing it, None in the usual case.
+    `left_by` is the process that had it and ended without releasing it, None in the usual case. `held` is
+    False on a disk that knows no locks: then nothing keeps a second process out.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -45,8 +48,8 @@ class RunLock:
         folder cannot be written.
         """
         self.path = Path(run_dir) / "lock"
-        descriptor = _locked(self.path)
-        self.left_by = _holder(_content(descriptor))
+        descriptor, self.held = _locked(self.path)
+        self.left_by = _holder(_content(descriptor)) if self.held else None
         # A lock that nobody points to any more is let go with its descriptor.
         self._finalizer = weakref.finalize(self, _let_go, self.path, descriptor, os.getpid())
         me = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
@@ -58,8 +61,8 @@ class RunLock:
         self._finalizer()
 
 
-def _locked(path: Path) -> int:
-    """Return a descriptor of the lock file at `path`, locked."""
+def _locked(path: Path) -> tuple[int, bool]:
+    """Return a descriptor of the lock file at `path`, and whether it is locked."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -67,7 +70,7 @@ def _locked(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Between opening and locking its holder may have removed the file: then it locks nothing.
             if _is_at(descriptor, path):
-                return descriptor
+                return descriptor, True
         except BlockingIOError as error:
             holder = _holder(_content(descriptor)) or "another process"
             os.close(descriptor)
@@ -78,7 +81,9 @@ def _locked(path: Path) -> int:
                 f"the run {path.parent} is being trained by {holder}: stop it there, or train into another"
                 " folder with --run"
             ) from error
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in NO_LOCKS:
+                return descriptor, False
             os.close(descriptor)
             raise
         os.close(descriptor)

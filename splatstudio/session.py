@@ -67,6 +67,8 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about how the run was found."""
+        if not self._lock.held:
+            return (f"The disk of {self.run.path} knows no locks: train into it with one program at a time.",)
         left_by = self._lock.left_by
         if left_by is None:
             return ()
@@ -119,7 +121,7 @@ class Session:
         """Return what became of saves since this or `advance` last told it, waiting for one under way."""
         self._take(wait=wait)
         results, self._told = self._told, []
-        problems = [_problem(result.step, result.error) for result in results if result.error is not None]
+        problems = [_save_problem(result) for result in results if result.error is not None]
         self._failing = self._failing or bool(problems)
         saved = tuple(result.path for result in results if result.path is not None)
         return Settled(saved, " ".join(problems) or None)
@@ -229,3 +231,13 @@ class Session:
 def _problem(step: int, error: Exception) -> str:
     what = "could not be written" if isinstance(error, OSError) else "could not be evaluated"
     return f"Step {step} {what}: {error}. Checkpoints already written are safe, and the training goes on."
+
+
+def _save_problem(result: SaveResult) -> str:
+    assert result.error is not None
+    if result.path is None:
+        return _problem(result.step, result.error)
+    return (
+        f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}."
+        " The training goes on."
+    )

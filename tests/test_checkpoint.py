@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from splatstudio.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
     prune_checkpoints,
+    remove_checkpoint,
     save_checkpoint,
     step_of,
     write_shard,
@@ -267,6 +270,32 @@ def test_what_a_killed_save_left_is_cleared_or_put_back(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, example(150))
     assert sorted(path.name for path in folder.parent.iterdir()) == ["step_00000120", "step_00000150"]
     assert load_checkpoint(folder).step == 120
+
+
+def test_what_cannot_be_cleared_away_does_not_fail_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "ckpts"
+    being_deleted = parent / f".step_00000010.del-{os.getppid()}"
+    (being_deleted / "inside").mkdir(parents=True)
+    ours = parent / f".step_00000150.tmp-{os.getpid()}"
+    ours.mkdir()
+    (parent / ".step_00000020.tmp-1").write_text("a plain file")
+
+    def keep(folder: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.EBUSY, "a file of it is still open elsewhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", keep)
+        folder = save_checkpoint(tmp_path, example(150))
+    assert load_checkpoint(folder).step == 150
+    assert {path.name for path in parent.iterdir()} == {being_deleted.name, ours.name, folder.name}
+    remove_checkpoint(folder)
+    remove_checkpoint(folder)  # gone already: nothing to say
+    save_checkpoint(tmp_path, example(160))
+    assert {path.name for path in parent.iterdir()} == {being_deleted.name, "step_00000160"}
+    assert (being_deleted / "inside").is_dir(), "its own process empties it"
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from splatstudio.checkpoint import save_checkpoint
 from splatstudio.checkpoint_catalog import delete_entry, entries_of, folders_with_models
 from splatstudio.config import TrainConfig
 from splatstudio.run import Run
+from splatstudio.studio.panels.evaluate import facts_html
 
 
 @pytest.fixture
@@ -91,3 +93,21 @@ def test_only_what_was_meant_is_deleted(run: Path, tmp_path: Path) -> None:
     delete_entry(entries_of(results)[1])
     left = sorted(path.name for path in (results / "ckpts").iterdir())
     assert left == ["ckpt_7_rank0.pt", "ckpt_7_rank1.pt"]
+
+
+def test_a_folder_that_is_not_ours_to_read_hides_no_other(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(run, example(10))
+    (run.parent / "private").mkdir()
+    stat = os.stat
+
+    def refuse(path: object, *args: object, **options: object) -> os.stat_result:
+        if "private" in str(path) or str(path).endswith(".safetensors"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert folders_with_models(run.parent) == (run,)
+    (entry,) = entries_of(run)
+    assert (entry.step, entry.num_bytes, entry.state) == (10, 0, "damaged")
+    assert "cannot be read: Permission denied" in entry.reason
+    assert "rank00000-of-00001.safetensors" in facts_html(entry)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -76,3 +78,17 @@ def test_an_unreadable_lock_that_nobody_holds_is_taken(tmp_path: Path, content: 
     lock = RunLock(tmp_path)
     assert lock.left_by is None
     lock.release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_disk_without_locks_is_trained_into_all_the_same(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = RunLock(tmp_path)
+    assert not lock.held and lock.left_by is None
+    lock.release()
+    assert list(tmp_path.iterdir()) == []

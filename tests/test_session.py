@@ -123,6 +123,21 @@ def test_only_the_newest_are_kept_when_that_is_asked_for(session: Session) -> No
     assert [step_of(path) for path in checkpoint_folders(session.run.path)] == [4, 6]
 
 
+def test_a_save_that_is_complete_is_not_called_unwritten_when_an_older_one_cannot_go(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(newest: Path, keep: int) -> list[Path]:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint_saver, "prune_checkpoints", refuse)
+    session.advance()
+    session.advance()
+    settled = session.settle()
+    problems = [settled.problem] if settled.problem else []
+    assert problems and "Step 2 is saved, but an older checkpoint could not be deleted" in problems[0]
+    assert "not be written" not in problems[0]
+
+
 def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(ValueError, match="is being trained by process"):

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.checkpoint_catalog import CatalogEntry, delete_entry, entries_of, folders_with_models
+from splatstudio.checkpoint_catalog import (
+    CatalogEntry,
+    bytes_of,
+    delete_entry,
+    entries_of,
+    folders_with_models,
+)
 from splatstudio.formats import format_to_write
 from splatstudio.rank_parts import part_of
 from splatstudio.scoring import EvaluationTask
@@ -367,7 +373,8 @@ def facts_html(entry: CatalogEntry | None) -> str:
     ]
     if entry.num_gaussians is not None:
         rows += [("Splats", f"{entry.num_gaussians:,}")]
-    files = [f"{file.name}  {size(file.stat().st_size)}" for file in entry.files if file.exists()]
+    sizes = [(file.name, bytes_of(file)) for file in entry.files]
+    files = [f"{name}  {'not readable' if num is None else size(num)}" for name, num in sizes]
     rows += [
         ("Files", "\n".join(files) or "none"),
         ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),

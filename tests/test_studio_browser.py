@@ -5,6 +5,7 @@ SPLATSTUDIO_SCREENSHOTS=FOLDER also trains the bundled scene for a while and wri
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT, Screen
 
 from splatstudio.checkpoint import newest_checkpoint
@@ -20,6 +22,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.formats.ply import read_ply
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import render_image
+from tests.conftest import NUM_VIEWS
 
 ROOT = Path(__file__).parent.parent
 SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
@@ -112,6 +115,17 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     with screen.page.expect_download() as download:
         screen.page.get_by_role("button", name=f"Download {ply.name}").click()
     assert Path(download.value.path()).read_bytes() == ply.read_bytes()
+    screen.close_notices()
+    in_files = ply.read_bytes()
+    for label in ("Stand upright", "Cameras beside it"):
+        screen.page.get_by_label(label).locator("visible=true").first.click()
+    screen.button("Export PLY").click()
+    cameras = ply.with_name(f"{path.name}.cameras.json")
+    screen.wait(cameras.exists, "the cameras are written")
+    assert ply.read_bytes() != in_files
+    x, y, z = model.gaussians.means.T
+    torch.testing.assert_close(read_ply(ply).means, torch.stack([x, -z, y], dim=1), atol=1e-5, rtol=1e-5)
+    assert len(json.loads(cameras.read_text())) == NUM_VIEWS
 
 
 def test_frames_lie_exactly_under_the_points(open_page: Callable[..., Screen], blob_folder: Path) -> None:

@@ -11,7 +11,6 @@ answers, calls `commit_checkpoint`, or `abandon_checkpoint` when a rank failed.
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import json
 import logging
@@ -389,8 +388,7 @@ def _sweep(parent: Path) -> None:
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):
-                left.unlink()
+            left.unlink(missing_ok=True)
 
 
 def _require_space(folder: Path, num_bytes: int) -> None:

@@ -11,23 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, verify_checkpoint, write_manifest, write_shard
 from splatstudio.config import TrainConfig
 from splatstudio.durable import sync_folder
 from splatstudio.formats import format_to_write
 from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
-from splatstudio.formats.torch_file import FLOATS, load_tensors, save_tensors
+from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians import Gaussians
+from splatstudio.gsplat_parts import MOMENTS, check_alike, check_part, check_step
 from splatstudio.model import Model, model_of
 from splatstudio.optim import SplatAdam
-from splatstudio.rank_parts import SHARD_NAME, files_to_merge, in_order_of_ranks
+from splatstudio.rank_parts import GSPLAT_NAME, SHARD_NAME, files_to_merge, in_order_of_ranks
 from splatstudio.strategy import Population
 
 # done of total parts, and what is being done
 Report = Callable[[int, int, str], None]
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -70,9 +69,11 @@ class Merged:
 
         gsplat's parts keep every value in a .pt and in a checkpoint, our own in a checkpoint; the rest is
         in the format of the ending, as `Model.save`. Raises ValueError for an unknown ending, a folder that
-        is there already, and a file that cannot be written.
+        is there already, a file that is one of the parts or would pass for one, and one that cannot be
+        written.
         """
         output = Path(output)
+        _keep_apart(output, self.sources)
         if output.suffix == "":
             return _write_folder(output, self.checkpoint or _checkpoint_of_gsplat(self))
         form = format_to_write(output)
@@ -133,83 +134,44 @@ def _merged_gsplat(files: Sequence[Path], report: Report) -> Merged:
         content = load_tensors(file)
         if not is_gsplat_checkpoint(content):
             raise ValueError(f"{file} is a file of PyTorch, but no checkpoint of gsplat's trainer")
-        _check_splats(file, content["splats"])
+        check_part(file, content)
         contents.append(content)
     report(len(files), len(files) + 1, f"joining {len(files)} parts")
     first = contents[0]
     for file, content in zip(files[1:], contents[1:], strict=True):
-        _check_alike(files[0], first, file, content)
-    rows = tuple(_num_rows(content["splats"]) for content in contents)
-    joined: dict[str, Any] = dict(first)  # appearance and pose modules are the same on every rank
+        check_alike(files[0], first, file, content)
+    check_step(files[0], first)
+    rows = tuple(len(content["splats"]["means"]) for content in contents)
+    joined: dict[str, Any] = dict(first)  # what else there is was found to be the same on every rank
     joined["splats"] = {
         name: torch.cat([content["splats"][name] for content in contents]) for name in first["splats"]
     }
     if "optimizers" in first:
-        joined["optimizers"] = _joined_optimizers(files, contents, rows)
+        joined["optimizers"] = _joined_optimizers(contents)
     return Merged(tuple(files), rows, gsplat=joined)
 
 
-def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
-    """Raise ValueError unless these are dense tensors with one row for each Gaussian."""
-    if "means" not in splats:
-        raise ValueError(f"{file} has no 'means': it is not a model of Gaussians")
-    for name, tensor in splats.items():
-        dense = isinstance(tensor, Tensor) and tensor.dtype in FLOATS and tensor.layout == torch.strided
-        if not dense or tensor.is_quantized or tensor.device.type != "cpu" or tensor.ndim == 0:
-            raise ValueError(f"{file}: {name!r} is not a dense tensor of floating-point numbers")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"{file} is damaged: {name!r} claims more numbers than it has")
-        if len(tensor) != _num_rows(splats):
-            raise ValueError(
-                f"{file} is damaged: {name!r} has {len(tensor)} rows, the means {_num_rows(splats)}"
-            )
-
-
-def _num_rows(splats: Mapping[str, Tensor]) -> int:
-    return len(splats["means"])
-
-
-def _check_alike(first_file: Path, first: Mapping[str, Any], file: Path, content: Mapping[str, Any]) -> None:
-    """Raise ValueError unless two parts are of one step and have tensors of the same shapes."""
-    steps = [first.get("step"), content.get("step")]
-    if steps[0] != steps[1]:
-        raise ValueError(
-            f"the steps do not agree: {first_file} holds step {steps[0]}, {file} step {steps[1]}"
-        )
-    ours, theirs = first["splats"], content["splats"]
-    if ours.keys() != theirs.keys() or first.keys() != content.keys():
-        names = sorted({*ours, *first} ^ {*theirs, *content})
-        raise ValueError(f"{first_file} and {file} do not hold the same: {', '.join(names)} is in one alone")
-    for name, tensor in ours.items():
-        shapes = [tuple(part[name].shape[1:]) for part in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            found = [" x ".join(map(str, shape)) for shape in shapes]
-            why = ": the degrees of their spherical harmonics differ" if name == "shN" else ""
-            raise ValueError(
-                f"{name!r} has {found[0]} numbers for each Gaussian in {first_file}, but {found[1]}"
-                f" in {file}{why}"
-            )
-        if tensor.dtype != theirs[name].dtype:
-            raise ValueError(f"{name!r} is {tensor.dtype} in {first_file}, {theirs[name].dtype} in {file}")
-
-
-def _joined_optimizers(
-    files: Sequence[Path], contents: Sequence[Mapping[str, Any]], rows: Sequence[int]
-) -> dict[str, Any]:
+def _joined_optimizers(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state_dicts of the tensors' optimisers, joined: moments by row, the rest from rank 0."""
     joined: dict[str, Any] = {}
     for name, first in contents[0]["optimizers"].items():
-        try:
-            states = [content["optimizers"][name]["state"][0] for content in contents]
-            state = dict(states[0])
-            for moment in MOMENTS:
-                if any(len(one[moment]) != num for one, num in zip(states, rows, strict=True)):
-                    raise ValueError(f"{moment} of {name!r} does not have a row for each Gaussian")
-                state[moment] = torch.cat([one[moment] for one in states])
-        except (KeyError, TypeError, IndexError, RuntimeError, ValueError) as error:
-            raise ValueError(f"{files[0].parent}: the optimisers' states do not fit: {error}") from error
-        joined[name] = {**first, "state": {0: state}}
+        states = [content["optimizers"][name]["state"][0] for content in contents]
+        moments = {moment: torch.cat([state[moment] for state in states]) for moment in MOMENTS}
+        joined[name] = {**first, "state": {0: {**states[0], **moments}}}
     return joined
+
+
+def _keep_apart(output: Path, sources: Sequence[Path]) -> None:
+    """Raise ValueError for an output that would replace a part, or be taken for one the next time."""
+    place = output.resolve()
+    if place in {source.resolve() for source in sources}:
+        raise ValueError(f"{output} is one of the parts that are merged: name another file")
+    named_so = GSPLAT_NAME.fullmatch(output.name) or SHARD_NAME.fullmatch(output.name)
+    if named_so and place.parent in {source.parent.resolve() for source in sources}:
+        raise ValueError(
+            f"{output} would be taken for the part of a rank, as it is named like one and lies beside them:"
+            " name another file"
+        )
 
 
 def _checkpoint_of_gsplat(merged: Merged) -> Checkpoint:
@@ -234,7 +196,13 @@ def _moments(content: Mapping[str, Any], gaussians: Gaussians) -> SplatAdam:
         return SplatAdam.zeros(gaussians)
     states = {name: optimizers[name]["state"][0] for name in names}
     moments = [
-        Gaussians(**{name: state[moment].float().contiguous() for name, state in states.items()})
+        Gaussians(
+            **{
+                # gsplat may keep a row as 1 x 3 or as 3, as N x 1 or as N.
+                name: states[name][moment].float().reshape(tensor.shape).contiguous()
+                for name, tensor in gaussians.tensors().items()
+            }
+        )
         for moment in MOMENTS
     ]
     return SplatAdam(moments[0], moments[1], int(states["means"].get("step", 0)))

@@ -105,7 +105,8 @@ def files_to_merge(paths: Iterable[Path | str]) -> tuple[Path, ...]:
 def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return gsplat's files of one step by rank.
 
-    Raises ValueError when a name tells no rank, when steps differ, or when a rank is missing or given twice.
+    Raises ValueError when a name tells no rank, when steps or folders differ, or when a rank is missing or
+    given twice.
     """
     by_rank: dict[int, Path] = {}
     steps: dict[int, Path] = {}
@@ -118,6 +119,12 @@ def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
         if rank in by_rank:
             raise ValueError(f"rank {rank} is there twice: {by_rank[rank]} and {file}")
         by_rank[rank] = file
+    folders = sorted({str(file.parent.resolve()) for file in files})
+    if len(steps) == 1 and len(folders) > 1:
+        raise ValueError(
+            f"these files may be parts of different trainings, as they lie in {' and '.join(folders)}:"
+            " put the parts of one training into one folder"
+        )
     if len(steps) > 1:
         first, second = sorted(steps)[:2]
         raise ValueError(

@@ -48,6 +48,7 @@ LAYERS = [
     "run",
     "run_lock",
     "rank_parts",
+    "gsplat_parts",
     "checkpoint_catalog",
     "lpips",
     "evaluate",
@@ -65,6 +66,7 @@ LAYERS = [
     "api",
     "doctor",
     "terminal",
+    "train_command",
     "cli",
 ]
 

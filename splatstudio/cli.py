@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import FREE_ON_RESUME, TrainConfig, check, resumed, with_whole_init
+from splatstudio.config import TrainConfig, check, with_whole_init
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
@@ -90,40 +89,10 @@ def train_(
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
-    from splatstudio.checkpoint import newest_checkpoint
-    from splatstudio.run import Run, new_run_path
-    from splatstudio.scene import load_scene
-    from splatstudio.session import Session
-    from splatstudio.terminal import console, print_scene, run_to_end
-    from splatstudio.trainer import Trainer
+    from splatstudio.train_command import train_scene
 
     check(config)
-    config = with_whole_init(config)
-    if resume:
-        if run is None:
-            raise ValueError("--resume needs --run: the folder of the run to go on with")
-        folder = Run.open(run)
-        config = resumed(folder.config, config)
-        checkpoint = newest_checkpoint(run)
-        if checkpoint is None:
-            raise ValueError(f"{run} has no checkpoint to resume from; leave --resume away to start anew")
-        loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
-        print_scene(loaded)
-        ends = {name: getattr(config, name) for name in FREE_ON_RESUME}
-        trainer = Trainer.resume(loaded, checkpoint, **ends)
-        console.print(f"Resuming at step {trainer.step} from {checkpoint}")
-    else:
-        loaded = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
-        print_scene(loaded)
-        trainer, folder = Trainer(loaded, config), None
-    try:
-        folder = folder or Run.create(run or new_run_path(loaded.path), loaded.path, trainer.config)
-        with closing(Session(trainer, folder)) as session:
-            for note in session.notes:
-                console.print(note)
-            return run_to_end(session)
-    finally:
-        trainer.close()
+    return train_scene(scene, with_whole_init(config), run, resume=resume)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.model import load_model
 from splatstudio.run import Run
+from splatstudio.run_lock import RunLock
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
@@ -132,6 +133,29 @@ def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixt
     assert code == 2 and "test_every" in output
     code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--optim.means-lr", "0.1")
     assert code == 2 and "optim.means_lr" in output
+
+
+def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
+    lock = RunLock(run_dir)
+    code, output = command(capsys, *arguments)
+    assert code == 2 and f"is being trained by process {os.getpid()}" in output
+    left = lock.path.read_text()
+    lock.release()
+    lock.path.write_text(left)  # as after a kill
+    code, output = command(capsys, *arguments, "--eval-steps", "75", "--save-steps", "78")
+    assert code == 0 and "left this run without ending properly" in output
+    assert "step 75: PSNR" in output and "step_00000078" in output, "other steps may be asked for"
+    assert not lock.path.exists()
+
+
+def test_a_run_folder_that_holds_something_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir)
+    assert code == 2 and f"the run folder {run_dir} is not empty" in output
 
 
 def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:

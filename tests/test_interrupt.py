@@ -9,56 +9,69 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.checkpoint import newest_checkpoint, step_of
 from splatstudio.worker.reports import saved_sentence
 
 TIMEOUT = 60.0
 
-# A save that takes long, before or after the checkpoint is complete.
-PROGRAM = """
-    import sys, time
-    from splatstudio import checkpoint_saver, cli
-    from splatstudio.session import Session
+# In the background process: a save that takes long, before or after the checkpoint is complete, or an
+# evaluation that does. It is a sitecustomize.py, which Python loads before anything else.
+HELD_UP = """
+    import sys
 
-    save = checkpoint_saver.save_checkpoint
+    def hold_up(when, marker):
+        import time
+        from pathlib import Path
+        from splatstudio import checkpoint_saver
+        from splatstudio.session import Session
 
-    def slow(run_dir, checkpoint):
-        if WHEN == "before":
-            print("halfway", flush=True)
+        save = checkpoint_saver.save_checkpoint
+
+        def slow(run_dir, checkpoint):
+            folder = save(run_dir, checkpoint) if when == "after" else None
+            Path(marker).touch()
             time.sleep(600)
-        folder = save(run_dir, checkpoint)
-        if WHEN == "after":
-            print("halfway", flush=True)
-            time.sleep(600)
-        return folder
+            return folder
 
-    checkpoint_saver.save_checkpoint = slow
-    if WHEN == "evaluating":
         def evaluating(self):
-            print("halfway", flush=True)
+            Path(marker).touch()
             while True:
                 time.sleep(0.05)
                 self.breathe()
-        Session.evaluate = evaluating
-    cli.main()
+
+        if when == "evaluating":
+            Session.evaluate = evaluating
+        else:
+            checkpoint_saver.save_checkpoint = slow
+
+    if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+        hold_up(WHEN, MARKER)
 """
 
 
 @pytest.fixture
-def start(tmp_path: Path, blob_folder: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start the command line; `when` says where its save is held up."""
+def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line; `when` says where its save is held up: tmp_path/held is there then."""
+    started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, when: str = "") -> subprocess.Popen[str]:
-        program = textwrap.dedent(PROGRAM).replace("WHEN", repr(when))
+        folders = [path for path in sys.path if path]
+        if when:
+            (tmp_path / "held_up").mkdir()
+            program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
+            program = program.replace("MARKER", repr(str(tmp_path / "held")))
+            (tmp_path / "held_up" / "sitecustomize.py").write_text(program)
+            folders.insert(0, str(tmp_path / "held_up"))
         environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
+        program = "from splatstudio.cli import main; main()"
         command = [sys.executable, "-c", program, *arguments, "--run", str(tmp_path / "run")]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--sh-degree", "1", "--steps", "100000"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -66,8 +79,34 @@ def start(tmp_path: Path, blob_folder: Path) -> Callable[..., subprocess.Popen[s
             env=environment,
             start_new_session=True,
         )
+        started.append(process)
+        return process
 
-    return run
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def training_process(run: Path, process: subprocess.Popen[str], after: int = 0) -> int:
+    """Return the id of the process that trains `run`, once it does; not `after`."""
+    log, found = run / "logs" / "worker.log", [0]
+
+    def tells() -> bool:
+        told = re.findall(r"process (\d+) trains here", log.read_text()) if log.exists() else []
+        found[0] = int(told[-1]) if told else 0
+        return found[0] not in (0, after)
+
+    wait_for(tells, process)
+    return found[0]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -100,14 +139,15 @@ def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
     start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, when: str
 ) -> None:
     process = start("train", str(blob_folder), when=when)
-    try:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
-        os.killpg(process.pid, signal.SIGINT)
-        assert "Ctrl-C again ends at once" in read_to(process, "halfway")
-        output, seconds = end(process)
-    finally:
-        process.kill()
+    worker = training_process(tmp_path / "run", process)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    time.sleep(0.3)  # for the command to hear of the steps
+    os.killpg(process.pid, signal.SIGINT)
+    read_to(process, "Ctrl-C again ends at once")
+    wait_for((tmp_path / "held").exists, process)
+    output, seconds = end(process)
+    assert not is_there(worker), "the background process was left behind"
     assert process.returncode == 130 and seconds < 10 and "Traceback" not in output
     newest = newest_checkpoint(tmp_path / "run")
     if when == "after":
@@ -122,13 +162,59 @@ def test_ctrl_c_does_not_wait_for_an_evaluation(
     start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
 ) -> None:
     process = start("train", str(blob_folder), "--eval-steps", "5", when="evaluating")
-    try:
-        read_to(process, "halfway")
-        output, seconds = end(process)
-    finally:
-        process.kill()
+    wait_for((tmp_path / "held").exists, process)
+    output, seconds = end(process)
     assert process.returncode == 130 and seconds < 20
     assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
+
+
+def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder), "--save-minutes", "0.01")
+    run = tmp_path / "run"
+    worker = training_process(run, process)
+    wait_for(lambda: newest_checkpoint(run, lambda _: None) is not None, process)
+    os.kill(worker, signal.SIGKILL)
+    told = read_to(process, "was killed (SIGKILL")
+    goes_on = re.search(r"The training goes on by itself from the checkpoint of step ([\d,]+)\.", told)
+    assert goes_on is not None and int(goes_on.group(1).replace(",", "")) > 0
+    training_process(run, process, after=worker)
+    time.sleep(0.3)
+    output, _ = end(process)
+    newest = newest_checkpoint(run)
+    assert process.returncode == 130 and newest is not None and f"Saved {newest}." in output
+    step = step_of(newest)
+    assert step is not None and step > int(goes_on.group(1).replace(",", ""))
+    assert len(list((run / "ckpts").iterdir())) <= 2, "autosaves do not pile up, nor does what a kill leaves"
+
+
+def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder), when="before")
+    worker = training_process(tmp_path / "run", process)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for((tmp_path / "held").exists, process)
+    os.kill(worker, signal.SIGKILL)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
+
+
+def test_the_background_process_saves_when_the_command_is_killed(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder))
+    worker = training_process(tmp_path / "run", process)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + TIMEOUT
+    while is_there(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_there(worker) and newest_checkpoint(tmp_path / "run") is not None
 
 
 def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(

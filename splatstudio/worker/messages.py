@@ -388,3 +388,5 @@ class Failed(Event):
     sentence: str
     step: int
     log_path: Path | None
+    cause: str = ""  # why alone
+    expected: bool = False  # the cause is something that the user did or can change: the log tells no more

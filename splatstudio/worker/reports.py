@@ -20,9 +20,9 @@ def error_sentence(error: BaseException) -> str:
     return _as_sentence(f"An unexpected error ended the background process ({type(error).__name__}: {text})")
 
 
-def failure_sentence(cause: Cause, refusal: str, job: Job) -> str:
-    """Return what to tell the user about a worker that is gone for good, and why it was not restarted."""
-    return " ".join(part for part in (cause.sentence, refusal, _what_is_safe(job)) if part)
+def failure_sentence(why: str, job: Job) -> str:
+    """Return what to tell the user about a worker that is gone for good, `why` it is, in sentences, given."""
+    return f"{why} {_what_is_safe(job)}"
 
 
 def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started: bool, paused: bool) -> str:

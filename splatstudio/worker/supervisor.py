@@ -148,8 +148,10 @@ class Supervisor:
             # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
             refusal = "" if clean or self._closing else self._policy.refusal(cause)
             if refusal is not None or not self._restart(cause):
-                sentence = failure_sentence(cause, refusal or "", self.job)
-                self._listener.receive(Failed(sentence, cause.step, self._log_path()))
+                why = " ".join(filter(None, (cause.sentence, refusal)))
+                sentence = failure_sentence(why, self.job)
+                failed = Failed(sentence, cause.step, self._log_path(), why, cause.final)
+                self._listener.receive(failed)
                 break
         self._over.set()
         self._outbox.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from splatstudio.config import FREE_ON_RESUME
 from splatstudio.model import Model
 from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
@@ -142,7 +143,9 @@ class Training:
         job = self._job
         scene = load_scene(job.scene_path, downscale=job.config.downscale, test_every=job.config.test_every)
         if job.checkpoint is not None:
-            trainer = Trainer.resume(scene, job.checkpoint, steps=job.config.steps)
+            trainer = Trainer.resume(
+                scene, job.checkpoint, **{name: getattr(job.config, name) for name in FREE_ON_RESUME}
+            )
             run = Run.open(job.run_dir)
         else:
             trainer = Trainer(scene, job.config)
@@ -219,7 +222,7 @@ class Training:
             saved = session.save_if_needed()
         except OSError as error:
             self._emit(
-                Warned(f"Not saved: {error}. The model is kept: make room on the disk, then press Save.")
+                Warned(f"Not saved: {error}. The model is kept: make room on the disk, then save again.")
             )
             self._change_state("paused")
             return

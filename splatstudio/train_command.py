@@ -1,0 +1,199 @@
+"""`splatstudio train`: a training in a background process, followed from the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.config import TrainConfig, resumed
+from splatstudio.evaluate import evaluation_from_json
+from splatstudio.run import Run, is_taken, new_run_path
+from splatstudio.run_lock import RunLock
+from splatstudio.scene import load_scene
+from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
+from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.messages import (
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Saved,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    Warned,
+)
+from splatstudio.worker.reports import saved_sentence
+
+INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
+
+
+def train_scene(scene_path: Path, config: TrainConfig, run_dir: Path | None, *, resume: bool) -> int:
+    """Train to the last step or to Ctrl-C, which saves, and return the exit code.
+
+    Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
+    training.
+    """
+    checkpoint = None
+    if resume:
+        config, checkpoint = _to_resume(config, run_dir)
+    scene = load_scene(scene_path, downscale=config.downscale, test_every=config.test_every)
+    print_scene(scene)
+    run_dir = run_dir or new_run_path(scene.path)
+    first = 0
+    if checkpoint is not None:
+        first = step_of(checkpoint) or 0
+        console.print(f"Resuming at step {first} from {checkpoint}")
+        if first >= config.steps:
+            console.print(f"Nothing to do: the run is at step {first} of {config.steps} already.")
+            return 0
+        _take_over(run_dir)
+    elif is_taken(run_dir):
+        raise ValueError(f"the run folder {run_dir} is not empty: resume it, or name another one")
+    job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint)
+    del scene  # the background process has its own
+    return _Attendance(job, first).run()
+
+
+def _to_resume(config: TrainConfig, run_dir: Path | None) -> tuple[TrainConfig, Path]:
+    """Return the settings and the checkpoint with which a run goes on."""
+    if run_dir is None:
+        raise ValueError("--resume needs --run: the folder of the run to go on with")
+    config = resumed(Run.open(run_dir).config, config)
+    checkpoint = newest_checkpoint(run_dir)
+    if checkpoint is None:
+        raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
+    return config, checkpoint
+
+
+def _take_over(run_dir: Path) -> None:
+    """Say who left the run without ending properly; ValueError, naming who trains it now, if anybody."""
+    lock = RunLock(run_dir)
+    if lock.left_by is not None:
+        console.print(f"{lock.left_by} left this run without ending properly; its lock is taken over.")
+    lock.release()  # the background process takes it for good
+
+
+@dataclass
+class Interrupt:
+    """Whether Ctrl-C was pressed; the second time it ends the command at once."""
+
+    pressed: bool = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            # There is no third time: what follows takes a moment at most.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        self.pressed = True
+        console.print("Saving after this step ... (Ctrl-C again ends at once)")
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag, so that a step is never torn apart."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Attendance:
+    """Follows one training: prints what its process tells, and has it stop when Ctrl-C is pressed."""
+
+    def __init__(self, job: TrainJob, first: int):
+        self._job = job
+        self._first = first
+        self._client = WorkerClient(job)
+        self._started: float | None = None
+        self._num_gaussians = 0
+
+    def run(self) -> int:
+        with interruptible() as interrupt:
+            try:
+                self._client.start()
+                self._client.send(Start())
+                with ProgressReport(self._job.config.steps, self._first) as report:
+                    end = self._follow(report, interrupt)
+                self._client.close()
+            except KeyboardInterrupt:
+                self._client.kill()
+                # Whatever the save in progress had come to: the disk tells.
+                console.print(self._on_disk())
+                # At once: no waiting for threads.
+                os._exit(INTERRUPTED)
+            except BaseException:
+                self._client.close()
+                raise
+        return self._conclude(end, interrupt)
+
+    def _follow(self, report: ProgressReport, interrupt: Interrupt) -> Event | None:
+        """Print what happens; return the training's last word, None when it cannot be saved."""
+        told = False
+        while True:
+            if interrupt.pressed and not told:
+                told = True
+                self._client.send(Stop())
+            for event in self._client.poll(POLL_SECONDS):
+                if isinstance(event, (Finished, Failed)):
+                    return event
+                if isinstance(event, StateChanged):
+                    if event.state == "restarting" and told:
+                        # It died while it saved. Another one in its place would have nothing more to save.
+                        self._client.kill()
+                        return None
+                    if event.state in ("paused", "ended"):
+                        return None  # it could not save: the disk is full
+                self._tell(event, report, quiet=told)
+
+    def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
+        if isinstance(event, Started):
+            self._started = self._started or time.monotonic()
+            self._num_gaussians = event.num_gaussians
+        elif isinstance(event, Progress):
+            self._num_gaussians = event.num_gaussians
+            report.show(event)
+        elif isinstance(event, Evaluated) and event.path is not None:
+            file = event.path / f"step_{event.step:08d}.json"
+            print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
+        elif isinstance(event, Saved) and not quiet:
+            console.print(f"Saved {event.path}")
+        elif isinstance(event, Warned):
+            console.print(event.sentence, style="yellow", markup=False)
+
+    def _conclude(self, end: Event | None, interrupt: Interrupt) -> int:
+        if isinstance(end, Failed):
+            if end.expected:
+                raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
+            print_error(f"{end.cause} {self._on_disk()} The log is {end.log_path}.")
+            return 1
+        if not isinstance(end, Finished):
+            console.print(self._on_disk())
+            return INTERRUPTED if interrupt.pressed else 2
+        elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
+        steps, num = end.step - self._first, self._num_gaussians
+        console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
+        if end.completed:
+            return 0
+        console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
+        return INTERRUPTED
+
+    def _on_disk(self) -> str:
+        return saved_sentence(self._job.run_dir, self._client.step)
+
+    def _go_on(self) -> str:
+        return f"Go on with: splatstudio train SCENE --run {self._job.run_dir} --resume"

@@ -151,6 +151,18 @@ def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken
     assert not lock.path.exists()
 
 
+def test_a_training_that_diverges_ends_with_the_reason_and_what_is_safe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    arguments = ("train", DEMO, *SMALL, "--run", folder, "--steps", "120", "--save-steps", "15")
+    dying = ("--init-opacity", "0.002", "--optim.opacities-lr", "0", "--densify.every", "10")
+    code, output = command(capsys, *arguments, *dying)
+    newest = folder / "ckpts" / "step_00000015"
+    assert code == 2 and f"The newest good checkpoint is {newest}" in output, output
+    assert "error: All Gaussians became transparent" in output and "Traceback" not in output
+
+
 def test_a_run_folder_that_holds_something_is_refused(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,9 @@ class TrainConfig:
     eval_steps: tuple[int, ...] = setting(
         (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
     )
+    eval_every: int = setting(
+        0, "Steps between two evaluations of the test photographs, beside eval_steps; 0: none.", 0, live=True
+    )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
     save_minutes: float = setting(
         10.0,
@@ -283,7 +286,7 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
 
 
 # What a run that goes on may be told anew: when to stop, to evaluate and to save.
-FREE_ON_RESUME = ("steps", "eval_steps", "save_steps", "save_minutes", "keep")
+FREE_ON_RESUME = ("steps", "eval_steps", "eval_every", "save_steps", "save_minutes", "keep")
 
 
 def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:

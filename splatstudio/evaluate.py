@@ -34,7 +34,8 @@ DEFINITIONS = {
     " better; mean over positions",
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
     " program and gsplat's lpips_net vgg); lower is better; mean over positions",
-    "mean": "over images; one that is masked altogether is left out",
+    "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
+    " from the mean of that score",
     "seconds_per_image": "rendering alone, on the machine that evaluated",
 }
 
@@ -55,6 +56,15 @@ class ImageScore:
         return {name: _finite(value) for name, value in asdict(self).items() if value is not None}
 
 
+@dataclass(frozen=True)
+class Against:
+    """What an evaluation compared with: the figures of two are comparable where this is the same."""
+
+    scene: Path  # resolved
+    downscale: int
+    test_every: int
+
+
 SCORES = ("psnr", "ssim", "psnr_corrected", "lpips_alex", "lpips_vgg")
 
 
@@ -71,12 +81,18 @@ class Evaluation:
     lpips_alex: float | None = None
     lpips_vgg: float | None = None
     notes: tuple[str, ...] = ()  # what could not be measured, and why
+    against: Against | None = None  # where it is known
 
     def to_json(self) -> dict[str, Any]:
-        """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions."""
+        """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions.
+
+        scene, downscale and test_every say what was compared with, where it is known.
+        """
         means = {name: _finite(getattr(self, name)) for name in self.measured}
+        against = {} if self.against is None else {**asdict(self.against), "scene": str(self.against.scene)}
         return {
             **means,
+            **against,
             "num_gaussians": self.num_gaussians,
             "seconds_per_image": self.seconds_per_image,
             "images": [score.to_json() for score in self.images],
@@ -93,8 +109,8 @@ class Evaluation:
 
     @property
     def worst_first(self) -> tuple[ImageScore, ...]:
-        """Return the images' scores by rising PSNR."""
-        return tuple(sorted(self.images, key=lambda score: score.psnr))
+        """Return the images' scores by rising PSNR; one that is no number comes first."""
+        return tuple(sorted(self.images, key=lambda s: -math.inf if math.isnan(s.psnr) else s.psnr))
 
     def to_csv(self) -> str:
         """Return a table with a line for each image, worst first, and one for the mean."""
@@ -102,7 +118,7 @@ class Evaluation:
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["name", *self.measured])
         for score in self.worst_first:
-            writer.writerow([score.name, *(getattr(score, name) for name in self.measured)])
+            writer.writerow([_as_text(score.name), *(getattr(score, name) for name in self.measured)])
         writer.writerow(["mean", *(getattr(self, name) for name in self.measured)])
         return table.getvalue()
 
@@ -112,12 +128,16 @@ def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
     try:
         images = tuple(_score_from_json(score) for score in values["images"])
         means = {name: _number(values[name]) for name in SCORES if name in values}
+        against = None
+        if "scene" in values:
+            against = Against(Path(values["scene"]), int(values["downscale"]), int(values["test_every"]))
         return Evaluation(
             **means,
             num_gaussians=int(values["num_gaussians"]),
             images=images,
             seconds_per_image=_number(values["seconds_per_image"]),
             notes=tuple(map(str, values.get("notes", ()))),
+            against=against,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"these are no scores: {error}") from error
@@ -203,12 +223,13 @@ def evaluate(
         )
     means = {name: [getattr(score, name) for score in scores] for name in SCORES}
     known = {name: values for name, values in means.items() if None not in values}
+    averages: dict[str, Any] = {name: _mean(values) for name, values in known.items()}
     return Evaluation(
-        **{name: sum(values) / len(values) for name, values in known.items()},
+        **averages,
         num_gaussians=len(gaussians),
         images=tuple(scores),
         seconds_per_image=seconds / len(scores),
-        notes=measures.notes,
+        notes=(*measures.notes, *_left_out(known)),
     )
 
 
@@ -250,6 +271,30 @@ def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:
     write_durably(path.with_suffix(".csv"), evaluation.to_csv().encode())
     write_json_durably(path, {"step": step, **evaluation.to_json()})
     return path
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values; where there are none, the first: infinity or NaN."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else values[0]
+
+
+def _left_out(scores: dict[str, list[float]]) -> list[str]:
+    notes: list[str] = []
+    for name, values in scores.items():
+        num = sum(not math.isfinite(value) for value in values)
+        if num == len(values):
+            notes.append(f"{name}: no image has a finite value")
+        elif num:
+            notes.append(
+                f"{name}: {num} of {len(values)} images have no finite value; the mean is without them"
+            )
+    return notes
+
+
+def _as_text(name: str) -> str:
+    """Return a file's name as a spreadsheet takes it for text: these begin a formula there."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def _finite(value: Any) -> Any:

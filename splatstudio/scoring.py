@@ -6,9 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, write_evaluation
+from splatstudio.evaluate import (
+    PSNR_AND_SSIM,
+    Against,
+    Evaluation,
+    ImageScore,
+    Measures,
+    write_evaluation,
+)
 from splatstudio.merging import merge
-from splatstudio.model import load_model, origin_of, run_folder_of
+from splatstudio.model import Origin, load_model, origin_of, run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scene import load_scene
 
@@ -36,7 +43,7 @@ class Scored:
 
     evaluation: Evaluation
     step: int | None
-    file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not part of a run
+    file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not the run's own scores
     part: str | None = None  # a sentence, when only a part of a model was evaluated
 
 
@@ -45,10 +52,12 @@ def evaluate_task(
     measures: Measures = PSNR_AND_SSIM,
     report: Callable[[int, int, ImageScore | None], None] = lambda done, total, score: None,
 ) -> Scored:
-    """Load the model and the scene, compare, and write the scores where the model belongs to a run.
+    """Load the model and the scene, compare, and write the scores where they are a run's own.
 
-    `report` gets the images done, their total, and the newest score. The scores of a part of a model are
-    not written. Raises ValueError when something cannot be read or there is nothing to compare with.
+    They are where the model is a whole one of a run and was compared as in its training, with the same scene,
+    downscale and split. `report` gets the images done, their total, and the newest score.
+
+    Raises ValueError when something cannot be read or there is nothing to compare with.
     """
     part = part_of(task.path)
     if task.merge:
@@ -57,17 +66,13 @@ def evaluate_task(
     else:
         model = load_model(task.path)
     origin = origin_of(task.path)
-    scene_path, downscale, test_every = task.scene, task.downscale, task.test_every
-    if origin is not None:
-        scene_path = scene_path or origin.scene_path
-        downscale = downscale or origin.config.downscale
-        test_every = origin.config.test_every
-    if scene_path is None:
-        raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
-    scene = load_scene(scene_path, downscale=downscale or 1, test_every=test_every)
+    against = _against(task, origin)
+    scene = load_scene(against.scene, downscale=against.downscale, test_every=against.test_every)
     total = len(scene.test_indices)
     if total == 0:
-        raise ValueError(f"{scene_path} has no test photographs: --test-every {test_every} holds none out")
+        raise ValueError(
+            f"{against.scene} has no test photographs: --test-every {against.test_every} holds none out"
+        )
     done = 0
 
     def count(score: ImageScore, _: object) -> None:
@@ -76,11 +81,30 @@ def evaluate_task(
         report(done, total, score)
 
     report(0, total, None)
-    evaluation = model.evaluate(scene, measures, count)
+    evaluation = replace(model.evaluate(scene, measures, count), against=against)
     if task.path.suffix == ".pt" and evaluation.psnr < BESIDE_THE_SCENE:
         evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
     run = run_folder_of(task.path)
     file = None
     if run is not None and model.step is not None and part is None:
-        file = write_evaluation(run, model.step, evaluation)
+        own = _against(EvaluationTask(task.path), origin)
+        if against == own:
+            file = write_evaluation(run, model.step, evaluation)
+        else:
+            note = (
+                f"not written into {run}: its own scores are of {own.scene} at 1/{own.downscale} of its size"
+            )
+            evaluation = replace(evaluation, notes=(*evaluation.notes, note))
     return Scored(evaluation, model.step, file, None if part is None else str(part))
+
+
+def _against(task: EvaluationTask, origin: Origin | None) -> Against:
+    """Return what to compare with: what the task says, else as in the training."""
+    scene, downscale, test_every = task.scene, task.downscale, task.test_every
+    if origin is not None:
+        scene = scene or origin.scene_path
+        downscale = downscale or origin.config.downscale
+        test_every = origin.config.test_every
+    if scene is None:
+        raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
+    return Against(scene.resolve(), downscale or 1, test_every)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
-from splatstudio.evaluate import Evaluation, evaluate, write_evaluation
+from splatstudio.evaluate import Against, Evaluation, evaluate, write_evaluation
 from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
@@ -102,8 +102,7 @@ class Session:
             elif self._autosave_due():
                 self._take(wait=True)
                 self._saver.start(replace(self._checkpoint(), autosave=True))
-            due = stats.step in self.trainer.config.eval_steps or self.finished
-            if due and self.trainer.scene.test_indices:
+            if self._evaluation_due() and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error))
@@ -142,6 +141,9 @@ class Session:
             )
         finally:
             self._evaluating = False
+        config = trainer.config
+        against = Against(trainer.scene.path.resolve(), config.downscale, config.test_every)
+        evaluation = replace(evaluation, against=against)
         write_evaluation(self.run.path, trainer.step, evaluation)
         self.run.append_metrics(
             {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
@@ -196,6 +198,11 @@ class Session:
         # A disk that takes longer than the time between two saves is not waited for.
         seconds = self.trainer.config.save_minutes * 60.0
         return seconds > 0 and self._clock() - self._saving_since >= seconds and not self._saver.busy
+
+    def _evaluation_due(self) -> bool:
+        config, step = self.trainer.config, self.trainer.step
+        regular = config.eval_every > 0 and step % config.eval_every == 0
+        return regular or step in config.eval_steps or self.finished
 
     def _append_metrics(self, stats: StepStats) -> None:
         change = stats.change

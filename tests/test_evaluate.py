@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,3 +193,25 @@ def test_a_score_that_is_not_finite_has_no_number_in_the_file(blob_scene: Scene,
     perfect = replace(evaluation, psnr=math.inf)
     text = write_evaluation(tmp_path, 1, perfect).read_text()
     assert "Infinity" not in text and json.loads(text)["psnr"] is None
+
+
+def test_an_image_without_a_finite_score_spoils_no_mean(
+    truth: Gaussians, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([0.5, math.nan, 0.7])
+    monkeypatch.setattr(sys.modules[evaluate.__module__], "ssim", lambda *_: next(values))
+    evaluation = evaluate(truth, blob_scene, indices=[0, 1, 2])
+    assert evaluation.ssim == pytest.approx(0.6)
+    assert evaluation.notes == ("ssim: 1 of 3 images have no finite value; the mean is without them",)
+    assert math.isfinite(evaluation.psnr)
+    first, second, third = evaluation.images
+    spoilt = replace(evaluation, images=(first, replace(second, psnr=math.nan), third))
+    assert spoilt.worst_first[0].name == second.name
+
+
+def test_a_name_in_the_table_is_no_formula(truth: Gaussians, blob_scene: Scene) -> None:
+    evaluation = evaluate(truth, blob_scene, indices=[0])
+    names = ["=cmd()", "+1", "-1", "@a", "plain.jpg"]
+    images = tuple(replace(evaluation.images[0], name=name) for name in names)
+    rows = list(csv.DictReader(io.StringIO(replace(evaluation, images=images).to_csv())))
+    assert [row["name"] for row in rows[:-1]] == ["'=cmd()", "'+1", "'-1", "'@a", "plain.jpg"]

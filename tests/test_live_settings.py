@@ -42,6 +42,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "densify.max_gaussians": (61, "num"),
 }
 ELSEWHERE = {
+    "eval_every",  # read by who evaluates
     "keep",  # read by who writes checkpoints
     "save_minutes",  # likewise
     "optim.visible_only",  # changes nothing where every photograph shows all Gaussians, as here

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import blobs
 
+from splatstudio.config import TrainConfig
+from splatstudio.evaluate import Against, evaluation_from_json
 from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
 from splatstudio.model import load_model
 from splatstudio.rendering import render
+from splatstudio.run import Run
 from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.scoring import OTHER_FRAME, EvaluationTask, evaluate_task
+from splatstudio.session import Session
+from splatstudio.trainer import Trainer
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"
@@ -42,3 +50,29 @@ def test_a_model_in_a_frame_of_its_own_is_told(blob_folder: Path, tmp_path: Path
     write_gsplat_checkpoint(file, moved, step=29)
     beside = evaluate_task(EvaluationTask(file, blob_folder))
     assert beside.evaluation.notes == (OTHER_FRAME,)
+
+
+def test_an_evaluation_of_another_size_or_scene_leaves_the_runs_own_scores(
+    blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(steps=1, sh_degree=0, eval_steps=(), save_steps=())
+    run = Run.create(tmp_path / "run", blob_scene.path, config)
+    trainer = Trainer(blob_scene, config)
+    session = Session(trainer, run)
+    session.advance()
+    session.close()
+    trainer.close()
+    file = run.path / "eval" / "step_00000001.json"
+    own = file.read_bytes()
+    against = Against(blob_scene.path.resolve(), 1, 8)
+    assert evaluation_from_json(json.loads(own)).against == against
+    for other in (EvaluationTask(run.path, downscale=2), EvaluationTask(run.path, scene=tmp_path / "copy")):
+        if other.scene is not None:
+            shutil.copytree(blob_folder, other.scene)
+        scored = evaluate_task(other)
+        assert scored.file is None and file.read_bytes() == own
+        assert scored.evaluation.against != against
+        assert "its own scores are of" in scored.evaluation.notes[-1]
+    scored = evaluate_task(EvaluationTask(run.path, downscale=1))
+    assert scored.file is not None and scored.file.samefile(file) and scored.evaluation.against == against
+    assert file.read_bytes() != own, "its time per image is another"

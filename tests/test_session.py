@@ -39,6 +39,11 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
     assert session.save_if_needed() is None, "the last step was saved already"
 
 
+def test_it_evaluates_at_regular_steps_too(session: Session) -> None:
+    session.trainer.update_setting("eval_every", 2)
+    assert [a.stats.step for a in (session.advance() for _ in range(6)) if a.evaluation] == [2, 3, 4, 6]
+
+
 def test_a_full_disk_is_told_and_the_training_goes_on(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

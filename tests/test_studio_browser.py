@@ -248,26 +248,32 @@ def test_failure_is_told_and_resume_offered(open_page: Callable[..., Screen], bl
 def test_pictures_for_the_documentation(open_page: Callable[..., Screen]) -> None:
     folder = Path(str(SCREENSHOTS))
     folder.mkdir(parents=True, exist_ok=True)
-    config = TrainConfig(steps=2000, eval_steps=(500, 1000, 1500), save_steps=(), sh_degree=2)
+    config = TrainConfig(steps=3000, eval_steps=(500, 1000, 1500), save_steps=(1000,), sh_degree=2)
     screen = open_page(ROOT / "assets" / "demo", config, width=1440, height=900)
-    time.sleep(3.0)
-    screen.page.screenshot(path=folder / "studio-ready.png")
+
+    def shoot(name: str, seconds: float = 2.0) -> None:
+        time.sleep(seconds)
+        screen.close_notices()
+        screen.page.screenshot(path=folder / f"{name}.jpg", type="jpeg", quality=85)
+
+    shoot("ready", 3.0)
     screen.button("Start training").click()
     deadline = time.monotonic() + 1200
-    for step in (60, 1100):
-        while screen.step < step and time.monotonic() < deadline:
-            time.sleep(1.0)
-        screen.close_notices()
-        screen.page.screenshot(path=folder / f"studio-training-{step}.png")
-    screen.tab("View")
-    screen.switch("Cameras").click()
-    while screen.text("state") == "Training" and time.monotonic() < deadline:
+    while screen.step < 1600 and time.monotonic() < deadline:
         time.sleep(1.0)
+    shoot("training")
+    screen.tab("View")
+    screen.page.locator("[data-photo]").first.click()
     time.sleep(3.0)
-    screen.close_notices()
-    screen.page.screenshot(path=folder / "studio-finished.png")
+    screen.page.keyboard.press("g")
+    shoot("compare", 4.0)
+    screen.tab("Evaluate")
+    shoot("evaluate", 4.0)
+    screen.tab("Render")
+    screen.button("Orbit").click()
+    screen.drag(60)
+    shoot("render", 4.0)
     screen.tab("Export")
     screen.button("Export PLY").click()
-    screen.page.get_by_text("Exported").first.wait_for()
-    time.sleep(1.0)
-    screen.page.screenshot(path=folder / "studio-export.png")
+    screen.page.get_by_text("Exported").first.wait_for(timeout=60_000)
+    shoot("export", 1.0)

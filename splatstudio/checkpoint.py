@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,8 +26,16 @@ import torch
 from torch import Tensor
 
 from splatstudio.config import TrainConfig, from_json, to_json
-from splatstudio.durable import sync_folder, write_json_durably
+from splatstudio.durable import sync_folder
 from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.manifest import (
+    DOOMED_FOLDER,
+    REPLACED_FOLDER,
+    STEP_FOLDER,
+    read_manifest,
+    step_of,
+    write_sealed,
+)
 from splatstudio.optim import SplatAdam
 from splatstudio.shard_file import (
     Shard,
@@ -40,13 +46,6 @@ from splatstudio.shard_file import (
     write_shard_file,
 )
 from splatstudio.strategy import Population
-
-FORMAT = "splatstudio checkpoint"
-FORMAT_VERSION = 1
-STEP_FOLDER = re.compile(r"step_(\d{8,})")
-# What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
-REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
-DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying
 
 log = logging.getLogger(__name__)
 
@@ -215,15 +214,6 @@ def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
     return manifest
 
 
-def step_of(folder: Path) -> int | None:
-    """Return the step that the name of a checkpoint's folder tells, or None for another name."""
-    match = STEP_FOLDER.fullmatch(folder.name)
-    if match is not None:
-        return int(match[1])
-    match = REPLACED_FOLDER.fullmatch(folder.name)
-    return int(match[2]) if match is not None else None
-
-
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, good or not, by rising step.
 
@@ -316,8 +306,6 @@ def joined(parts: Sequence[Population], num_steps: int) -> Population:
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails."""
     values = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
         "step": checkpoint.step,
         "num_gaussians": sum(shard.rows for shard in shards),
         "ranks": [shard.to_json() for shard in shards],
@@ -328,50 +316,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "upcoming": list(checkpoint.upcoming),
         "autosave": checkpoint.autosave,
     }
-    write_json_durably(folder / "manifest.json", values)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, its fields checked; ValueError with the reason otherwise."""
-    file = folder / "manifest.json"
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{folder} is no checkpoint: {file} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it is not JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{file} is not the manifest of a {FORMAT}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        version = manifest.get("format_version")
-        raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
-    expected = {"step": int, "num_gaussians": int, "ranks": list, "config": dict, "scene": dict}
-    for name, kind in expected.items():
-        if type(manifest.get(name)) is not kind:
-            raise ValueError(f"{file} is damaged: {name} is {manifest.get(name)!r}")
-    num_ranks = len(manifest["ranks"])
-    if num_ranks == 0:
-        raise ValueError(f"{file} is damaged: it names no rank's file")
-    for rank, entry in enumerate(manifest["ranks"]):
-        if not _is_shard(entry, rank, num_ranks):
-            raise ValueError(
-                f"{file} is damaged: the entry {entry!r} is not the file of rank {rank} of {num_ranks}"
-                " with its size"
-            )
-    if manifest["num_gaussians"] != sum(entry["rows"] for entry in manifest["ranks"]):
-        raise ValueError(f"{file} is damaged: the ranks' rows do not add up to num_gaussians")
-    return manifest
-
-
-def _is_shard(entry: Any, rank: int, num_ranks: int) -> bool:
-    fields = {"file": str, "rows": int, "bytes": int, "sha256": str}
-    return (
-        isinstance(entry, dict)
-        and entry.keys() == fields.keys()
-        and all(type(entry[name]) is kind for name, kind in fields.items())
-        and entry["rows"] >= 0
-        and entry["file"] == shard_name(rank, num_ranks)
-    )
+    write_sealed(folder, values)
 
 
 def _sweep(parent: Path) -> None:

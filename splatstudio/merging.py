@@ -20,6 +20,7 @@ from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat
 from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians import Gaussians
 from splatstudio.gsplat_parts import MOMENTS, check_alike, check_part, check_step
+from splatstudio.manifest import step_of
 from splatstudio.model import Model, model_of
 from splatstudio.optim import SplatAdam
 from splatstudio.rank_parts import GSPLAT_NAME, SHARD_NAME, files_to_merge, in_order_of_ranks
@@ -212,6 +213,8 @@ def _write_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint to a folder of any name, complete or not there."""
     if folder.exists():
         raise ValueError(f"{folder} is there already: name another one")
+    if step_of(folder) not in (None, checkpoint.step):
+        raise ValueError(f"{folder} would tell a wrong step: the model is of step {checkpoint.step}")
     staging = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
         staging.mkdir(parents=True)

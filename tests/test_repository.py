@@ -43,6 +43,7 @@ LAYERS = [
     "strategy",
     "shard_file",
     "formats",
+    "manifest",
     "checkpoint",
     "checkpoint_saver",
     "run",

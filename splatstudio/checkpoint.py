@@ -161,6 +161,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return _checkpoint_of(Path(folder), manifest, manifest["ranks"])
 
 
+def config_of_checkpoint(folder: Path) -> TrainConfig:
+    """Return the settings of the training at a checkpoint: some may have been changed since it began.
+
+    Raises ValueError with the file and the reason when the manifest is damaged.
+    """
+    try:
+        return from_json(TrainConfig, read_manifest(Path(folder))["config"])
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
 def load_shard(file: Path) -> Checkpoint:
     """Read and verify one rank's file of a checkpoint alone: its rows, with what all ranks share.
 

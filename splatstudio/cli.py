@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check, with_whole_init
+from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
@@ -68,7 +68,8 @@ def open_(
     check(config)
     port = None if listen.port == "auto" else listen.port
     network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
-    studio = open_studio(path, network=network, train=train, browser=browser, config=config, run_dir=run)
+    asked = {"config": config, "given": settings_named(sys.argv[1:]), "run_dir": run}
+    studio = open_studio(path, network=network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
 
@@ -92,7 +93,8 @@ def train_(
     from splatstudio.train_command import train_scene
 
     check(config)
-    return train_scene(scene, with_whole_init(config), run, resume=resume)
+    given = settings_named(sys.argv[1:])
+    return train_scene(scene, with_whole_init(config), run, resume=resume, given=given)
 
 
 @dataclass(frozen=True)

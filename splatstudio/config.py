@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -289,18 +290,39 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
 FREE_ON_RESUME = ("steps", "eval_steps", "eval_every", "save_steps", "save_minutes", "keep")
 
 
-def resumed(saved: TrainConfig, asked: TrainConfig) -> TrainConfig:
-    """Return the settings with which a run goes on: its own, with the steps that were asked for.
+def settings_named(arguments: Iterable[str]) -> frozenset[str]:
+    """Return the dotted names of the settings that a command's arguments give, whatever their values are.
 
-    A setting of `asked` that is at its default was not asked for. Raises ValueError for one that was, that
-    differs from the run's, and that is not about when to stop, to evaluate and to save.
+    As "--steps 7", "--steps=7", "--optim.means-lr", "--densify.no-enabled".
     """
-    wanted = differing(asked, TrainConfig())
-    free = set(FREE_ON_RESUME)
-    fixed = [name for name in differing(asked, saved) if name in wanted and name not in free]
+    known = set(_names(TrainConfig))
+    named: set[str] = set()
+    for argument in arguments:
+        if argument.startswith("--"):
+            *groups, last = argument[2:].partition("=")[0].replace("-", "_").split(".")
+            named |= {".".join([*groups, name]) for name in (last, last.removeprefix("no_"))}
+    return frozenset(named & known)
+
+
+def _names(cls: type, path: str = "") -> list[str]:
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        names += _names(hint, f"{path}{name}.") if is_dataclass(hint) else [path + name]
+    return names
+
+
+def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Return the settings with which a run goes on: its own, and of `FREE_ON_RESUME` those that were given.
+
+    `given` are the dotted names of the settings of `asked` that the user named. Raises ValueError for one
+    that differs from the run's and is not about when to stop, to evaluate and to save.
+    """
+    fixed = [name for name in differing(asked, saved) if name in given and name not in FREE_ON_RESUME]
     if fixed:
         raise ValueError(
             f"a run goes on with its own settings, but {', '.join(fixed)} would change; leave that away, "
             "or train anew without --resume"
         )
-    return dataclasses.replace(saved, **{name: getattr(asked, name) for name in free if name in wanted})
+    return dataclasses.replace(
+        saved, **{name: getattr(asked, name) for name in FREE_ON_RESUME if name in given}
+    )

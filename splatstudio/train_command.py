@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
 from splatstudio.config import TrainConfig, resumed
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.run import Run, is_taken, new_run_path
@@ -40,15 +40,23 @@ INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
-def train_scene(scene_path: Path, config: TrainConfig, run_dir: Path | None, *, resume: bool) -> int:
+def train_scene(
+    scene_path: Path,
+    config: TrainConfig,
+    run_dir: Path | None,
+    *,
+    resume: bool,
+    given: Collection[str],
+) -> int:
     """Train to the last step or to Ctrl-C, which saves, and return the exit code.
 
-    Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
+    `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
+    others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
     training.
     """
     checkpoint = None
     if resume:
-        config, checkpoint = _to_resume(config, run_dir)
+        config, checkpoint = _to_resume(config, run_dir, given)
     scene = load_scene(scene_path, downscale=config.downscale, test_every=config.test_every)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
@@ -67,15 +75,18 @@ def train_scene(scene_path: Path, config: TrainConfig, run_dir: Path | None, *, 
     return _Attendance(job, first).run()
 
 
-def _to_resume(config: TrainConfig, run_dir: Path | None) -> tuple[TrainConfig, Path]:
+def _to_resume(
+    config: TrainConfig, run_dir: Path | None, given: Collection[str]
+) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
     if run_dir is None:
         raise ValueError("--resume needs --run: the folder of the run to go on with")
-    config = resumed(Run.open(run_dir).config, config)
+    Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
         raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
-    return config, checkpoint
+    # What was changed while it trained is in the checkpoint alone.
+    return resumed(config_of_checkpoint(checkpoint), config, given), checkpoint
 
 
 def _take_over(run_dir: Path) -> None:

@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import viser
@@ -49,9 +49,10 @@ class Studio:
         *,
         network: Network = LOOPBACK,
         config: TrainConfig = TrainConfig(),
+        given: Collection[str] | None = None,
         run_dir: Path | None = None,
     ):
-        self.project = open_project(path, config, run_dir)
+        self.project = open_project(path, config, run_dir, given)
         self._gated = open_server(
             host=network.host,
             port=network.port,
@@ -198,15 +199,17 @@ def open_studio(
     train: bool = False,
     browser: bool = True,
     config: TrainConfig = TrainConfig(),
+    given: Collection[str] | None = None,
     run_dir: Path | None = None,
 ) -> Studio:
     """Open a scene folder, a .ply file or a run folder in the studio and print its address.
 
     Only who has the printed address, which holds a secret, gets in. `train` starts at once, `browser` opens
-    the default browser where there is a display. Raises ValueError with one sentence for a path or an address
+    the default browser where there is a display. `given` are the names of the settings in `config` that the
+    user asked for, None: those that differ from the defaults. Raises ValueError with one sentence for a path or an address
     that cannot be used.
     """
-    studio = Studio(Path(path), network=network, config=config, run_dir=run_dir)
+    studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir)
     print(f"The studio is open at {studio.url}", flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
     for note in (*told, *studio.project.notes):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import glob
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
-from splatstudio.config import TrainConfig, changed, from_json, with_whole_init
+from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
+from splatstudio.config import (
+    FREE_ON_RESUME,
+    TrainConfig,
+    changed,
+    differing,
+    resumed,
+    value_of,
+    with_whole_init,
+)
 from splatstudio.formats import format_of
 from splatstudio.rank_parts import part_of
 from splatstudio.run import Run, is_taken, new_run_path
@@ -91,12 +99,16 @@ class Project:
         return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
 
 
-def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
+def open_project(
+    path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str] | None = None
+) -> Project:
     """Tell what `path` is and read what the page needs of it.
 
-    Raises ValueError with one sentence when it is nothing that can be opened.
+    `given` are the dotted names of the settings that the user asked for, None: those that differ from the
+    defaults. Raises ValueError with one sentence when it is nothing that can be opened.
     """
     path, config = Path(path).expanduser(), with_whole_init(config)
+    given = differing(config, TrainConfig()) if given is None else given
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
     if path.is_file() and format_of(path) is not None:
@@ -106,13 +118,15 @@ def open_project(path: Path, config: TrainConfig, run_dir: Path | None) -> Proje
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:
         chosen = path if (path / "manifest.json").exists() else None
-        return _open_run(path, Run.open(run_folder), chosen, config)
+        return _open_run(path, Run.open(run_folder), chosen, config, given)
     if (path / "manifest.json").exists():
         return Project(path, None, path, None, config)
-    return _open_scene(path, config, run_dir)
+    return _open_scene(path, config, run_dir, given)
 
 
-def _open_run(path: Path, run: Run, chosen: Path | None, config: TrainConfig) -> Project:
+def _open_run(
+    path: Path, run: Run, chosen: Path | None, config: TrainConfig, given: Collection[str]
+) -> Project:
     model_path = chosen or newest_checkpoint(run.path)
     scene, notes = None, ()
     try:
@@ -126,23 +140,24 @@ def _open_run(path: Path, run: Run, chosen: Path | None, config: TrainConfig) ->
         run_dir = new_run_path(scene.path, run.path.parent)
         # Nothing was trained with the run's settings yet: all that the user gave can be followed.
         asked = run.config
-        for name, value in _given(config).items():
-            asked = changed(asked, name, value)
+        for name in given:
+            asked = changed(asked, name, value_of(config, name))
         if (asked.downscale, asked.test_every) != (run.config.downscale, run.config.test_every):
             scene = load_scene(run.scene_path, downscale=asked.downscale, test_every=asked.test_every)
         return Project(path, scene, None, run_dir, asked)
     if scene is not None:
-        notes += _notes_on_unchanged(run, _conflicts(config, run.config))
-    return Project(path, scene, model_path, run.path, _gone_on_with(_latest_config(run), config), notes)
+        notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
+    kept = _gone_on_with(run, config, given)
+    return Project(path, scene, model_path, run.path, kept, notes)
 
 
-def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Project:
+def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
     scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
     existing, notes = _existing_run(scene, run_dir)
     if existing is None:
         chosen = run_dir or new_run_path(scene.path)
         return Project(path, scene, None, chosen, config, scene.notes + notes)
-    conflicts = _conflicts(config, existing.config)
+    conflicts = _conflicts(config, existing.config, given)
     if conflicts and run_dir is None:
         chosen = new_run_path(scene.path)
         notes += (
@@ -151,7 +166,7 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None) -> Projec
         )
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
-    kept = _gone_on_with(_latest_config(existing), config)
+    kept = _gone_on_with(existing, config, given)
     if (kept.downscale, kept.test_every) != (config.downscale, config.test_every):
         scene = load_scene(path, downscale=kept.downscale, test_every=kept.test_every)
     checkpoint = newest_checkpoint(existing.path)
@@ -193,27 +208,17 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple
 def _latest_config(run: Run) -> TrainConfig:
     """Return the settings of a run as they were last: while it trained some may have been changed."""
     checkpoint = newest_checkpoint(run.path)
-    if checkpoint is None:
-        return run.config
-    return from_json(TrainConfig, verify_checkpoint(checkpoint, content=False)["config"])
+    return run.config if checkpoint is None else config_of_checkpoint(checkpoint)
 
 
-def _gone_on_with(kept: TrainConfig, config: TrainConfig) -> TrainConfig:
-    """Return the settings of a run that goes on as it was begun; only other steps may be asked for."""
-    steps = _given(config).get("steps", kept.steps)
-    return replace(kept, steps=steps)
+def _gone_on_with(run: Run, config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Return the settings of a run that goes on as it was last, but for when to stop, evaluate and save."""
+    return resumed(_latest_config(run), config, set(given) & set(FREE_ON_RESUME))
 
 
-def _given(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, which the user must have given, by dotted path."""
-    defaults = _by_path(asdict(TrainConfig()))
-    return {name: value for name, value in _by_path(asdict(config)).items() if value != defaults[name]}
-
-
-def _conflicts(config: TrainConfig, existing: TrainConfig) -> list[str]:
+def _conflicts(config: TrainConfig, existing: TrainConfig, given: Collection[str]) -> list[str]:
     """Return the settings the user gave that a run with the settings `existing` cannot follow."""
-    has = _by_path(asdict(existing))
-    return [name for name, value in _given(config).items() if name != "steps" and value != has[name]]
+    return [name for name in differing(config, existing) if name in given and name not in FREE_ON_RESUME]
 
 
 def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
@@ -221,11 +226,3 @@ def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
         return ()
     verb = "is" if len(names) == 1 else "are"
     return (f"This run goes on with its own settings; {', '.join(names)} {verb} not changed: {run.path}",)
-
-
-def _by_path(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        path = prefix + name
-        found |= _by_path(value, path + ".") if isinstance(value, dict) else {path: value}
-    return found

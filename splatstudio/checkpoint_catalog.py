@@ -43,9 +43,9 @@ class CatalogEntry:
         return self.path.suffix == ".pt"
 
     @property
-    def scores(self) -> Path:
-        """Return where the scores of its evaluation lie, if there was one."""
-        return self.owner / "eval" / f"step_{self.step:08d}.json"
+    def scores(self) -> Path | None:
+        """Return where the scores of its evaluation lie, if there was one; None: gsplat's have no place."""
+        return None if self.is_gsplat else self.owner / "eval" / f"step_{self.step:08d}.json"
 
 
 def folders_with_models(root: Path) -> tuple[Path, ...]:
@@ -73,6 +73,20 @@ def entries_of(folder: Path) -> tuple[CatalogEntry, ...]:
     entries = [_of_checkpoint(folder, path) for path in checkpoints]
     entries += [_of_gsplat(folder, step, files) for step, files in gsplat_steps(folder).items()]
     return tuple(sorted(entries, key=lambda entry: entry.step, reverse=True))
+
+
+def content_mark(entry: CatalogEntry) -> tuple[object, ...]:
+    """Return what changes when the files of a model are written anew or removed."""
+    files = entry.files if entry.is_gsplat else (entry.path / "manifest.json", *entry.files)
+    return tuple(_mark(file) for file in files)
+
+
+def _mark(file: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def delete_entry(entry: CatalogEntry) -> None:

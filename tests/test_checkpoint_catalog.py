@@ -15,7 +15,7 @@ from splatstudio.checkpoint import save_checkpoint
 from splatstudio.checkpoint_catalog import delete_entry, entries_of, folders_with_models
 from splatstudio.config import TrainConfig
 from splatstudio.run import Run
-from splatstudio.studio.panels.evaluate import facts_html
+from splatstudio.studio.panels.model_rows import facts_html
 
 
 @pytest.fixture

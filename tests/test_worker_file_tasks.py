@@ -124,3 +124,20 @@ def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
     error = ends.get(timeout=30)[1].error
     assert error is not None and "ended unexpectedly" in error
     assert not left.exists()
+
+
+def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(
+    worker: FileWorker, ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]], run: Path, tmp_path: Path
+) -> None:
+    never = tmp_path / "never.ply"
+    os.mkfifo(never)  # the model to evaluate never comes
+    output = tmp_path / "merged.ply"
+    task = FileTask("Merging", (run / "ckpts" / "step_00000003",), output, EvaluationTask(never, run))
+    assert worker.start(task)
+    deadline = time.monotonic() + 30
+    while worker.progress is None or worker.progress.what != "loading the model":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    worker.cancel()
+    assert ends.get(timeout=30)[1] == TaskEnd(cancelled=True, output=output, num_gaussians=60)
+    assert len(read_ply(output)) == 60

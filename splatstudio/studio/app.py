@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import signal
@@ -39,6 +40,8 @@ RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300
 REFRESH_SECONDS = 0.25
 
+log = logging.getLogger(__name__)
+
 
 class Studio:
     """A running studio. `close` saves what is unsaved and ends it."""
@@ -68,6 +71,7 @@ class Studio:
         self._viewport = Viewport(self._server, self.controller, self.project.scene)
         self._stopped = threading.Event()
         self._panels: list[Panel] = []
+        self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
         self._build_page()
         self.controller.listen(self._follow)
         self.controller.open()
@@ -180,7 +184,21 @@ class Studio:
 
     def _refresh(self) -> None:
         for panel in self._panels:
-            panel.refresh()
+            try:
+                panel.refresh()
+            except Exception as error:  # a mistake in one part of the page must not stop the others
+                self._tell_of(panel, error)
+
+    def _tell_of(self, panel: Panel, error: Exception) -> None:
+        """Log a panel's first failure with its traceback, and tell it once there is somebody to tell."""
+        name = type(panel).__name__.removesuffix("Panel")
+        if name not in self._failures:
+            self._failures[name] = False
+            log.error("the panel %s was not refreshed", name, exc_info=error)
+        if not self._failures[name] and self._server.get_clients():
+            self._failures[name] = True
+            sentence = f"{type(error).__name__}: {error}. The training and the other parts go on."
+            self._notify(Notice(f"{name} may show old figures", sentence, bad=True))
 
     def _notify(self, notice: Notice) -> None:
         for client in self._server.get_clients().values():

@@ -44,12 +44,20 @@ class TaskProgress:
 
 
 @dataclass(frozen=True)
+class TaskWritten:
+    """What a task has written completely: it stays, however the task ends."""
+
+    output: Path
+    num_gaussians: int
+
+
+@dataclass(frozen=True)
 class TaskEnd:
     """How a task ended: `error` is one sentence, None when all went well."""
 
     error: str | None = None
     cancelled: bool = False
-    output: Path | None = None  # what was written
+    output: Path | None = None  # what was written, also by a task that failed or was cancelled after that
     num_gaussians: int | None = None  # of what was written
     scored: Scored | None = None
 
@@ -95,7 +103,7 @@ class FileWorker:
         return True
 
     def cancel(self) -> None:
-        """End the task in progress at once; what it was writing is removed."""
+        """End the task in progress at once; what it was writing is removed, what it has written stays."""
         with self._lock:
             if self._process is not None:
                 self._cancelled = True
@@ -112,20 +120,24 @@ class FileWorker:
 
     def _follow(self, receiver: Connection, task: FileTask, process: BaseProcess) -> None:
         end: TaskEnd | None = None
+        output = num = None
         with receiver, contextlib.suppress(EOFError, OSError):
             while end is None:
                 message = receiver.recv()
                 if isinstance(message, TaskEnd):
                     end = message
+                elif isinstance(message, TaskWritten):
+                    output, num = message.output, message.num_gaussians
                 else:
                     self.progress = message
         process.join()
         with self._lock:
             if self._cancelled and end is None:
-                end = TaskEnd(cancelled=True)
+                end = TaskEnd(cancelled=True, output=output, num_gaussians=num)
             self._process = self._task = self.progress = None
         if end is None:
-            end = TaskEnd(error=f"{task.title} ended unexpectedly (exit code {process.exitcode}).")
+            sentence = f"{task.title} ended unexpectedly (exit code {process.exitcode})."
+            end = TaskEnd(error=sentence, output=output, num_gaussians=num)
         if end.error is not None or end.cancelled:
             _clear_away(task, process.pid)
         self._on_end(task, end)
@@ -154,6 +166,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
             report(0, 0, f"writing {task.output.name}")
             task.output.parent.mkdir(parents=True, exist_ok=True)
             output, num = merged.write(task.output), len(merged)
+            connection.send(TaskWritten(output, num))
             del merged
         if task.evaluation is not None:
             report(0, 0, "loading the model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections.abc import Callable
@@ -12,27 +11,28 @@ import viser
 
 from splatstudio.checkpoint_catalog import (
     CatalogEntry,
-    bytes_of,
+    content_mark,
     delete_entry,
     entries_of,
     folders_with_models,
 )
 from splatstudio.formats import format_to_write
+from splatstudio.model import run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scoring import EvaluationTask
+from splatstudio.studio.free_path import free_path
 from splatstudio.studio.job_bar import download
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.model_rows import PLAIN, facts_html, note_html, row_color, row_label
 from splatstudio.studio.panels.scores import ScoresSection
-from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.status import Notice
-from splatstudio.studio.theme import ACCENT, MUTED, size
+from splatstudio.studio.theme import ACCENT, size
 from splatstudio.worker.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.worker.messages import Event, Saved
 
 PER_PAGE = 6
 OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
 RESCAN_SECONDS = 3.0
-PLAIN, FAIR, BAD = (74, 82, 94), (160, 115, 30), (170, 60, 60)
 NETWORKS: dict[str, tuple[str, ...]] = {
     "AlexNet": ("alex",),
     "VGG": ("vgg",),
@@ -55,6 +55,8 @@ class EvaluatePanel(Panel):
         self._entries: tuple[CatalogEntry, ...] = ()
         self._folders: tuple[Path, ...] = ()
         self._selected: CatalogEntry | None = None
+        self._asked: tuple[CatalogEntry, object] | None = None  # whether to delete it, and its mark then
+        self._opened: Path | None = None  # the folder of the model that was opened here last
         self._turned = 0  # pages of the list
         self._scan_due = 0.0
         self._shown: object = None
@@ -70,7 +72,7 @@ class EvaluatePanel(Panel):
         self._add_actions()
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=False)
         self._doing = gui.add_html("", visible=False)
-        self._cancel = gui.add_button("Cancel", color="gray", visible=False, hint="Nothing of it is kept.")
+        self._cancel = gui.add_button("Cancel", color="gray", visible=False, hint="A half-written file goes.")
         self._download = gui.add_button("Download", color="gray", visible=False)
         with gui.add_folder("Measures and files", expand_by_default=False):
             self._lpips = gui.add_dropdown(
@@ -93,6 +95,7 @@ class EvaluatePanel(Panel):
             if time.monotonic() >= self._scan_due:
                 self._scan()
             self._show_progress()
+            self._scores.refresh(self._shown_folder())
 
     def follow(self, event: Event) -> None:
         """Look for a checkpoint that was just written."""
@@ -189,7 +192,7 @@ class EvaluatePanel(Panel):
         name = entry.owner.resolve().name
         self._merged.value = str(place / f"{name}-{entry.step}-merged{'.pt' if entry.is_gsplat else '.ply'}")
         self._exported.value = str(place / f"{name}-{entry.step}.ply")
-        self._scores.show_file(entry.scores)
+        self._scores.show_file(entry.scores, entry.owner)
 
     def _draw(self) -> None:
         shown = (self._entries, self._selected, self._turned, self._worker.task)
@@ -279,7 +282,10 @@ class EvaluatePanel(Panel):
         except ValueError as error:
             self._page.notify(Notice("Not started", str(error), bad=True))
             return None
-        return path
+        free = free_path(path)
+        if free != path:
+            self._page.notify(Notice(f"Writing {free.name}", f"{path} exists and stays as it is."))
+        return free
 
     def _open_model(self, entry: CatalogEntry) -> None:
         if entry.is_gsplat and entry.num_ranks > 1:
@@ -289,17 +295,40 @@ class EvaluatePanel(Panel):
             self._page.controller.view(entry.path)
         except ValueError as error:
             self._page.notify(Notice("Not opened", str(error), bad=True))
+        else:
+            self._opened = entry.owner
+
+    def _shown_folder(self) -> Path | None:
+        """Return the run, or the folder of results, of the model in the view."""
+        controller = self._page.controller
+        project = controller.project
+        if self._opened is not None and controller.status.state in ("loading", "viewing"):
+            return self._opened
+        if project.run_dir is not None:
+            return project.run_dir
+        path = project.model_path or project.path
+        return run_folder_of(path) or folder_of_model(path)
 
     def _ask(self, entry: CatalogEntry) -> None:
         what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
         self._question.content = note_html(f"Delete {what} for good?")
         self._question.visible = self._answer.visible = True
+        self._asked = (entry, content_mark(entry))
 
     def _answered(self, answer: str) -> None:
         with self._lock:
-            entry = self._selected
+            asked = self._asked
             self._hide_question()
-            if answer != "Delete it" or entry is None:
+            if answer != "Delete it":
+                return
+            if asked is None:
+                self._page.notify(Notice("Not deleted", "Another model was chosen: ask again.", bad=True))
+                return
+            entry, mark = asked
+            if content_mark(entry) != mark:
+                changed = f"{entry.path} has changed since you were asked: look at it, and ask again."
+                self._page.notify(Notice("Not deleted", changed, bad=True))
+                self._scan()
                 return
             try:
                 delete_entry(entry)
@@ -311,6 +340,7 @@ class EvaluatePanel(Panel):
 
     def _hide_question(self) -> None:
         self._question.visible = self._answer.visible = False
+        self._asked = None
 
     def _send(self, event: viser.GuiEvent) -> None:
         if event.client is not None and self._written is not None:
@@ -335,12 +365,13 @@ class EvaluatePanel(Panel):
                 self._download.visible = True
                 self._download.label = f"Download {end.output.name}"
             if end.scored is not None:
-                self._scores.show(end.scored)
+                self._scores.show(end.scored, folder_of_model(task.paths[0]))
             self._scan_due, self._shown = 0.0, None
+        stays = "" if end.output is None else f"{end.output} is complete and stays."
         if end.cancelled:
-            self._page.notify(Notice(f"{task.title}: cancelled", "Nothing of it was kept."))
+            self._page.notify(Notice(f"{task.title}: cancelled", stays or "Nothing of it was kept."))
         elif end.error is not None:
-            self._page.notify(Notice(f"{task.title}: failed", end.error, bad=True))
+            self._page.notify(Notice(f"{task.title}: failed", f"{end.error} {stays}".rstrip(), bad=True))
         elif end.scored is not None:
             psnr = end.scored.evaluation.psnr
             self._page.notify(Notice(f"{task.title}: PSNR {psnr:.2f} dB", str(end.scored.file or "")))
@@ -349,40 +380,7 @@ class EvaluatePanel(Panel):
             self._page.notify(Notice(f"Written {splats}", str(end.output)))
 
 
-def row_label(entry: CatalogEntry) -> str:
-    """Return a model as a row of the list says it."""
-    ranks = f" · {entry.num_ranks} ranks" if entry.num_ranks > 1 else ""
-    psnr = f" · {entry.psnr:.2f} dB" if entry.psnr is not None else ""
-    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)} · {entry.state}{psnr}"
-
-
-def row_color(entry: CatalogEntry, selected: bool) -> tuple[int, int, int]:
-    """Return the color of a row: what is not complete stands out."""
-    if selected:
-        return ACCENT
-    return {"complete": PLAIN, "part": FAIR, "damaged": BAD}[entry.state]
-
-
-def facts_html(entry: CatalogEntry | None) -> str:
-    """Return what is known of the chosen model as HTML; everything from outside is escaped."""
-    if entry is None:
-        return note_html("No models here yet: a checkpoint appears when it is saved.")
-    rows = [
-        ("Step", f"{entry.step:,}"),
-        ("State", f"{entry.state}: {entry.reason}" if entry.reason else entry.state),
-    ]
-    if entry.num_gaussians is not None:
-        rows += [("Splats", f"{entry.num_gaussians:,}")]
-    sizes = [(file.name, bytes_of(file)) for file in entry.files]
-    files = [f"{name}  {'not readable' if num is None else size(num)}" for name, num in sizes]
-    rows += [
-        ("Files", "\n".join(files) or "none"),
-        ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),
-    ]
-    style = "white-space:pre-wrap;margin-bottom:8px"
-    return f'<div data-splatstudio="entry" style="{style}">{table_html(rows)}</div>'
-
-
-def note_html(text: str) -> str:
-    """Return a sentence in small grey letters."""
-    return f'<div style="padding:0 10px;font-size:12px;color:{MUTED}">{html.escape(text)}</div>'
+def folder_of_model(path: Path) -> Path:
+    """Return the run or the folder of results to which a checkpoint or a file of gsplat's belongs."""
+    folder = path.parent
+    return folder.parent if folder.name == "ckpts" else folder

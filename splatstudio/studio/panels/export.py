@@ -8,6 +8,8 @@ import numpy as np
 import viser
 
 from splatstudio.formats import FORMATS, Format, format_of
+from splatstudio.studio.controller import Notice
+from splatstudio.studio.free_path import free_path
 from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
@@ -25,6 +27,7 @@ class ExportPanel(Panel):
     def __init__(self, page: Page):
         server, controller = page.server, page.controller
         self._controller = controller
+        self._notify = page.notify
         self._suggested = str(controller.project.export_path(None))
         self._format = server.gui.add_dropdown("Format", tuple(CHOICES))
         self._facts = server.gui.add_html("")
@@ -103,7 +106,11 @@ class ExportPanel(Panel):
         scene, cameras = self._controller.project.scene, ()
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)
-        path = Path(self._path.value).expanduser()
+        wanted = Path(self._path.value).expanduser()
+        path = free_path(wanted)
+        if path != wanted:
+            text = f"{wanted} exists and stays as it is."
+            self._notify(Notice(f"Writing {path.name}", text))
         self._jobs.submit(Export(path, self._trim.trim, self._upright.value, cameras))
         self._bar.refresh()
 

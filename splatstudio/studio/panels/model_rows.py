@@ -1,0 +1,50 @@
+"""How a model on the disk is shown: its row in the list, and what is known of it."""
+
+from __future__ import annotations
+
+import html
+
+from splatstudio.checkpoint_catalog import CatalogEntry, bytes_of
+from splatstudio.studio.panels.train import table_html
+from splatstudio.studio.theme import ACCENT, MUTED, size
+
+PLAIN, FAIR, BAD = (74, 82, 94), (160, 115, 30), (170, 60, 60)
+
+
+def row_label(entry: CatalogEntry) -> str:
+    """Return a model as a row of the list says it."""
+    ranks = f" · {entry.num_ranks} ranks" if entry.num_ranks > 1 else ""
+    psnr = f" · {entry.psnr:.2f} dB" if entry.psnr is not None else ""
+    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)} · {entry.state}{psnr}"
+
+
+def row_color(entry: CatalogEntry, selected: bool) -> tuple[int, int, int]:
+    """Return the color of a row: what is not complete stands out."""
+    if selected:
+        return ACCENT
+    return {"complete": PLAIN, "part": FAIR, "damaged": BAD}[entry.state]
+
+
+def facts_html(entry: CatalogEntry | None) -> str:
+    """Return what is known of the chosen model as HTML; everything from outside is escaped."""
+    if entry is None:
+        return note_html("No models here yet: a checkpoint appears when it is saved.")
+    rows = [
+        ("Step", f"{entry.step:,}"),
+        ("State", f"{entry.state}: {entry.reason}" if entry.reason else entry.state),
+    ]
+    if entry.num_gaussians is not None:
+        rows += [("Splats", f"{entry.num_gaussians:,}")]
+    sizes = [(file.name, bytes_of(file)) for file in entry.files]
+    files = [f"{name}  {'not readable' if num is None else size(num)}" for name, num in sizes]
+    rows += [
+        ("Files", "\n".join(files) or "none"),
+        ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),
+    ]
+    style = "white-space:pre-wrap;margin-bottom:8px"
+    return f'<div data-splatstudio="entry" style="{style}">{table_html(rows)}</div>'
+
+
+def note_html(text: str) -> str:
+    """Return a sentence in small grey letters."""
+    return f'<div style="padding:0 10px;font-size:12px;color:{MUTED}">{html.escape(text)}</div>'

@@ -70,7 +70,7 @@ cuda-check: setup
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
 sanitize: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S csrc -B build/sanitize -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
 	  $(BIN)/python -m pytest -q tests/test_ops.py tests/test_fuzz.py

@@ -118,6 +118,7 @@ class Trainer:
         self.scene = scene
         self.config = config
         self.step = 0
+        self.whole = True  # not while a step changes tensors one after the other: an error there tears them
         self._generator = generator
         self._extent = scene.extent * EXTENT_MARGIN
         self._strategy = DefaultStrategy(
@@ -176,6 +177,7 @@ class Trainer:
         gradients = backward(drawing, loss)
         rates = learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps)
         visible_only = config.optim.visible_only
+        self.whole = False
         improve(drawing, gradients, population.optimizer, rates, visible_only=visible_only)
         rgb, radii, gradients2d = drawing.rgb.detach(), drawing.radii, gradients.means2d
         del drawing, loss, gradients  # the memory is needed when the population changes
@@ -188,7 +190,7 @@ class Trainer:
                 f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
-        self.step = index + 1
+        self.step, self.whole = index + 1, True
         return StepStats(
             step=self.step,
             loss=loss_value,

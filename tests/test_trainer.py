@@ -323,3 +323,18 @@ def test_another_thread_always_sees_six_tensors_of_one_length(start: Any) -> Non
     stop.set()
     reader.join()
     assert len(lengths) > 3 and all(len(set(one)) == 1 for one in lengths)
+
+
+@pytest.mark.parametrize(("stage", "whole"), [("draw", True), ("improve", False)])
+def test_it_knows_whether_an_error_has_torn_the_model(
+    stage: str, whole: bool, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    trainer = start()
+    run(trainer, 2)
+    monkeypatch.setattr(module, stage, fail)
+    with pytest.raises(MemoryError):
+        trainer.train_step()
+    assert trainer.whole is whole and trainer.step == 2

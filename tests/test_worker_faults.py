@@ -221,6 +221,17 @@ def test_one_exception_in_a_step_costs_the_steps_since_the_checkpoint(
     assert states(worker, since) == ["training", "restarting", "loading", "training"]
 
 
+def test_too_little_memory_costs_no_step(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plan_fault(run, "no memory", step=12, times=1)
+    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
+    worker.client.send(Start())
+    assert worker.wait(Saved).step == 12
+    assert "The memory was not enough." in worker.wait(Warned).sentence
+    worker.wait(Started, lambda event: event.step == 12)
+    worker.wait(Progress, lambda event: event.step > 12)
+
+
 def test_a_training_that_diverged_is_not_started_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:

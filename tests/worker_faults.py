@@ -58,7 +58,7 @@ class FaultyTraining(Training):
 
     def advance(self) -> None:
         """Train one step."""
-        self._fail_where_planned("raise", "diverge", "hang", "hold")
+        self._fail_where_planned("raise", "no memory", "diverge", "hang", "hold")
         super().advance()
 
     def _fail_where_planned(self, *kinds: str) -> None:
@@ -68,6 +68,8 @@ class FaultyTraining(Training):
         plan_fault(self._job.run_dir, fault["kind"], fault["step"], fault["times"] - 1)
         if fault["kind"] == "raise":
             raise RuntimeError("the injected fault")
+        if fault["kind"] == "no memory":
+            raise MemoryError
         if fault["kind"] == "diverge":
             raise TrainingDiverged(f"the loss became nan at step {self.step + 1}")
         if fault["kind"] == "hold":

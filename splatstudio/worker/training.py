@@ -118,14 +118,15 @@ class Training:
     def rescue(self, error: Exception) -> None:
         """Save the steps since the last checkpoint when `error` ends the worker.
 
-        Only what leaves the model whole: an unreadable photograph, a failing disk.
+        Only what leaves the model whole: an unreadable photograph, a failing disk, too little memory for what
+        does not change the model. After any other error nothing in memory can be trusted.
         """
-        whole = isinstance(error, (ValueError, OSError)) and not isinstance(error, TrainingDiverged)
-        if self._session is None or not whole:
+        told = isinstance(error, (ValueError, OSError)) and not isinstance(error, TrainingDiverged)
+        if self._session is None or not self._session.trainer.whole or not (told or _is_memory(error)):
             return
         try:
             saved = self._session.save_if_needed()
-        except OSError:
+        except (OSError, MemoryError):
             log.exception("the model could not be saved")
             return
         if saved is not None:
@@ -303,6 +304,14 @@ class Training:
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
         self._tell_saved(advance.saved, advance.problem)
         self._progress.count(trainer, advance, last=session.finished)
+
+
+def _is_memory(error: Exception) -> bool:
+    # torch tells by a RuntimeError of memory that it does not get.
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
 
 
 # What each order does once there is a training; a new order is a method above and a line here.

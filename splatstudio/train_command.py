@@ -37,6 +37,8 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.reports import saved_sentence
 
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
+RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
@@ -75,9 +77,7 @@ def train_scene(
     return _Attendance(job, first).run()
 
 
-def _to_resume(
-    config: TrainConfig, run_dir: Path | None, given: Collection[str]
-) -> tuple[TrainConfig, Path]:
+def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
     if run_dir is None:
         raise ValueError("--resume needs --run: the folder of the run to go on with")
@@ -132,6 +132,7 @@ class _Attendance:
         self._client = WorkerClient(job)
         self._started: float | None = None
         self._num_gaussians = 0
+        self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
     def run(self) -> int:
         with interruptible() as interrupt:
@@ -154,12 +155,16 @@ class _Attendance:
 
     def _follow(self, report: ProgressReport, interrupt: Interrupt) -> Event | None:
         """Print what happens; return the training's last word, None when it cannot be saved."""
-        told = False
+        told, tries = False, 0
+        retry_at: float | None = None
         while True:
-            if interrupt.pressed and not told:
-                told = True
+            if (interrupt.pressed and not told) or (retry_at is not None and time.monotonic() >= retry_at):
+                told, retry_at = interrupt.pressed, None
                 self._client.send(Stop())
-            for event in self._client.poll(POLL_SECONDS):
+            alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
+            if not alive and not events:
+                return None  # nobody is left to say how it ended
+            for event in events:
                 if isinstance(event, (Finished, Failed)):
                     return event
                 if isinstance(event, StateChanged):
@@ -167,8 +172,18 @@ class _Attendance:
                         # It died while it saved. Another one in its place would have nothing more to save.
                         self._client.kill()
                         return None
-                    if event.state in ("paused", "ended"):
-                        return None  # it could not save: the disk is full
+                    if event.state == "ended":
+                        return None
+                    if event.state == "paused":  # it could not save
+                        tries += 1
+                        if told or tries > RETRY_MINUTES * 60 / RETRY_SECONDS:
+                            return None
+                        retry_at = time.monotonic() + RETRY_SECONDS
+                        if tries == 1:
+                            console.print(
+                                f"It is tried again every {RETRY_SECONDS:.0f} s for {RETRY_MINUTES} minutes"
+                                " (Ctrl-C ends)."
+                            )
                 self._tell(event, report, quiet=told)
 
     def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
@@ -183,7 +198,8 @@ class _Attendance:
             print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
         elif isinstance(event, Saved) and not quiet:
             console.print(f"Saved {event.path}")
-        elif isinstance(event, Warned):
+        elif isinstance(event, Warned) and event.sentence != self._warned:
+            self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)
 
     def _conclude(self, end: Event | None, interrupt: Interrupt) -> int:
@@ -198,7 +214,7 @@ class _Attendance:
         elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
-        if end.completed:
+        if end.completed or end.step >= self._job.config.steps:
             return 0
         console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
         return INTERRUPTED

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from splatstudio import train_command
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
@@ -22,6 +23,8 @@ from splatstudio.gaussian_transform import transformed
 from splatstudio.model import load_model
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
+from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.messages import Event, StateChanged
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
@@ -161,6 +164,30 @@ def test_a_training_that_diverges_ends_with_the_reason_and_what_is_safe(
     newest = folder / "ckpts" / "step_00000015"
     assert code == 2 and f"The newest good checkpoint is {newest}" in output, output
     assert "error: All Gaussians became transparent" in output and "Traceback" not in output
+
+
+def test_a_disk_that_refuses_at_the_end_is_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(train_command, "RETRY_SECONDS", 0.5)
+    told: list[str] = []
+
+    def make_room(self: WorkerClient, event: Event) -> None:
+        if isinstance(event, StateChanged):
+            told.append(event.state)
+            if event.state == "training":
+                (folder / "ckpts").touch()  # in the way of the folder
+            elif event.state == "paused" and told.count("paused") == 2:
+                (folder / "ckpts").unlink(missing_ok=True)
+        receive(self, event)
+
+    receive = WorkerClient.receive
+    monkeypatch.setattr(WorkerClient, "receive", make_room)
+    code, output = command(capsys, "train", DEMO, *SMALL, "--run", folder, "--steps", "60")
+    assert told[-2:] == ["finished", "ended"], told
+    assert code == 0 and output.count("Not saved: ") == 1 and "It is tried again every" in output
+    assert output.count(f"Saved {folder / 'ckpts' / 'step_00000060'}") == 1
 
 
 def test_a_run_folder_that_holds_something_is_refused(

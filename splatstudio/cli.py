@@ -94,6 +94,8 @@ def train_(
 
     check(config)
     given = settings_named(sys.argv[1:])
+    if config.init and not resume:
+        _tell_part(Path(config.init), "Use splatstudio merge.")
     return train_scene(scene, with_whole_init(config), run, resume=resume, given=given)
 
 
@@ -284,6 +286,7 @@ def render(
     if (route.path is not None) + route.orbit + route.spiral != 1:
         raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
     check_output(output)
+    _tell_part(path, "Use splatstudio merge.")
     model = load_model(path)
     if route.path is not None:
         camera_path = read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)

@@ -304,7 +304,7 @@ def settings_named(arguments: Iterable[str]) -> frozenset[str]:
     return frozenset(named & known)
 
 
-def _names(cls: type, path: str = "") -> list[str]:
+def _names(cls: Any, path: str = "") -> list[str]:
     names: list[str] = []
     for name, hint in typing.get_type_hints(cls).items():
         names += _names(hint, f"{path}{name}.") if is_dataclass(hint) else [path + name]

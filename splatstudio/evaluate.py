@@ -81,6 +81,7 @@ class Evaluation:
     lpips_alex: float | None = None
     lpips_vgg: float | None = None
     notes: tuple[str, ...] = ()  # what could not be measured, and why
+    part: str | None = None  # a sentence, also a note, where a part of a model was compared alone
     against: Against | None = None  # where it is known
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class Evaluation:
             "seconds_per_image": self.seconds_per_image,
             "images": [score.to_json() for score in self.images],
             "notes": list(self.notes),
+            **({} if self.part is None else {"part": self.part}),
             "definitions": {
                 name: text for name, text in DEFINITIONS.items() if name not in SCORES or name in means
             },
@@ -113,13 +115,18 @@ class Evaluation:
         return tuple(sorted(self.images, key=lambda s: -math.inf if math.isnan(s.psnr) else s.psnr))
 
     def to_csv(self) -> str:
-        """Return a table with a line for each image, worst first, and one for the mean."""
+        """Return a table with a line for each image, worst first, and one for the mean.
+
+        Below the scores of a part of a model stands that they are, after a # as a comment.
+        """
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(["name", *self.measured])
         for score in self.worst_first:
             writer.writerow([_as_text(score.name), *(getattr(score, name) for name in self.measured)])
         writer.writerow(["mean", *(getattr(self, name) for name in self.measured)])
+        if self.part is not None:
+            writer.writerow([f"# {self.part}"])
         return table.getvalue()
 
 
@@ -137,6 +144,7 @@ def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
             images=images,
             seconds_per_image=_number(values["seconds_per_image"]),
             notes=tuple(map(str, values.get("notes", ()))),
+            part=None if values.get("part") is None else str(values["part"]),
             against=against,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -24,6 +24,7 @@ class ExportedModel:
     form: Format
     num_gaussians: int
     num_left_out: int
+    part: str | None = None  # a sentence, where it is the part of a model that one of several ranks wrote
 
 
 def export_model(
@@ -48,7 +49,7 @@ def export_model(
     write_gaussians(output, gaussians, step=model.step)
     if placement.cameras is not None and scene is not None:
         write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
-    return ExportedModel(form, len(gaussians), len(model) - len(gaussians))
+    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), model.part)
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:

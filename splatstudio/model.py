@@ -16,7 +16,7 @@ from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians
-from splatstudio.rank_parts import SHARD_NAME, gsplat_steps
+from splatstudio.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
@@ -30,6 +30,7 @@ class Model:
     transform: np.ndarray = field(default_factory=lambda: np.eye(4))  # [4, 4] from the files' world to this
     options: RenderOptions = field(default_factory=RenderOptions)
     step: int | None = None  # of the training, where it is known
+    part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -59,7 +60,10 @@ class Model:
         `on_image` gets each score and its render [H, W, 3] as soon as they are there.
         """
         gaussians = self.in_frame_of(scene).gaussians
-        return evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
+        evaluation = evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
+        if self.part is None:
+            return evaluation
+        return replace(evaluation, part=self.part, notes=(self.part, *evaluation.notes))
 
     def in_frame_of(self, scene: Scene) -> Model:
         """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
@@ -76,14 +80,14 @@ class Model:
 def load_model(path: str | Path) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
-    One rank's file of several gives its part of the scene: `rank_parts.part_of` tells, `merge` joins them.
+    One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
     Raises ValueError, naming the file and the reason, when there is none or it is damaged.
     """
     path = Path(path)
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
-        return model_of(load_shard(path))
+        return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        return Model(read_gaussians(path))
+        return Model(read_gaussians(path), part=_sentence(part_of(path)))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
@@ -95,6 +99,10 @@ def load_model(path: str | Path) -> Model:
             f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
         )
     return model_of(load_checkpoint(folder))
+
+
+def _sentence(part: RankPart | None) -> str | None:
+    return None if part is None else str(part)
 
 
 def model_of(checkpoint: Checkpoint) -> Model:

@@ -44,7 +44,6 @@ class Scored:
     evaluation: Evaluation
     step: int | None
     file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not the run's own scores
-    part: str | None = None  # a sentence, when only a part of a model was evaluated
 
 
 def evaluate_task(
@@ -59,10 +58,9 @@ def evaluate_task(
 
     Raises ValueError when something cannot be read or there is nothing to compare with.
     """
-    part = part_of(task.path)
     if task.merge:
+        part = part_of(task.path)
         model = merge(task.path if part is None else [part.path, *part.others])
-        part = None
     else:
         model = load_model(task.path)
     origin = origin_of(task.path)
@@ -86,7 +84,7 @@ def evaluate_task(
         evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
     run = run_folder_of(task.path)
     file = None
-    if run is not None and model.step is not None and part is None:
+    if run is not None and model.step is not None and model.part is None:
         own = _against(EvaluationTask(task.path), origin)
         if against == own:
             file = write_evaluation(run, model.step, evaluation)
@@ -95,7 +93,7 @@ def evaluate_task(
                 f"not written into {run}: its own scores are of {own.scene} at 1/{own.downscale} of its size"
             )
             evaluation = replace(evaluation, notes=(*evaluation.notes, note))
-    return Scored(evaluation, model.step, file, None if part is None else str(part))
+    return Scored(evaluation, model.step, file)
 
 
 def _against(task: EvaluationTask, origin: Origin | None) -> Against:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.model import load_model
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
+
+log = logging.getLogger(__name__)
 
 MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
 ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
@@ -24,7 +27,10 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
     Coefficients of higher degrees are dropped, missing ones are zero.
     Raises ValueError for a path without a model, a damaged one, or a model that no camera of the scene sees.
     """
-    gaussians = load_model(config.init).in_frame_of(scene).gaussians.detach()
+    model = load_model(config.init)
+    if model.part is not None:
+        log.warning("the training starts from a part: %s", model.part)
+    gaussians = model.in_frame_of(scene).gaussians.detach()
     if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
         raise ValueError(
             f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"

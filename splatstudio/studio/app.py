@@ -224,8 +224,8 @@ def open_studio(
 
     Only who has the printed address, which holds a secret, gets in. `train` starts at once, `browser` opens
     the default browser where there is a display. `given` are the names of the settings in `config` that the
-    user asked for, None: those that differ from the defaults. Raises ValueError with one sentence for a path or an address
-    that cannot be used.
+    user asked for, None: those that differ from the defaults. Raises ValueError with one sentence for a path
+    or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir)
     print(f"The studio is open at {studio.url}", flush=True)

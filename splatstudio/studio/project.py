@@ -18,7 +18,7 @@ from splatstudio.config import (
     with_whole_init,
 )
 from splatstudio.formats import format_of
-from splatstudio.rank_parts import part_of
+from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -43,6 +43,11 @@ class Project:
         if self.scene is not None:
             return self.scene.path.resolve().name
         return self.path.resolve().name
+
+    @property
+    def _place(self) -> Path:
+        """Return beside what files go where there is no run: a checkpoint's folder holds its own alone."""
+        return self.path.resolve().parent if SHARD_NAME.fullmatch(self.path.name) else self.path
 
     @property
     def can_train(self) -> bool:
@@ -88,13 +93,13 @@ class Project:
     def folder_of(self, kind: str) -> Path:
         """Return where files of a kind go, as "renders": in the run, or beside a model without one."""
         if self.run_dir is None:
-            return self.path.with_name(f"{self.path.stem}-{kind}")
+            return self._place.with_name(f"{self._place.stem}-{kind}")
         return self.run_dir / kind
 
     def export_path(self, step: int | None) -> Path:
         """Return where the model goes, as a PLY, when the user names no other place."""
         if self.run_dir is None:
-            return self.path.with_name(f"{self.path.stem}-export.ply")
+            return self._place.with_name(f"{self._place.stem}-export.ply")
         suffix = f"-{step}" if step else ""
         return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
 
@@ -111,10 +116,16 @@ def open_project(
     given = differing(config, TrainConfig()) if given is None else given
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
-    if path.is_file() and format_of(path) is not None:
-        part = part_of(path)
-        notes = () if part is None else (f"{part} The Evaluate tab lists and merges them.",)
-        return Project(path, None, path, None, config, notes)
+    project = _opened(path, config, run_dir, given)
+    part = part_of(Path(config.init)) if config.init and project.can_train else None
+    if part is None:
+        return project
+    return replace(project, notes=(*project.notes, f"A new training starts from a part: {part}"))
+
+
+def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
+    if path.is_file() and (format_of(path) is not None or SHARD_NAME.fullmatch(path.name)):
+        return Project(path, None, path, None, config, _notes_on_part(path))
     run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
     if run_folder is not None:
         chosen = path if (path / "manifest.json").exists() else None
@@ -122,6 +133,15 @@ def open_project(
     if (path / "manifest.json").exists():
         return Project(path, None, path, None, config)
     return _open_scene(path, config, run_dir, given)
+
+
+def _notes_on_part(path: Path) -> tuple[str, ...]:
+    part = part_of(path)
+    if part is None:
+        return ()
+    if SHARD_NAME.fullmatch(path.name):
+        return (f"{part} The folder {path.parent} opens as the whole model.",)
+    return (f"{part} The Evaluate tab lists and merges them.",)
 
 
 def _open_run(

@@ -54,7 +54,7 @@ class ScoresSection:
     def show(self, scored: Scored, owner: Path) -> None:
         """Show what an evaluation of a model of `owner`, a run or a folder of results, just gave."""
         self._owner = owner
-        self._draw(scored.evaluation, scored.step, scored.part)
+        self._draw(scored.evaluation, scored.step)
 
     def show_file(self, file: Path | None, owner: Path) -> None:
         """Show the scores that lie in a file of the run `owner`; none where there is no good one."""
@@ -64,7 +64,7 @@ class ScoresSection:
             return
         try:
             values = json.loads(file.read_bytes())
-            self._draw(evaluation_from_json(values), values.get("step"), None)
+            self._draw(evaluation_from_json(values), values.get("step"))
         except (OSError, ValueError, AttributeError):
             self._clear()
 
@@ -104,7 +104,7 @@ class ScoresSection:
         for row in self._rows:
             row.visible = False
 
-    def _draw(self, evaluation: Evaluation, step: int | None, part: str | None) -> None:
+    def _draw(self, evaluation: Evaluation, step: int | None) -> None:
         rows = [] if step is None else [("Step", f"{step:,}")]
         rows += [(TITLES[name], _figure(name, getattr(evaluation, name))) for name in evaluation.measured]
         rows += [
@@ -114,7 +114,7 @@ class ScoresSection:
         ]
         notes = "".join(
             f'<div style="padding:4px 10px;font-size:12px;color:#e0b040">{html.escape(note)}</div>'
-            for note in (*([] if part is None else [part]), *evaluation.notes)
+            for note in evaluation.notes
         )
         self._means.content = f'<div data-splatstudio="scores">{table_html(rows)}{notes}</div>'
         worst = evaluation.worst_first[:NUM_WORST]

@@ -15,6 +15,7 @@ from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
 
+ALL_IS_WELL = "Checkpoints already written are safe, and the training goes on."
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
 
@@ -67,12 +68,17 @@ class Session:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about how the run was found."""
-        if not self._lock.held:
-            return (f"The disk of {self.run.path} knows no locks: train into it with one program at a time.",)
         left_by = self._lock.left_by
         if left_by is None:
             return ()
         return (f"{left_by} left this run without ending properly; its lock is taken over.",)
+
+    @property
+    def lock_problem(self) -> str | None:
+        """Return what the user must see to where the run's disk cannot keep a second training out."""
+        if self._lock.held:
+            return None
+        return f"The disk of {self.run.path} knows no locks: train into it with one program at a time."
 
     @property
     def evaluating(self) -> bool:
@@ -236,14 +242,17 @@ class Session:
 
 
 def _problem(step: int, error: Exception) -> str:
-    what = "could not be written" if isinstance(error, OSError) else "could not be evaluated"
-    return f"Step {step} {what}: {error}. Checkpoints already written are safe, and the training goes on."
+    """Return what to say when the figures of a step could not be had or written."""
+    what = f"The figures of step {step} could not be written"
+    if not isinstance(error, OSError):
+        what = f"Step {step} could not be evaluated"
+    return f"{what}: {error}. {ALL_IS_WELL}"
 
 
 def _save_problem(result: SaveResult) -> str:
     assert result.error is not None
     if result.path is None:
-        return _problem(result.step, result.error)
+        return f"Step {result.step} could not be written: {result.error}. {ALL_IS_WELL}"
     return (
         f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}."
         " The training goes on."

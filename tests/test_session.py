@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,33 @@ def test_a_save_that_is_complete_is_not_called_unwritten_when_an_older_one_canno
     problems = [settled.problem] if settled.problem else []
     assert problems and "Step 2 is saved, but an older checkpoint could not be deleted" in problems[0]
     assert "not be written" not in problems[0]
+
+
+def test_figures_that_cannot_be_written_are_not_called_an_unwritten_step(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.modules[Session.__module__], "write_evaluation", refuse)
+    problems = [session.advance().problem for _ in range(3)]
+    assert problems[:2] == [None, None] and problems[2] is not None
+    assert problems[2].startswith("The figures of step 3 could not be written: ")
+    assert session.lock_problem is None
+
+
+def test_a_disk_without_locks_is_told(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)
+    trainer = Trainer(blob_scene, CONFIG)
+    session = Session(trainer, Run.create(tmp_path / "nfs", blob_scene.path, CONFIG))
+    assert session.lock_problem is not None and "one program at a time" in session.lock_problem
+    session.close()
+    trainer.close()
 
 
 def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

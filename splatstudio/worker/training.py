@@ -158,6 +158,8 @@ class Training:
         session.breathe = self._desk.breathe
         for note in session.notes:
             log.info("%s", note)
+        if session.lock_problem is not None:
+            self._emit(Warned(session.lock_problem))
         self._show(session)
         self._emit(model_loaded(self._model(trainer)))
         self._announce(session)

@@ -142,7 +142,7 @@ def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
     worker = training_process(tmp_path / "run", process)
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
-    time.sleep(0.3)  # for the command to hear of the steps
+    time.sleep(1.0)  # for the command to hear of the steps
     os.killpg(process.pid, signal.SIGINT)
     read_to(process, "Ctrl-C again ends at once")
     wait_for((tmp_path / "held").exists, process)

@@ -88,7 +88,10 @@ def _is_intact(manifest: dict[str, Any]) -> bool:
     rest = {name: value for name, value in manifest.items() if name != SEAL}
     if SEAL not in manifest:
         return rest.keys() <= UNSEALED
-    return manifest[SEAL] == _seal(rest)
+    try:
+        return manifest[SEAL] == _seal(rest)
+    except RecursionError:  # nested deeper than anything that was ever written
+        return False
 
 
 def _seal(values: dict[str, Any]) -> str:

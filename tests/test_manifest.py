@@ -55,3 +55,14 @@ def test_a_folder_of_another_step_is_named(tmp_path: Path) -> None:
     folder.rename(folder.with_name("step_00000121"))
     with pytest.raises(ValueError, match="is of step 120, but its folder's name tells another"):
         load_checkpoint(folder.with_name("step_00000121"))
+
+
+def test_no_depth_of_nesting_ends_in_anything_but_a_sentence(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, example())
+    file = folder / "manifest.json"
+    whole = file.read_text()
+    for depth in range(900, 1010):  # about the recursion limit, 1000
+        file.write_text(whole.replace('"upcoming": [', f'"upcoming": [{"[" * depth}{"]" * depth}, ', 1))
+        assert file.read_text() != whole
+        with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+            load_checkpoint(folder)

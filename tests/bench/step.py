@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import splatstudio  # noqa: F401 - before torch: it says how torch's threads wait
@@ -43,6 +45,8 @@ from splatstudio.stages import ALPHA_THRESHOLD, TRANSMITTANCE_STOP, Projected, P
 FORWARD_FLOP, BACKWARD_FLOP = 26, 40
 COUNTING_TILE = 32  # px
 
+Example = tuple[Camera, Tensor, Tensor | None]  # a photograph [H, W, 3] with its camera and mask
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -55,15 +59,21 @@ def main() -> None:
     parser.add_argument(
         "--scaling", action="store_true", help="also one thread against --threads, in turns: thread_scaling"
     )
+    parser.add_argument(
+        "--million", action="store_true", help="copies of the model, a million Gaussians, at a megapixel"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (the default: names and values)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scene = load_scene(arguments.scene, downscale=arguments.downscale)
     model = load_model(scene, arguments.ply)[:: arguments.every]
-    report = measure(scene, model, arguments.repeats)
+    example = first_example(scene)
+    if arguments.million:
+        model, example = a_million(model), at_a_megapixel(example)
+    report = measure(example, model, arguments.repeats)
     report["threads"] = arguments.threads
     if arguments.scaling:
-        report["thread_scaling"] = round(thread_scaling(scene, model, arguments.threads), 3)
+        report["thread_scaling"] = round(thread_scaling(example, model, arguments.threads), 3)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -79,9 +89,34 @@ def load_model(scene: Scene, ply: Path | None) -> Gaussians:
     )
 
 
-def measure(scene: Scene, model: Gaussians, repeats: int) -> dict[str, float | int | str]:
-    camera = scene.views[0].camera
-    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), model.device)
+def first_example(scene: Scene) -> Example:
+    """Return the scene's first photograph."""
+    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), torch.device("cpu"))
+    return scene.views[0].camera, target, mask
+
+
+def at_a_megapixel(example: Example) -> Example:
+    """Return the photograph enlarged to a million pixels."""
+    camera, target, _ = example
+    factor = (1e6 / (camera.width * camera.height)) ** 0.5
+    larger = camera.resized(round(camera.width * factor), round(camera.height * factor))
+    size = (larger.height, larger.width)
+    image = torch.nn.functional.interpolate(target.permute(2, 0, 1)[None], size=size, mode="bilinear")
+    return larger, image[0].permute(1, 2, 0).contiguous(), None
+
+
+def a_million(model: Gaussians) -> Gaussians:
+    """Return a million Gaussians: copies, each moved by its own size, smaller as there are more of them."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(1_000_000) % len(model)
+    many = model[rows]
+    offset = torch.randn(many.means.shape, generator=generator) * many.scales.exp()
+    shrink = (len(model) / 1e6) ** (1 / 3)
+    return replace(many, means=many.means + offset, scales=many.scales + math.log(shrink))
+
+
+def measure(example: Example, model: Gaussians, repeats: int) -> dict[str, float | int | str]:
+    camera, target, mask = example
     stages = time_iteration(model, camera, target, mask, repeats)
     # Of the process so far: scene, model, gradients, moments and a training step's scratch.
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -105,13 +140,12 @@ def measure(scene: Scene, model: Gaussians, repeats: int) -> dict[str, float | i
     }
 
 
-def thread_scaling(scene: Scene, model: Gaussians, threads: int, rounds: int = 5) -> float:
+def thread_scaling(example: Example, model: Gaussians, threads: int, rounds: int = 5) -> float:
     """Return how many times as fast `threads` threads make an iteration as one does.
 
     Both are measured in turns, so that what else the machine does slows both; the best of each counts.
     """
-    camera = scene.views[0].camera
-    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), model.device)
+    camera, target, mask = example
     seconds: dict[int, list[float]] = {1: [], threads: []}
     for _ in range(rounds):
         for number, samples in seconds.items():

@@ -120,11 +120,12 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     for label in ("Stand upright", "Cameras beside it"):
         screen.page.get_by_label(label).locator("visible=true").first.click()
     screen.button("Export PLY").click()
-    cameras = ply.with_name(f"{path.name}.cameras.json")
-    screen.wait(cameras.exists, "the cameras are written")
-    assert ply.read_bytes() != in_files
+    second = ply.with_name(f"{path.name}-2.ply")  # the first is not written over
+    screen.wait(lambda: any(ply.parent.glob(f"{second.stem}*.cameras.json")), "the cameras are written")
+    assert ply.read_bytes() == in_files
     x, y, z = model.gaussians.means.T
-    torch.testing.assert_close(read_ply(ply).means, torch.stack([x, -z, y], dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(read_ply(second).means, torch.stack([x, -z, y], dim=1), atol=1e-5, rtol=1e-5)
+    (cameras,) = ply.parent.glob("*.cameras.json")
     assert len(json.loads(cameras.read_text())) == NUM_VIEWS
 
 

@@ -23,9 +23,12 @@ def remove_partial(path: Path, pid: int | None = None) -> None:
     process = pid or os.getpid()
     if not path.parent.is_dir():
         return
+    partial = partial_path(path, process).name
+    # A writer of whole files puts its own temporary name around the partial one. Whole names are compared: a
+    # longer one that begins alike is another task's file.
+    names = (partial, f".{partial}.tmp-{process}")
     for entry in path.parent.iterdir():
-        # A writer of whole files puts its own temporary name around the partial one.
-        if entry.name.startswith((f".tmp-{process}-{path.name}", f"..tmp-{process}-{path.name}.tmp-")):
+        if entry.name in names:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 

@@ -68,6 +68,7 @@ inline GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, con
                                    const Tensor& opacities, const Tensor& sh0, const Tensor& shN) {
   const int64_t num = means.size(0), rest = shN.size(1);
   STD_TORCH_CHECK(num < std::numeric_limits<int32_t>::max(), "too many Gaussians: ", num);
+  STD_TORCH_CHECK(rest <= 15, "shN has ", rest, " coefficients, more than those of degree 3");
   return {floats(means, {num, 3}, "means"),
           floats(quats, {num, 4}, "quats"),
           floats(scales, {num, 3}, "scales"),

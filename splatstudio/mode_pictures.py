@@ -26,6 +26,7 @@ ELLIPSOID_MIN_OPACITY = 0.05  # fainter splats would hide the others
 POINT_RADIUS = 1.5  # px
 SAMPLES = 20_000  # pixels that a range is estimated from
 MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
+CPU_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}  # their kernels are the CPU's alone
 OUTSIDE = 20  # grey of 255 where there is no photograph to compare with
 
 
@@ -43,6 +44,8 @@ def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: Re
     Where nothing is, the picture has the background of `options`; its near and far hide what lies beyond.
     """
     with torch.no_grad():
+        if mode in CPU_MODES:
+            gaussians = gaussians.to("cpu")
         return _MODES[mode](gaussians, camera, options)
 
 

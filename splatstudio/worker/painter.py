@@ -61,7 +61,7 @@ class Painter:
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice
         try:
-            target = self._photograph(scene, wanted.photo, options.background)
+            target = self._photograph(scene, wanted.photo, options.background, gaussians.device)
         except ValueError as error:
             return draw_mode("color", gaussians, camera, options), f"No error to show: {error}"
         photo = target.scene.views[target.index].camera
@@ -70,7 +70,11 @@ class Painter:
         return error_picture(gaussians, camera, options, rgb, shown), notice
 
     def _photograph(
-        self, scene: Scene | None, index: int | None, background: tuple[float, float, float]
+        self,
+        scene: Scene | None,
+        index: int | None,
+        background: tuple[float, float, float],
+        device: torch.device,
     ) -> _Target:
         """Return a photograph of the scene; ValueError says what is missing."""
         if scene is None:
@@ -81,7 +85,7 @@ class Painter:
             raise ValueError(f"the scene has no photograph number {index}; it has {len(scene.views):,}")
         kept = self._target
         if kept is None or (kept.scene is not scene or (kept.index, kept.background) != (index, background)):
-            rgb, mask = target_image(scene.photo(index), background, torch.device("cpu"))
+            rgb, mask = target_image(scene.photo(index), background, device)
             kept = self._target = _Target(scene, index, background, rgb, mask)
         return kept
 

@@ -219,6 +219,7 @@ class Session:
                 "step": stats.step,
                 "loss": stats.loss,
                 "psnr": stats.psnr,
+                "view": stats.view,
                 "num_gaussians": stats.num_gaussians,
                 "elapsed_s": round(time.monotonic() - self._started, 3),
                 **({} if change is None else {"densified": asdict(change)}),

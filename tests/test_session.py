@@ -40,6 +40,13 @@ def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None
     assert session.save_if_needed() is None, "the last step was saved already"
 
 
+def test_the_metrics_name_the_photograph_that_was_measured(session: Session) -> None:
+    advances = [session.advance() for _ in range(6)]
+    (row,) = [row for row in session.run.metrics().rows if "loss" in row]
+    assert (row["step"], row["view"]) == (6, advances[-1].stats.view)
+    assert row["view"] in {view.name for view in session.trainer.scene.views}
+
+
 def test_it_evaluates_at_regular_steps_too(session: Session) -> None:
     session.trainer.update_setting("eval_every", 2)
     assert [a.stats.step for a in (session.advance() for _ in range(6)) if a.evaluation] == [2, 3, 4, 6]

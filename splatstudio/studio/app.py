@@ -175,8 +175,14 @@ class Studio:
             self._first_view.of_model(event.center, event.radius, up)
         self._jobs.follow(event)
         for panel in self._panels:
-            panel.follow(event)
-        self._viewport.model_changed()
+            try:
+                panel.follow(event)
+            except Exception as error:  # the worker's other news, and the other panels, do not depend on it
+                self._tell_of(panel, error)
+        if isinstance(event, ModelLoaded):
+            self._viewport.invalidate()  # another model may have the same step
+        else:
+            self._viewport.model_changed()
 
     def _tick(self) -> None:
         while not self._stopped.wait(REFRESH_SECONDS):

@@ -176,10 +176,10 @@ class Controller(FrameSource):
 
     @property
     def can_train_more(self) -> bool:
-        """Say whether all steps that were planned are done."""
+        """Say whether all steps that were planned are done, and their model is the one on view."""
         status = self.status
         done = status.state in ("viewing", "finished") and status.step >= status.total_steps
-        return done and status.total_steps > 0 and self.project.can_train
+        return done and status.total_steps > 0 and self.project.can_train and self._shows_own
 
     def train_more(self, num_steps: int) -> None:
         """Go on with a training that has done all its steps."""
@@ -190,6 +190,14 @@ class Controller(FrameSource):
                     self._worker.send(Resume())
                 else:
                     self._begin(resume=True)
+
+    @property
+    def _shows_own(self) -> bool:
+        """Say whether the model on view is of this project's run, and not opened from elsewhere."""
+        job, run_dir = self._worker.job, self.project.run_dir
+        if not isinstance(job, ViewJob) or run_dir is None:
+            return isinstance(job, TrainJob)
+        return job.model_path.resolve().parent == (run_dir / "checkpoints").resolve()
 
     @property
     def _trains(self) -> bool:
@@ -212,8 +220,8 @@ class Controller(FrameSource):
             self._resume_step = self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
             self.status = replace(self.status, state="loading", message="", has_model=False)
-            self._worker = self._new_worker(ViewJob(path, frame))
-            self._worker.start()
+            if not self._replace_worker(ViewJob(path, frame)):
+                return
         old.close()
 
     def send(self, command: Command) -> None:
@@ -285,17 +293,32 @@ class Controller(FrameSource):
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
-        old, self._untrained = self._worker, False
+        old = self._worker
         self.status = replace(self.status, state="loading", message="", has_model=False)
-        # Known before it starts: the events of a worker that is not the present one are dropped.
         job = self.project.training_job(resume=resume)
         if resume:
             job = replace(job, settings=tuple(self._to_set.items()))
-        self._to_set = {}
-        self._worker = self._new_worker(job)
-        self._worker.start()
+        if not self._replace_worker(job):
+            return
+        self._to_set, self._untrained = {}, False
         self._worker.send(Start())
         old.close()
+
+    def _replace_worker(self, job: Job) -> bool:
+        """Start another worker in place of the present one; tell why and keep that one when it cannot."""
+        old = self._worker
+        try:
+            # Known before it starts: the events of a worker that is not the present one are dropped.
+            self._worker = self._new_worker(job)
+            self._worker.start()
+        except OSError as error:
+            self._worker = old
+            sentence = f"The worker could not be started: {error}. What is saved is safe; try it again."
+            log.exception("no new worker")
+            self.status = replace(self.status, state="failed", message=sentence)
+            self._notify(Notice("Failed", sentence, bad=True))
+            return False
+        return True
 
     def _start_first(self) -> None:
         """Start the training that the worker waits with, or another one if its settings have been changed."""

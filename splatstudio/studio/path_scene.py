@@ -36,7 +36,8 @@ class PathScene:
         self._drawn: Draft | None = None
         self._nodes: list[viser.SceneNodeHandle] = []
         self._handles: viser.TransformControlsHandle | None = None
-        self._held = False  # somebody drags the handles just now
+        self._held: int | None = None  # the browser that drags the handles just now
+        server.on_client_disconnect(self._left)
 
     def show(self, visible: bool) -> None:
         """Show or hide the path for all."""
@@ -114,7 +115,7 @@ class PathScene:
         # On the event loop: start, movements and end come in order; taking notes is all that is done.
         @handles.on_update
         async def _(event: viser.TransformControlsEvent) -> None:
-            self._held = event.phase != "end"
+            self._held = event.client_id if event.phase != "end" else None
             pose = np.eye(4)
             pose[:3, :3] = viser.transforms.SO3(np.asarray(event.target.wxyz)).as_matrix()
             pose[:3, 3] = event.target.position
@@ -125,9 +126,15 @@ class PathScene:
         self._place_handles()
         return handles
 
+    async def _left(self, client: viser.ClientHandle) -> None:
+        # The end of its drag will never come.
+        if self._held == client.client_id:
+            self._held = None
+            self._place_handles()
+
     def _place_handles(self) -> None:
         keyframe = self._editor.keyframe
-        if self._handles is None or self._held:
+        if self._handles is None or self._held is not None:
             return
         if keyframe is None:
             self._handles.visible = False

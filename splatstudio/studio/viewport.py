@@ -180,6 +180,8 @@ class Stream:
             self._shown, self._shown_step = wish, received.frame.step if received else None
             if self._on_frame is not None and frame is not None:
                 self._on_frame(frame)
+        # Once more: `close` may have come while a picture was being asked for.
+        self._source.forget(self.client.client_id)
 
     def _rendered(self, wish: Wish, shot: Shot) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""

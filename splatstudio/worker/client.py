@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from splatstudio.worker.messages import (
     ModelLoaded,
     Progress,
     Saved,
+    SetView,
     Started,
     State,
     StateChanged,
@@ -33,6 +35,8 @@ from splatstudio.worker.process import activity_of, worker_main
 from splatstudio.worker.supervisor import Plan, Supervisor
 
 LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
+
+log = logging.getLogger(__name__)
 
 ONE_RANK = Plan(worker_main, activity_of)
 
@@ -61,6 +65,7 @@ class WorkerClient:
         self._run_log = job.run_dir / "logs" / "worker.log" if isinstance(job, TrainJob) else None
         self._events: deque[Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
+        self._views: set[int] = set()  # that somebody has asked for and not dropped
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[Event], None]] = []
         self._supervisor = Supervisor(plan, job, lambda: self.log_path, self)
@@ -99,6 +104,9 @@ class WorkerClient:
 
     def send(self, command: Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""
+        if isinstance(command, SetView):
+            with self._changed:
+                self._views.add(command.view)
         self._supervisor.send(command)
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> None:
@@ -128,6 +136,7 @@ class WorkerClient:
         """Forget a view here and in the worker."""
         self.send(DropView(view))
         with self._changed:
+            self._views.discard(view)
             self._frames.pop(view, None)
 
     def close(self, timeout: float = 60.0) -> None:
@@ -149,8 +158,9 @@ class WorkerClient:
     def take_frame(self, frame: Frame, image: np.ndarray) -> None:
         """Keep the newest frame of each view; for the supervisor."""
         with self._changed:
-            self._frames[frame.view] = ReceivedFrame(frame, image)
-            self._changed.notify_all()
+            if frame.view in self._views:  # or nobody looks any more
+                self._frames[frame.view] = ReceivedFrame(frame, image)
+                self._changed.notify_all()
 
     def receive(self, event: Event) -> None:
         """Follow an event and hand it out; for the supervisor."""
@@ -164,4 +174,7 @@ class WorkerClient:
             self._events.append(event)
             self._changed.notify_all()
         for subscriber in self._subscribers:
-            subscriber(event)
+            try:
+                subscriber(event)
+            except Exception:  # it runs on the supervisor's thread, which must live to hear the worker
+                log.exception("a listener failed with %s", type(event).__name__)

@@ -9,6 +9,7 @@ import viser
 
 from splatstudio.camera_path import MAX_SIZE
 from splatstudio.studio.controller import Notice
+from splatstudio.studio.free_path import free_path
 from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import MAX_DOWNLOAD_BYTES, JobBar, download
 from splatstudio.studio.jobs import JobBoard
@@ -154,6 +155,9 @@ class OutputSection:
         except ValueError as error:
             self._page.notify(Notice("Not rendered", str(error), bad=True))
             return
+        wanted, output = output, free_path(output) if output.suffix else output
+        if output != wanted:
+            self._page.notify(Notice(f"Writing {output.name}", f"{wanted} exists and stays as it is."))
         _, quality = FORMATS[self._format.value]
         options = options_of(self._page, client)
         self._board.submit(

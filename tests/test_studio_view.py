@@ -328,6 +328,11 @@ def test_cameras_are_painted_sized_and_clicked(blob_scene: Scene) -> None:
         assert np.allclose(
             np.ptp(np.asarray(edges.points).reshape(9, -1, 3)[2], axis=0), 3.0 * before, rtol=1e-3
         )
+        stage.leave_out(2)
+        sizes = np.ptp(np.asarray(edges.points).reshape(9, -1, 3), axis=1).max(axis=1)
+        assert sizes[2] == 0.0 and np.delete(sizes, 2).min() > 0.0
+        stage.leave_out(None)
+        assert np.ptp(np.asarray(edges.points).reshape(9, -1, 3)[2], axis=0).max() > 0.0
         stage.show_cameras(False)
         assert not edges.visible and not bodies.visible
         event = SimpleNamespace(instance_index=5, ray_origin=(0, 0, 0), ray_direction=(1, 0, 0))

@@ -74,6 +74,7 @@ class Stage:
         self._scene = scene
         self._frustums = frustums
         self._factor = 1.0
+        self._left_out: int | None = None
         self._colors = frustums.split_colors
         self._points = self._add_points()
         self._edges, self._bodies = self._add_cameras()
@@ -95,8 +96,14 @@ class Stage:
     def size_cameras(self, factor: float) -> None:
         """Draw the cameras `factor` times as large as usual."""
         self._factor = factor
-        self._edges.points = self._frustums.lines(factor).reshape(-1, 2, 3)
+        self._draw_edges()
         self._bodies.batched_scales = (factor * self._frustums.scales).astype(np.float32)
+
+    def leave_out(self, index: int | None) -> None:
+        """Draw no edges of this camera, whose picture they would cover for who stands in it; None: all."""
+        if index != self._left_out:
+            self._left_out = index
+            self._draw_edges()
 
     def paint(self, colors: np.ndarray) -> None:
         """Give the cameras other colours, [C, 3] uint8."""
@@ -104,6 +111,12 @@ class Stage:
             self._colors = colors
             self._edges.colors = _line_colors(colors)
             self._bodies.batched_colors = colors
+
+    def _draw_edges(self) -> None:
+        lines = self._frustums.lines(self._factor)
+        if self._left_out is not None:
+            lines[self._left_out] = self._frustums.positions[self._left_out]
+        self._edges.points = lines.reshape(-1, 2, 3)
 
     def _add_points(self) -> viser.PointCloudHandle | None:
         points, colors = self._scene.points, self._scene.colors

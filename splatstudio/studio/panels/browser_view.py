@@ -164,6 +164,7 @@ class BrowserView:
             here = standpoint.here if standpoint is not None else None
             turn, self._turn_to_photo = self._turn_to_photo and here is not None, False
             self._list.show(here, turn=turn)
+            self._stage.leave_out(here)
             self._list.refresh(errors)
             self._write("standing", self._standing, self._standing_text())
             if time.monotonic() >= self._paint_due:

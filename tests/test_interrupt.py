@@ -233,7 +233,7 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
         os.kill(worker, signal.SIGSTOP)  # a save that does not end
         os.killpg(process.pid, signal.SIGINT)
         read_to(process, "Saving ... (Ctrl-C again ends at once)")
-        time.sleep(0.3)
+        time.sleep(1.5)  # until it waits for the worker, also on a loaded machine
         output, seconds = end(process)
     finally:
         process.kill()

@@ -106,13 +106,13 @@ def test_the_job(tmp_path: Path, blob_scene: Scene, upright: bool) -> None:
     cameras = tuple((view.name, view.camera) for view in blob_scene.views)
     events: list[Event] = []
     jobs = Jobs(events.append, lambda: False)
-    jobs.start(Export(tmp_path / "a.ply", upright=upright, cameras=cameras), model)
+    jobs.start(Export(tmp_path / "a.ply", upright=upright, cameras=cameras), lambda: model)
     for thread in [task.thread for task in jobs._tasks.values()]:
         assert thread is not None
         thread.join()
     assert isinstance(events[-1], JobDone), events
-    assert_seen_alike(model, blob_scene, tmp_path / "a.ply", tmp_path / "a.cameras.json")
-    jobs.start(Export(tmp_path / "b.ply", upright=True), replace(model, transform=np.eye(4)))
+    assert_seen_alike(model, blob_scene, tmp_path / "a.ply", tmp_path / "a.ply.cameras.json")
+    jobs.start(Export(tmp_path / "b.ply", upright=True), lambda: replace(model, transform=np.eye(4)))
     jobs.close()
     assert isinstance(events[-1], JobFailed) and "which way is up" in events[-1].sentence
     assert not (tmp_path / "b.ply").exists()

@@ -6,6 +6,7 @@ step replaces them. Nobody looks: the thread sleeps.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -19,8 +20,10 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
-from splatstudio.worker.messages import Frame, SetView
+from splatstudio.worker.messages import Event, Frame, SetView, Warned
 from splatstudio.worker.painter import Painter
+
+log = logging.getLogger("splatstudio.worker")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class FrameRenderer:
     While `training()` holds, frames are rendered by half of the threads: they shall slow a step, not stop it.
     """
 
-    def __init__(self, slots: FrameSlots, send: Callable[[Frame], None], training: Callable[[], bool]):
+    def __init__(self, slots: FrameSlots, send: Callable[[Event], None], training: Callable[[], bool]):
         self._slots = slots
         self._send = send
         self._training = training
@@ -49,6 +52,7 @@ class FrameRenderer:
         self._free = set(range(slots.file.num_slots))
         self._changed = threading.Condition()
         self._closed = False
+        self._warned = False
         self._thread = threading.Thread(target=self._render_all, name="frames", daemon=True)
         self._thread.start()
 
@@ -95,9 +99,25 @@ class FrameRenderer:
                 model = self._model
             assert model is not None
             threads = ops.num_threads()
-            with ops.limited_threads(max(1, threads // 2) if self._training() else threads):
-                frame = self._render(wanted, slot, model)
+            try:
+                with ops.limited_threads(max(1, threads // 2) if self._training() else threads):
+                    frame = self._render(wanted, slot, model)
+            except Exception as error:
+                # Whatever it is: a picture that cannot be drawn must not end the training beside it.
+                self.return_slot(slot)
+                self._tell(error)
+                continue
             self._send(frame)
+
+    def _tell(self, error: Exception) -> None:
+        log.exception("a view could not be drawn")
+        if self._warned:
+            return  # a view asks many times a second
+        self._warned = True
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._send(
+            Warned(f"A view could not be drawn: {why}. Everything else goes on; the log has the details.")
+        )
 
     def _render(self, wanted: SetView, slot: int, model: ShownModel) -> Frame:
         start = time.monotonic()

@@ -34,6 +34,7 @@ from splatstudio.worker.messages import (
     RenderPath,
     Snapshot,
     ViewOptions,
+    Warned,
 )
 from splatstudio.worker.painter import Painter
 
@@ -75,10 +76,22 @@ class Jobs:
         self._tasks: dict[int, Task] = {}
         self._lock = threading.Lock()
 
-    def start(self, command: JobCommand, model: Model | None) -> None:
-        """Begin a job on `model`, which must be its own to keep; None: there is no model yet."""
-        refusal = self._refusal(command, model)
-        if refusal is not None or model is None:
+    def start(self, command: JobCommand, model_copy: Callable[[], Model | None]) -> None:
+        """Begin a job on what `model_copy` returns, its own to keep; None: there is no model yet.
+
+        A job that is refused copies nothing; one without memory for its copy fails alone.
+        """
+        refusal = self._refusal(command)
+        model = None
+        if refusal is None:
+            try:
+                model = model_copy()
+                refusal = "There is no model yet; press Start first."
+            except (MemoryError, RuntimeError) as error:
+                # torch tells of memory that it does not get by a RuntimeError.
+                log.exception("no copy of the model for job %d", command.job)
+                refusal = f"The model could not be copied for this task: {_first_line(error)}"
+        if model is None:
             self._emit(JobFailed(command.job, refusal or ""))
             return
         task = Task(command, self._emit, self._num_threads)
@@ -110,9 +123,7 @@ class Jobs:
             if task.thread.is_alive():
                 remove_partial(output_of(task.command))
 
-    def _refusal(self, command: JobCommand, model: Model | None) -> str | None:
-        if model is None:
-            return "There is no model yet; press Start first."
+    def _refusal(self, command: JobCommand) -> str | None:
         with self._lock:
             running = [task.command for task in self._tasks.values()]
         if len(running) >= MAX_JOBS:
@@ -136,8 +147,9 @@ class Jobs:
             end = JobDone(job, output, num_bytes(output)) if done else JobCancelled(job)
         except (ValueError, OSError) as error:
             end = JobFailed(job, str(error))
-        except (RuntimeError, MemoryError) as error:
-            # torch tells of memory that it does not get by a RuntimeError. The training has its own.
+        except Exception as error:
+            # Whatever it is: a job has its own copy of the model, and the training beside it goes on. Torch
+            # tells of memory by a RuntimeError, and the errors of PyAV have classes of their own.
             log.exception("job %d failed", job)
             end = JobFailed(job, f"{output} could not be written: {_first_line(error)}")
         finally:
@@ -170,8 +182,14 @@ def output_of(command: JobCommand) -> Path:
 
 
 def cameras_beside(path: Path) -> Path:
-    """Return where the cameras of a model that is exported to `path` go."""
-    return path.with_name(f"{path.name.partition('.')[0] or 'model'}.cameras.json")
+    """Return a free name for the cameras of a model that is exported to `path`.
+
+    It begins with the whole name of the model: scene.ply and scene.spz each have cameras of their own.
+    """
+    free, number = path.with_name(f"{path.name}.cameras.json"), 2
+    while free.exists():
+        free, number = path.with_name(f"{path.name}-{number}.cameras.json"), number + 1
+    return free
 
 
 def num_bytes(path: Path) -> int:
@@ -211,7 +229,12 @@ def _export(task: Task, model: Model) -> bool:
     done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, step=model.step))
     if done:
         if command.cameras:
-            write_cameras(cameras_beside(command.path), command.cameras, transform)
+            try:
+                write_cameras(cameras_beside(command.path), command.cameras, transform)
+            except OSError as error:
+                # The model itself is complete.
+                why = error.strerror or error
+                task.emit(Warned(f"{command.path} is written, but not the cameras beside it ({why})."))
         task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
     return done
 

@@ -182,7 +182,7 @@ class Worker:
     def _obey(self, command: Command) -> None:
         self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
         if isinstance(command, JobCommand):
-            self._jobs.start(command, self._activity.model_copy())
+            self._jobs.start(command, self._activity.model_copy)
             return
         self._tell_ranks(Turn.ORDER, command)
         self._activity.execute(command)

@@ -296,13 +296,14 @@ def test_the_newest_view_wins(
 
 
 PARENT = """
-    import os, sys, time
+    import os, signal, sys, time
     from pathlib import Path
     from splatstudio.config import TrainConfig
     from splatstudio.worker.client import ONE_RANK, WorkerClient
     from splatstudio.worker.messages import Progress, Start, TrainJob
 
     def main():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
         config = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
         client = WorkerClient(TrainJob(Path(sys.argv[1]), Path(sys.argv[2]), config)).start()
         client.send(Start())

@@ -94,6 +94,8 @@ class Studio:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            # A shell's background job inherits that Ctrl-C is ignored; here it has a meaning.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         controller = self.controller
         run_dir, unsaved = controller.project.run_dir, controller.status.state in ("training", "paused")
         print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)

@@ -132,8 +132,8 @@ def test_more_steps_are_offered_for_the_runs_own_model_only(
 ) -> None:
     controller, _ = controller_of(blob_folder, tmp_path, monkeypatch)
     assert controller.project.run_dir is not None
-    own = controller.project.run_dir / "checkpoints" / "step_00000007"
-    for path, offered in ((own, True), (tmp_path / "other" / "checkpoints" / own.name, False)):
+    own = controller.project.run_dir / "ckpts" / "step_00000007"
+    for path, offered in ((own, True), (tmp_path / "other" / "ckpts" / own.name, False)):
         worker = controller._worker = controller._new_worker(ViewJob(path))
         worker.receive(LOADED)
         worker.receive(StateChanged("viewing"))

@@ -197,7 +197,7 @@ class Controller(FrameSource):
         job, run_dir = self._worker.job, self.project.run_dir
         if not isinstance(job, ViewJob) or run_dir is None:
             return isinstance(job, TrainJob)
-        return job.model_path.resolve().parent == (run_dir / "checkpoints").resolve()
+        return job.model_path.resolve().parent == (run_dir / "ckpts").resolve()
 
     @property
     def _trains(self) -> bool:

@@ -334,7 +334,7 @@ def info(path: Positional[Path], /) -> int:
 @app.command
 def doctor() -> int:
     """Say what this machine offers a training and whether the installation works."""
-    from splatstudio.doctor import findings
+    from splatstudio.doctor import ADVICE, findings
     from splatstudio.terminal import console
 
     bad = 0
@@ -342,6 +342,9 @@ def doctor() -> int:
         mark = "[green]ok[/]" if finding.good else "[red]!![/]"
         console.print(f"{mark}  {finding.subject:<14} {finding.text}")
         bad += not finding.good
+    console.print("\nWhen a training is slow or ends:")
+    for advice in ADVICE:
+        console.print(f"-   {advice}", markup=False)
     return 1 if bad else 0
 
 

@@ -9,15 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
 import torch
+import torch.distributed as dist
 
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
+from splatstudio.gpu_links import SLOW_PATHS, read_gpus
 from splatstudio.rendering import render, render_reference
+from splatstudio.worker.self_test import try_two_ranks
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,22 @@ class Finding:
     good: bool = True
 
 
+# What to look at when a training is slower than it should be, or ends.
+ADVICE = (
+    "A GPU in the Devices panel below 80 %: photographs are decoded too slowly (more cores, a faster disk, "
+    "--downscale), or ranks wait for one another (their wait time stands beside it).",
+    "Out of memory: --max-splats auto plans with what is free; a smaller --batch-size with more "
+    "accumulation, or --downscale, needs less. Close other programs that hold the GPU.",
+    "More GPUs bring too little: without NVLink the exchange of splats decides; the bandwidth measured above "
+    "says how much. Larger photographs and more views a step scale better.",
+    "A crash inside a kernel: run once with CUDA_LAUNCH_BLOCKING=1, so that the log names the right call.",
+    "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
+    "network between several machines.",
+)
+MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photographs, shards
+MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
+
+
 def findings() -> Iterator[Finding]:
     """Look at the machine and the installation, cheapest first; nothing is changed."""
     yield Finding("splatstudio", f"{metadata.version('splatstudio')}, Python {platform.python_version()}")
@@ -37,8 +57,13 @@ def findings() -> Iterator[Finding]:
     yield from _gpus()
     yield _memory()
     yield _shared_memory()
+    yield _files()
     yield _browser()
+    yield _collectives()
     yield _self_test()
+    yield _two_ranks("gloo")
+    if ops.has_cuda_kernels() and torch.cuda.device_count() > 1 and dist.is_nccl_available():
+        yield _two_ranks("nccl")
 
 
 def _native() -> Finding:
@@ -49,19 +74,22 @@ def _native() -> Finding:
 
 
 def _gpus() -> Iterator[Finding]:
-    import pynvml  # pyright: ignore[reportMissingImports]
-
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        yield Finding("GPUs", f"none seen ({error}); training runs on the CPU")
+        found = read_gpus()
+    except ValueError as error:
+        yield Finding("GPUs", f"{error}; training runs on the CPU")
         return
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        name = pynvml.nvmlDeviceGetName(handle)
-        free, total = float(memory.free) / 2**30, float(memory.total) / 2**30
-        yield Finding(f"GPU {index}", f"{name}, {free:.1f} of {total:.1f} GiB free")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible} hides the others"
+    yield Finding("driver", f"{found.driver}, {len(found.gpus)} GPUs{chosen}")
+    for gpu in found.gpus:
+        nvlinks = f", {gpu.num_nvlinks} NVLinks" if gpu.num_nvlinks else ""
+        text = f"{gpu.name}, {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free{nvlinks}"
+        yield Finding(f"GPU {gpu.index}", text)
+    if found.links:
+        slow = any(link.path in SLOW_PATHS for link in found.links)
+        advice = "; slow: several GPUs will gain less than their number" if slow else ""
+        yield Finding("GPU links", f"{'; '.join(found.describe_links())}{advice}", good=not slow)
     yield _cuda_kernels()
 
 
@@ -90,6 +118,45 @@ def _shared_memory() -> Finding:
     good = free >= 2 * 3840 * 2160 * 3
     advice = "" if good else "; too small for 4K windows, enlarge it (in Docker: --shm-size=1g)"
     return Finding("shared memory", f"{free / 2**20:.0f} MiB free{advice}", good)
+
+
+def _files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return Finding("open files", "not limited by the system")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft == resource.RLIM_INFINITY or soft >= MIN_FILES
+    text = "not limited" if soft == resource.RLIM_INFINITY else f"{soft:,} for one process"
+    advice = "" if good else f"; raise it with `ulimit -n {MIN_FILES}` (the limit of that is {hard:,})"
+    return Finding("open files", text + advice, good)
+
+
+def _collectives() -> Finding:
+    gloo = "gloo" if dist.is_gloo_available() else "no gloo"
+    nccl = "no NCCL (needed by several GPUs alone)"
+    if dist.is_nccl_available() and torch.cuda.is_available():
+        from torch.cuda import nccl as nccl_library
+
+        nccl = "NCCL " + ".".join(map(str, nccl_library.version()))
+    several_gpus = torch.cuda.is_available() and torch.cuda.device_count() > 1
+    good = dist.is_gloo_available() and (dist.is_nccl_available() or not several_gpus)
+    return Finding("collectives", f"{gloo}, {nccl}", good)
+
+
+def _two_ranks(backend: Literal["gloo", "nccl"]) -> Finding:
+    where = "two processes" if backend == "gloo" else "GPU 0 and GPU 1"
+    try:
+        test = try_two_ranks(backend)
+    except RuntimeError as error:
+        return Finding(f"ranks, {backend}", f"{where} cannot work together: {error}", good=False)
+    speed = test.bytes_per_second
+    good = backend == "gloo" or speed >= MIN_EXCHANGE
+    text = (
+        f"{where} agree: met after {test.start_seconds:.1f} s, a word takes"
+        f" {test.broadcast_seconds * 1e3:.2f} ms, {speed / 1e9:.1f} GB/s each way"
+    )
+    return Finding(f"ranks, {backend}", text + ("" if good else "; slow for several GPUs"), good)
 
 
 def _browser() -> Finding:

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "splatstudio"
 
 # Each part may import only parts that stand above it.
 LAYERS = [
+    "typed_path",
     "config",
     "camera",
     "placement",
@@ -34,6 +35,7 @@ LAYERS = [
     "render_modes",
     "color_maps",
     "mode_pictures",
+    "distributed",
     "losses",
     "optim",
     "descent",
@@ -62,6 +64,7 @@ LAYERS = [
     "trainer",
     "session",
     "devices",
+    "gpu_links",
     "worker",
     "studio",
     "api",
@@ -77,7 +80,7 @@ HOMES = {
     "nerfview": {"studio"},
     "multiprocessing": {"worker"},
     "cv2": {"scene"},
-    "pynvml": {"devices", "doctor"},
+    "pynvml": {"devices", "gpu_links"},
     "simplejpeg": {"studio"},
     "tyro": {"cli"},
     "rich": {"cli", "terminal"},

@@ -10,8 +10,9 @@ import json
 import typing
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, TypeVar
+
+from splatstudio.typed_path import typed_path
 
 T = TypeVar("T")
 
@@ -268,7 +269,7 @@ def with_whole_init(config: TrainConfig) -> TrainConfig:
     """
     if not config.init:
         return config
-    path = Path(config.init).expanduser().resolve()
+    path = typed_path(config.init).resolve()
     if not path.exists():
         raise ValueError(f"there is no model to start from at {config.init}: give a file, run or checkpoint")
     return dataclasses.replace(config, init=str(path))

@@ -16,6 +16,7 @@ from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
 from splatstudio.scene.scene import Scene, View
 from splatstudio.scene.transforms_json import read_blender, read_transforms
+from splatstudio.typed_path import typed_path
 
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 
@@ -34,7 +35,7 @@ def load_scene(
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
-    folder = Path(path).expanduser().absolute()
+    folder = typed_path(path).absolute()
     capture = _read(folder, downscale, images_folder)
     if not capture.shots:
         raise ValueError(f"{folder} holds no photograph with a pose")

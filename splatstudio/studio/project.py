@@ -22,6 +22,7 @@ from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.typed_path import typed_path
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
 from splatstudio.worker.reports import checkpoint_step
 
@@ -112,7 +113,7 @@ def open_project(
     `given` are the dotted names of the settings that the user asked for, None: those that differ from the
     defaults. Raises ValueError with one sentence when it is nothing that can be opened.
     """
-    path, config = Path(path).expanduser(), with_whole_init(config)
+    path, config = typed_path(path), with_whole_init(config)
     given = differing(config, TrainConfig()) if given is None else given
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")

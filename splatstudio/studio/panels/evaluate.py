@@ -27,6 +27,7 @@ from splatstudio.studio.panels.model_rows import PLAIN, facts_html, note_html, r
 from splatstudio.studio.panels.scores import ScoresSection
 from splatstudio.studio.status import Notice
 from splatstudio.studio.theme import ACCENT, size
+from splatstudio.typed_path import typed_path
 from splatstudio.worker.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.worker.messages import Event, Saved
 
@@ -58,6 +59,7 @@ class EvaluatePanel(Panel):
         self._asked: tuple[CatalogEntry, object] | None = None  # whether to delete it, and its mark then
         self._opened: Path | None = None  # the folder of the model that was opened here last
         self._turned = 0  # pages of the list
+        self._refused = ""  # the folder that was said to be none
         self._scan_due = 0.0
         self._shown: object = None
         self._written: Path | None = None
@@ -150,8 +152,14 @@ class EvaluatePanel(Panel):
 
     def _scan(self) -> None:
         self._scan_due = time.monotonic() + RESCAN_SECONDS
-        root = Path(self._root.value.strip() or ".").expanduser()
-        folders = folders_with_models(root)
+        typed = self._root.value.strip() or "."
+        try:
+            folders = folders_with_models(typed_path(typed))
+        except ValueError as error:
+            folders = ()
+            if typed != self._refused:  # this is looked at again and again
+                self._page.notify(Notice("Nothing to list", str(error), bad=True))
+                self._refused = typed
         if folders != self._folders:
             self._folders = folders
             names = tuple(folder.resolve().name for folder in folders) or ("–",)
@@ -275,8 +283,8 @@ class EvaluatePanel(Panel):
             self._start(FileTask(f"{verb} step {entry.step:,}", paths, path))
 
     def _output(self, text: str) -> Path | None:
-        path = Path(text.strip()).expanduser()
         try:
+            path = typed_path(text.strip())
             if path.suffix:
                 format_to_write(path)
         except ValueError as error:

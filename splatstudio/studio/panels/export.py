@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import viser
 
@@ -15,6 +13,7 @@ from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
 from splatstudio.trimming import Trim
+from splatstudio.typed_path import typed_path
 from splatstudio.worker.messages import Event, Export, ModelLoaded
 
 BOX_COLOR = (255, 214, 92)
@@ -106,7 +105,11 @@ class ExportPanel(Panel):
         scene, cameras = self._controller.project.scene, ()
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)
-        wanted = Path(self._path.value).expanduser()
+        try:
+            wanted = typed_path(self._path.value)
+        except ValueError as error:
+            self._notify(Notice("Not exported", str(error), bad=True))
+            return
         path = free_path(wanted)
         if path != wanted:
             text = f"{wanted} exists and stays as it is."

@@ -18,6 +18,7 @@ from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewpoint import read_viewpoint
+from splatstudio.typed_path import typed_path
 from splatstudio.video import Quality, check_output
 from splatstudio.worker.messages import JobDone, RenderPath, Snapshot, ViewOptions
 
@@ -149,8 +150,8 @@ class OutputSection:
         path = self._editor.path
         if client is None or not path.keyframes:
             return
-        output = Path(self._file.value.strip()).expanduser()
         try:
+            output = typed_path(self._file.value.strip())
             check_output(output)
         except ValueError as error:
             self._page.notify(Notice("Not rendered", str(error), bad=True))

@@ -1,4 +1,4 @@
-"""One step of gradient descent of a model: draw, (compare,) find the gradients, improve.
+"""One step of gradient descent of a model: draw, compare, find the gradients, improve.
 
 On the CPU the gradients of the six tensors are never in memory: autograd ends at what was projected,
 and the rest of the way back is part of the optimiser's step. Elsewhere autograd goes all the way.
@@ -6,7 +6,9 @@ and the rest of the way back is part of the optimiser's step. Elsewhere autograd
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +22,24 @@ from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 
 
 @dataclass(frozen=True, eq=False)
+class Shot:
+    """A photograph from which a step learns."""
+
+    index: int  # of the scene's view
+    name: str
+    camera: Camera
+    target: Tensor  # [H, W, 3] the photograph over `background`
+    mask: Tensor | None  # [H, W], pixels that count
+    background: tuple[float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
 class Drawing:
     """A picture of N Gaussians from which gradients can be found."""
 
     rgb: Tensor  # [H, W, 3] not clamped above
+    alpha: Tensor  # [H, W]
+    depth_sum: Tensor  # [H, W] sum of w z, see `Raster`
     radii: Tensor  # [N, 2] int32 px, 0 = not seen
     gaussians: Gaussians
     projected: Projected | None  # None: autograd goes on to the Gaussians
@@ -39,6 +55,80 @@ class Gradients:
     means2d: Tensor | None  # [N, 2] px; with absgrad the sum of absolute contributions; None: nobody asked
     projected: tuple[Tensor, ...]  # of a Drawing's `projected`; empty without it
     gaussians: dict[str, Tensor | None]  # of the six tensors by name; empty with `projected`
+    others: tuple[Tensor | None, ...] = ()  # of the further tensors that were asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What one picture of a step showed of each Gaussian."""
+
+    gradients2d: Tensor  # [N, 2] d loss / d means2d, px; absolute sums where the strategy asks for them
+    radii: Tensor  # [N, 2] int32 px, 0 = not visible
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class DescentPlan:
+    """How a step goes down: what is drawn, at what rates (by tensor name), and who wants to know more."""
+
+    options: RenderOptions  # but for the background, which is each shot's own
+    rates: dict[str, float]
+    observed: bool  # whether a strategy wants to know the gradients of the projected means
+    visible_only: bool = False  # see `improve`
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """What a step did: the loss and the picture of each shot, before the Gaussians moved."""
+
+    losses: tuple[float, ...]
+    pictures: tuple[Tensor, ...]  # [H, W, 3]
+    observations: tuple[Observation, ...]  # empty where nobody asked
+    others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
+
+
+LossOf = Callable[[Shot, Drawing], Tensor]
+
+
+class LossNotFinite(FloatingPointError):
+    """The loss of a shot is no number; nothing was changed."""
+
+    def __init__(self, loss: float, shot: Shot):
+        super().__init__(f"the loss of {shot.name} is {loss}")
+        self.loss = loss
+        self.shot = shot
+
+
+def descend(
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    shot: Shot,
+    loss_of: LossOf,
+    plan: DescentPlan,
+    *,
+    others: tuple[Tensor, ...] = (),
+    before_change: Callable[[], None] = lambda: None,
+) -> Descent:
+    """Make one step down the loss of one shot, in place.
+
+    `others` are further leaf tensors that `loss_of` uses; their gradients are returned, they are not moved.
+    `before_change` is called just before the model changes. Raises LossNotFinite before that.
+    """
+    options = replace(plan.options, background=shot.background)
+    drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed)
+    loss = loss_of(shot, drawing)
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise LossNotFinite(value, shot)
+    gradients = backward(drawing, loss, others)
+    before_change()
+    improve(drawing, gradients, optimizer, plan.rates, visible_only=plan.visible_only)
+    observations = ()
+    if plan.observed and gradients.means2d is not None:
+        size = (shot.camera.width, shot.camera.height)
+        observations = (Observation(gradients.means2d, drawing.radii, *size),)
+    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others)
 
 
 def draw(
@@ -55,7 +145,9 @@ def draw(
     if not _is_fused(gaussians.means):
         probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
         rendering = render(gaussians, camera, options, probe)
-        return Drawing(rendering.rgb, rendering.radii, gaussians, None, probe, camera, settings)
+        depth_sum = rendering.depth * rendering.alpha.clamp_min(1e-10)
+        pictures = (rendering.rgb, rendering.alpha, depth_sum)
+        return Drawing(*pictures, rendering.radii, gaussians, None, probe, camera, settings)
     projected = optimizer.project(gaussians, camera=camera, settings=settings)
     for tensor in _differentiable(projected):
         tensor.requires_grad_()
@@ -67,22 +159,28 @@ def draw(
         raster = ops.rasterize_absgrad(projected, raster_settings, probe)
     else:
         raster = ops.rasterize(projected, raster_settings)
-    return Drawing(raster.rgb, projected.radii, gaussians, projected, probe, camera, settings)
+    pictures = (raster.rgb, raster.alpha, raster.depth_sum)
+    return Drawing(*pictures, projected.radii, gaussians, projected, probe, camera, settings)
 
 
-def backward(drawing: Drawing, loss: Tensor) -> Gradients:
-    """Return the gradients of `loss`, a scalar made of `drawing.rgb`."""
+def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) -> Gradients:
+    """Return the gradients of `loss`, a scalar made of `drawing`'s pictures and of `others`."""
     probes = [] if drawing.probe is None else [drawing.probe]
     if drawing.projected is not None:
         inputs = _differentiable(drawing.projected)
-        values = torch.autograd.grad(loss, [*inputs, *probes])
-        return Gradients(values[-1] if probes else values[0], values[: len(inputs)], {})
-    tensors = drawing.gaussians.tensors()
-    values = torch.autograd.grad(loss, [*tensors.values(), *probes], allow_unused=True)
+    else:
+        inputs = list(drawing.gaussians.tensors().values())
+    values = torch.autograd.grad(loss, [*inputs, *probes, *others], allow_unused=True)
+    v_inputs, v_others = values[: len(inputs)], values[len(inputs) + len(probes) :]
     v_means2d = None
     if drawing.probe is not None:
-        v_means2d = torch.zeros_like(drawing.probe) if values[-1] is None else values[-1]
-    return Gradients(v_means2d, (), dict(zip(tensors, values, strict=False)))
+        v_probe = values[len(inputs)]
+        v_means2d = torch.zeros_like(drawing.probe) if v_probe is None else v_probe
+    if drawing.projected is None:
+        return Gradients(
+            v_means2d, (), dict(zip(drawing.gaussians.tensors(), v_inputs, strict=True)), v_others
+        )
+    return Gradients(v_inputs[0] if v_means2d is None else v_means2d, v_inputs, {}, v_others)
 
 
 def improve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
-from splatstudio.descent import backward, draw, improve
+from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
@@ -23,9 +22,9 @@ from splatstudio.losses import photometric, psnr
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.rendering import RenderOptions, fastest_device
 from splatstudio.scene.images import PhotoLoader
-from splatstudio.scene.scene import Scene, View
+from splatstudio.scene.scene import Scene
 from splatstudio.starting_model import gaussians_to_start_from
-from splatstudio.strategy import Change, Observation, Population, trainable
+from splatstudio.strategy import Change, Population, trainable
 from splatstudio.strategy.default import DefaultStrategy
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
@@ -154,52 +153,67 @@ class Trainer:
         """
         started = time.perf_counter()
         config, index = self.config, self.step
-        view, target, mask, background = self._next_example(config)
-        population = self._population
-        observed = self._strategy_for(config).observes(index)
-        sh_degree = _sh_degree_at(index, config)
-        options = RenderOptions(
-            sh_degree=sh_degree,
-            antialiased=config.antialiased,
-            background=background,
-            near=config.near,
-            far=config.far,
-            absgrad=config.densify.absgrad,
+        strategy = self._strategy_for(config)
+        shots = self._next_shots(config)
+        plan = DescentPlan(
+            options=self._options_at(index, config),
+            rates=learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps),
+            observed=strategy.observes(index),
+            visible_only=config.optim.visible_only,
         )
-        drawing = draw(population.gaussians, population.optimizer, view.camera, options, observed=observed)
-        loss = photometric(drawing.rgb, target, ssim_weight=config.ssim_weight, mask=mask)
-        loss_value = float(loss.detach())
-        if not math.isfinite(loss_value):
-            raise TrainingDiverged(
-                f"the loss became {loss_value} at step {index + 1}, on {view.name}: go on from the last"
-                " checkpoint with smaller learning rates"
-            )
-        gradients = backward(drawing, loss)
-        rates = learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps)
-        visible_only = config.optim.visible_only
-        self.whole = False
-        improve(drawing, gradients, population.optimizer, rates, visible_only=visible_only)
-        rgb, radii, gradients2d = drawing.rgb.detach(), drawing.radii, gradients.means2d
-        del drawing, loss, gradients  # the memory is needed when the population changes
+        descent = self._descend(shots, plan)
         change = None
-        if observed and gradients2d is not None:
-            seen = Observation(gradients2d, radii, view.camera.width, view.camera.height)
-            change = self._strategy.after_step(population, seen, index)
-        if not len(population) > 0:
+        if descent.observations:
+            change = strategy.after_step(self._population, descent.observations, index)
+        if not len(self._population) > 0:
             raise TrainingDiverged(
                 f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
         self.step, self.whole = index + 1, True
+        shot, picture = shots[0], descent.pictures[0]
         return StepStats(
             step=self.step,
-            loss=loss_value,
-            num_gaussians=len(population),
+            loss=descent.losses[0],
+            num_gaussians=len(self._population),
             seconds=time.perf_counter() - started,
-            view=view.name,
-            sh_degree=sh_degree,
+            view=shot.name,
+            sh_degree=_sh_degree_at(index, config),
             change=change,
-            psnr=psnr(rgb, target, mask) if self.step % PSNR_EVERY == 0 else None,
+            psnr=psnr(picture, shot.target, shot.mask) if self.step % PSNR_EVERY == 0 else None,
+        )
+
+    def _descend(self, shots: list[Shot], plan: DescentPlan) -> Descent:
+        def before_change() -> None:
+            self.whole = False
+
+        (shot,) = shots
+        population = self._population
+        try:
+            return descend(
+                population.gaussians,
+                population.optimizer,
+                shot,
+                self._loss_of,
+                plan,
+                before_change=before_change,
+            )
+        except LossNotFinite as error:
+            raise TrainingDiverged(
+                f"the loss became {error.loss} at step {self.step + 1}, on {error.shot.name}: go on from the"
+                " last checkpoint with smaller learning rates"
+            ) from error
+
+    def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
+        return photometric(drawing.rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
+
+    def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
+        return RenderOptions(
+            sh_degree=_sh_degree_at(index, config),
+            antialiased=config.antialiased,
+            near=config.near,
+            far=config.far,
+            absgrad=config.densify.absgrad,
         )
 
     def update_setting(self, path: str, value: Any) -> None:
@@ -240,10 +254,8 @@ class Trainer:
         self._strategy.steps = config.steps
         return self._strategy
 
-    def _next_example(
-        self, config: TrainConfig
-    ) -> tuple[View, Tensor, Tensor | None, tuple[float, float, float]]:
-        """Return the next view, its photograph over this step's background, its mask, and the background."""
+    def _next_shots(self, config: TrainConfig) -> list[Shot]:
+        """Return the next photographs, each over a background of this step."""
         self._draw()
         index = self._upcoming.popleft()
         photo = self._loader.get(index)
@@ -253,7 +265,8 @@ class Trainer:
             red, green, blue = torch.rand(3, generator=self._generator).tolist()
             background = (red, green, blue)
         target, mask = target_image(photo, background, self._population.gaussians.device)
-        return self.scene.views[index], target, mask, background
+        view = self.scene.views[index]
+        return [Shot(index, view.name, view.camera, target, mask, background)]
 
     def _draw(self) -> None:
         """Draw whole epochs, each in an order of its own, until the photographs to decode ahead are known."""

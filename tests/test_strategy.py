@@ -50,12 +50,12 @@ def strategy(config: DensifyConfig | None = None, *, steps: int = 30_000) -> Def
     return DefaultStrategy(config, extent=1.0, steps=steps, generator=torch.Generator().manual_seed(1))
 
 
-def seen(norms: list[float], *, visible: list[bool] | None = None) -> Observation:
+def seen(norms: list[float], *, visible: list[bool] | None = None) -> tuple[Observation, ...]:
     """Return an observation whose gradients in normalised coordinates have the given norms."""
     gradients = torch.zeros(len(norms), 2)
     gradients[:, 0] = torch.tensor(norms) / 50.0  # an image of 100 pixels: half the width
     radii = torch.tensor(visible or [True] * len(norms)).int()[:, None].expand(-1, 2) * 3
-    return Observation(gradients, radii, width=100, height=80)
+    return (Observation(gradients, radii, width=100, height=80),)
 
 
 def rows(gaussians: Gaussians) -> Tensor:
@@ -176,7 +176,7 @@ def test_gradients_are_scaled_by_half_the_image_on_each_axis() -> None:
     rule = strategy(DensifyConfig(start_step=STEP))
     radii = torch.full((2, 2), 3, dtype=torch.int32)
     gradients = torch.tensor([[3e-6, 0.0], [0.0, 3e-6]])
-    rule.after_step(group, Observation(gradients, radii, width=200, height=100), STEP)
+    rule.after_step(group, (Observation(gradients, radii, width=200, height=100),), STEP)
     torch.testing.assert_close(group.counts["grad2d"], torch.tensor([3e-4, 1.5e-4]))
 
 
@@ -231,11 +231,11 @@ def test_disabled_densification_changes_nothing() -> None:
 
 def test_screen_size_rules_hold_until_their_step() -> None:
     config = DensifyConfig(stop_scale2d_step=10_000)
-    large = Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [8, 2]], dtype=torch.int32), 100, 80)
+    large = (Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [8, 2]], dtype=torch.int32), 100, 80),)
     group = population(scales=[0.005, 0.005])
     change = strategy(config).after_step(group, large, STEP)
     assert change is not None and change.split == 1  # 8 of 100 pixels is above 0.05
-    huge = Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [20, 2]], dtype=torch.int32), 100, 80)
+    huge = (Observation(torch.zeros(2, 2), torch.tensor([[3, 3], [20, 2]], dtype=torch.int32), 100, 80),)
     group = population(scales=[0.005, 0.005])
     change = strategy(replace(config, max_gaussians=1)).after_step(group, huge, 3100)
     assert change is not None and (change.split, change.pruned, len(group)) == (0, 1, 1)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from conftest import NUM_VIEWS
 
-from splatstudio import trainer as module
+from splatstudio import descent
 from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.evaluate import evaluate
 from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import render
+from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer, TrainingDiverged
@@ -224,13 +224,13 @@ def test_what_is_counted_is_the_gradient_of_the_projected_means(
 ) -> None:
     trainer = start(replace(CONFIG, ssim_weight=0.0))
     observed = []
-    monkeypatch.setattr(trainer._strategy, "after_step", lambda _, seen, __: observed.append(seen))
+    monkeypatch.setattr(trainer._strategy, "after_step", lambda _, seen, __: observed.extend(seen))
     gaussians = trainer.gaussians.map(torch.Tensor.double)
     stats = trainer.train_step()
     index = [view.name for view in trainer.scene.views].index(stats.view)
     target = torch.from_numpy(trainer.scene.photo(index).rgb).double() / 255
     probe = torch.zeros(60, 2, dtype=torch.float64, requires_grad=True)
-    options = module.RenderOptions(sh_degree=0)
+    options = RenderOptions(sh_degree=0)
     image = render(gaussians, trainer.scene.cameras[index], options, probe).rgb
     (image - target).abs().mean().backward()
     assert probe.grad is not None
@@ -334,7 +334,7 @@ def test_it_knows_whether_an_error_has_torn_the_model(
 
     trainer = start()
     run(trainer, 2)
-    monkeypatch.setattr(module, stage, fail)
+    monkeypatch.setattr(descent, stage, fail)
     with pytest.raises(MemoryError):
         trainer.train_step()
     assert trainer.whole is whole and trainer.step == 2

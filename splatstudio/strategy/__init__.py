@@ -7,20 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from splatstudio.descent import Observation
 from splatstudio.gaussians import Gaussians
 from splatstudio.strategy.population import Population, edit, trainable
 
 __all__ = ["Change", "Observation", "Population", "Strategy", "edit", "trainable"]
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What one step showed of each Gaussian."""
-
-    gradients2d: Tensor  # [N, 2] d loss / d means2d, px; absolute sums where the strategy asks for them
-    radii: Tensor  # [N, 2] int32 px, 0 = not visible
-    width: int
-    height: int
 
 
 @dataclass(frozen=True)
@@ -63,9 +54,10 @@ class Strategy(Protocol):
         """Return whether `after_step` has anything to do in the step after `step` others."""
         ...
 
-    def after_step(self, population: Population, seen: Observation, step: int) -> Change | None:
+    def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen and change the population where the rules say so.
 
-        `step` is the number of steps done before this one. Returns None where no rule was due.
+        `seen` is what each picture of the step showed of this rank's Gaussians, `step` the number of steps
+        done before this one. Returns None where no rule was due.
         """
         ...

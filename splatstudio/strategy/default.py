@@ -56,7 +56,7 @@ class DefaultStrategy:
         return self.config.enabled and step < self.stop_step
 
     @torch.no_grad()
-    def after_step(self, population: Population, seen: Observation, step: int) -> Change | None:
+    def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen and, where the rules say so, grow, prune and reset.
 
         `step` is the number of steps done before this one. Returns None where no rule was due.
@@ -64,7 +64,8 @@ class DefaultStrategy:
         config = self.config
         if not self.observes(step):
             return None
-        self._count(population.counts, seen, step)
+        for observation in seen:
+            self._count(population.counts, observation, step)
         change = None
         paused = step % config.reset_every < config.pause_after_reset
         if step > self.start_step and step % config.every == 0 and not paused:

@@ -6,10 +6,8 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from splatstudio.camera import Camera
 from splatstudio.worker.blame import Cause, ErrorReport, RankEnd, blame, read_report, write_report
 from splatstudio.worker.control import decoded, encoded
 from splatstudio.worker.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
@@ -17,21 +15,12 @@ from splatstudio.worker.mailbox import Mailbox
 from splatstudio.worker.messages import (
     Close,
     Command,
-    DropView,
-    Pause,
-    Resume,
     Save,
-    SettingChanged,
-    SetView,
     Start,
-    StateChanged,
     Step,
-    TrainJob,
     UpdateSettings,
-    ViewJob,
 )
 from splatstudio.worker.restarts import RestartPolicy
-from splatstudio.worker.standing_orders import StandingOrders
 
 
 def settings(path: str, value: Any) -> UpdateSettings:
@@ -176,36 +165,6 @@ def test_the_same_end_at_the_same_step_is_not_tried_again() -> None:
     assert policy.refusal(first) is None
     assert policy.refusal(Cause(0, 57, "RuntimeError: other", "")) is None
     assert RestartPolicy().refusal(Cause(0, 57, "ValueError: nan", "", final=True)) == ""
-
-
-def view(number: int, seq: int) -> SetView:
-    return SetView(number, seq, Camera(np.eye(4), np.eye(3), 4, 3))
-
-
-def test_a_new_process_is_told_what_still_holds(tmp_path: Path) -> None:
-    orders = StandingOrders()
-    assert orders.again() == []
-    newest = view(1, 2)
-    for command in (view(1, 1), newest, view(2, 1), DropView(2), Start(), Save()):
-        orders.sent(command)
-    assert orders.again() == [Start(), newest]
-    orders.sent(Pause())
-    assert orders.again() == [Start(), Pause(), newest] and orders.paused
-    orders.sent(Resume())
-    assert orders.again() == [Start(), newest]
-    orders.sent(Step(5))
-    orders.heard(StateChanged("training"))
-    assert orders.again() == [Start(), newest]
-    orders.heard(StateChanged("paused"))  # by itself, after the last of the steps
-    assert orders.again() == [Start(), Pause(), newest]
-    orders.heard(SettingChanged(3, "a", 1))
-    orders.heard(SettingChanged(4, "a", 2))
-    job = TrainJob(tmp_path, tmp_path / "run")
-    again = orders.job_again(orders.job_again(job, None), tmp_path / "ckpt")
-    assert isinstance(again, TrainJob)
-    assert again.settings == (("a", 2),) and again.attempt == 2 and again.checkpoint == tmp_path / "ckpt"
-    shown = ViewJob(tmp_path)
-    assert orders.job_again(shown, None) is shown
 
 
 @pytest.mark.parametrize("order", [Start(), Step(3), UpdateSettings((("a.b", 1.5), ("c", [1.0, 2.0])))])

@@ -74,6 +74,7 @@ class Jobs:
         self._emit = emit
         self._training = training
         self._tasks: dict[int, Task] = {}
+        self._unwanted: set[int] = set()  # cancelled before they began
         self._lock = threading.Lock()
 
     def start(self, command: JobCommand, model_copy: Callable[[], Model | None]) -> None:
@@ -81,6 +82,11 @@ class Jobs:
 
         A job that is refused copies nothing; one without memory for its copy fails alone.
         """
+        with self._lock:
+            unwanted = command.job in self._unwanted
+        if unwanted:
+            self._emit(JobCancelled(command.job))
+            return
         refusal = self._refusal(command)
         model = None
         if refusal is None:
@@ -104,9 +110,10 @@ class Jobs:
         task.thread.start()
 
     def cancel(self, job: int) -> None:
-        """Let a job end as soon as it can; one that is unknown or has ended is left alone."""
+        """Let a job end as soon as it can, also one that has still to be started."""
         with self._lock:
             task = self._tasks.get(job)
+            self._unwanted.add(job)
         if task is not None:
             task.cancelled.set()
 

@@ -78,13 +78,18 @@ class ViewOptions:
     sh_degree: int | None = None  # the highest degree that is drawn
 
 
+@dataclass(frozen=True)
 class Command:
-    """An order to the worker."""
+    """An order to the worker. The supervisor numbers them, and waits for a Receipt of each."""
+
+    number: int = field(default=0, kw_only=True, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Start(Command):
-    """Begin the training of a TrainJob."""
+    """Begin the training of a TrainJob; stand still once `pause_at` steps are done, where that is given."""
+
+    pause_at: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from pathlib import Path
 
 from splatstudio.durable import remove_partial
@@ -29,10 +30,14 @@ class OpenJobs:
             with self._lock:
                 self._outputs.pop(event.job, None)
 
-    def abandon(self, pid: int | None) -> list[JobFailed]:
-        """Remove what the dead process `pid` left half-written; return an end for each of its jobs."""
+    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[JobFailed]:
+        """Remove what the dead process `pid` left half-written; return an end for each of its jobs.
+
+        Those that are `waiting`, for another process, go on doing so.
+        """
         with self._lock:
-            left, self._outputs = self._outputs, {}
+            left = {job: output for job, output in self._outputs.items() if job not in waiting}
+            self._outputs = {job: output for job, output in self._outputs.items() if job in waiting}
         failed: list[JobFailed] = []
         for job, output in left.items():
             remains = "nothing of it was kept"

@@ -45,6 +45,7 @@ from splatstudio.worker.messages import (
     Stop,
     TrainJob,
 )
+from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.training import Training
 from splatstudio.worker.viewing import Viewing
@@ -181,11 +182,13 @@ class Worker:
 
     def _obey(self, command: Command) -> None:
         self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
+        self.emit(Receipt(command.number, done=False))
         if isinstance(command, JobCommand):
             self._jobs.start(command, self._activity.model_copy)
-            return
-        self._tell_ranks(Turn.ORDER, command)
-        self._activity.execute(command)
+        else:
+            self._tell_ranks(Turn.ORDER, command)
+            self._activity.execute(command)
+        self.emit(Receipt(command.number, done=True))
 
     def _breathe(self) -> None:
         """Obey what came during a long task of the main thread, or break that off for what cannot wait."""

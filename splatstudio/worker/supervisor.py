@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,8 @@ from splatstudio.worker.messages import (
     Finished,
     Frame,
     Job,
+    JobCommand,
+    JobFailed,
     ReturnSlot,
     SetView,
     Started,
@@ -34,6 +36,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.open_jobs import OpenJobs
+from splatstudio.worker.receipts import PausesAt, Receipt
 from splatstudio.worker.reports import failure_sentence, loss_of_view_sentence, restart_sentence
 from splatstudio.worker.restarts import RestartPolicy
 from splatstudio.worker.standing_orders import StandingOrders
@@ -76,7 +79,7 @@ class Supervisor:
         self._jobs = OpenJobs()
         self._closing = False
         self._killed = self._quiet = False
-        self._finished = False
+        self._finished = self._ended = False
         self._restarting = False
         self._num_sent = 0
         self._wire = threading.Lock()
@@ -102,15 +105,22 @@ class Supervisor:
         return self._group.pids
 
     def send(self, command: Command) -> None:
-        """Give an order; never waits. After the end it has no effect."""
+        """Give an order; never waits.
+
+        One that a process dies before obeying is for the next process; after the end none has an effect.
+        """
         with self._wire:
-            self._standing.sent(command)
-            self._jobs.sent(command)
-            if isinstance(command, Close):
-                self._closing = True
-            if not isinstance(command, (ReturnSlot, DropView)):
-                self._num_sent += 1
-            self._outbox.put(command, _key(command))
+            ended = self._ended
+            if not ended:
+                command = self._standing.sent(command)
+                self._jobs.sent(command)
+                if isinstance(command, Close):
+                    self._closing = True
+                if not isinstance(command, (ReturnSlot, DropView)):
+                    self._num_sent += 1
+                self._outbox.put(command, _key(command))
+        if ended and isinstance(command, JobCommand):
+            self._listener.receive(JobFailed(command.job, "The background process has ended."))
 
     def kill(self, *, quietly: bool = False) -> None:
         """End the ranks at once; `quietly` where nothing is lost by it, so that nothing failed."""
@@ -133,28 +143,38 @@ class Supervisor:
         while True:
             self._attend(self._group)
             pids, ends = self._group.pids, self._group.finish()
-            for failed in self._jobs.abandon(pids[0]):
-                self._listener.receive(failed)
+            self._end_jobs(pids[0], self._standing.waiting_jobs)
             cause = blame(ends, self._plan.num_ranks)
             clean = all(end.exitcode == 0 and end.silence is None for end in ends)
-            if self._closing and (clean or self._quiet):
-                self._listener.receive(StateChanged("ended"))
+            last_words = self._last_words(cause, clean)
+            if last_words:
                 break
-            if self._finished:
-                # The training had its last word; only the view of its result is gone.
-                self._listener.receive(Warned(loss_of_view_sentence(cause, self.job)))
-                self._listener.receive(StateChanged("ended"))
-                break
-            # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
-            refusal = "" if clean or self._closing else self._policy.refusal(cause)
-            if refusal is not None or not self._restart(cause):
-                why = " ".join(filter(None, (cause.sentence, refusal)))
-                sentence = failure_sentence(why, self.job)
-                failed = Failed(sentence, cause.step, self._log_path(), why, cause.final)
-                self._listener.receive(failed)
-                break
+        with self._wire:
+            self._ended = True
+        self._end_jobs(pids[0], ())
+        for event in last_words:
+            self._listener.receive(event)
         self._over.set()
         self._outbox.close()
+
+    def _last_words(self, cause: Cause, clean: bool) -> list[Event]:
+        """Return how it ended for good, after the end of a group; nothing when another one goes on."""
+        if self._closing and (clean or self._quiet):
+            return [StateChanged("ended")]
+        if self._finished:
+            # The training had its last word; only the view of its result is gone.
+            return [Warned(loss_of_view_sentence(cause, self.job)), StateChanged("ended")]
+        # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
+        refusal = "" if clean or self._closing else self._policy.refusal(cause)
+        if refusal is None and self._restart(cause):
+            return []
+        why = " ".join(filter(None, (cause.sentence, refusal)))
+        sentence = failure_sentence(why, self.job)
+        return [Failed(sentence, cause.step, self._log_path(), why, cause.final)]
+
+    def _end_jobs(self, pid: int, waiting: Container[int]) -> None:
+        for failed in self._jobs.abandon(pid, waiting):
+            self._listener.receive(failed)
 
     def _attend(self, group: RankGroup) -> None:
         """Hand on the events of a group until one of its ranks has ended."""
@@ -172,6 +192,8 @@ class Supervisor:
             group.slots.unlink()
             self._jobs.heard(event)
             self._standing.heard(event)
+            if isinstance(event, (Receipt, PausesAt)):
+                continue  # for the standing orders alone
             if isinstance(event, (Started, Finished)):
                 self._finished = isinstance(event, Finished)
             if event == StateChanged("ready") and self._restarting and self._standing.started:
@@ -185,9 +207,6 @@ class Supervisor:
         self._listener.receive(StateChanged("restarting"))
         checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, TrainJob) else None
         standing = self._standing
-        sentence = restart_sentence(
-            cause, checkpoint, self.job, started=standing.started, paused=standing.paused
-        )
         self.job = standing.job_again(self.job, checkpoint)
         try:
             group = self._new_group()
@@ -197,15 +216,21 @@ class Supervisor:
                     return False
                 self._outbox.close()
                 self._group, self._outbox = group, group_outbox
-                for command in standing.again():
+                orders, told = standing.again()
+                for command in orders:
                     self._outbox.put(command, _key(command))
+            sentence = restart_sentence(
+                cause, checkpoint, self.job, started=standing.started, paused=standing.paused
+            )
             group.start()
         except OSError as error:
             self._listener.receive(Warned(f"It could not be started again: {error}."))
             return False
         if self._killed:
             group.kill()
-        self._listener.receive(Warned(sentence))
+        for event in (Warned(sentence), *told):
+            self._jobs.heard(event)
+            self._listener.receive(event)
         return True
 
     def _watch(self) -> None:

@@ -42,6 +42,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.progress import ProgressTeller
+from splatstudio.worker.receipts import PausesAt
 from splatstudio.worker.reports import checkpoint_step
 
 log = logging.getLogger("splatstudio.worker")
@@ -83,7 +84,7 @@ class Training:
     def execute(self, command: Command) -> None:
         """Carry out one order; what cannot be done now is answered with a Warned."""
         if isinstance(command, Start):
-            self._start()
+            self._start(command)
         elif self._session is None:
             self._emit(Warned("The training has not started yet; press Start first."))
         else:
@@ -136,13 +137,13 @@ class Training:
         self._state = state
         self._emit(StateChanged(state))
 
-    def _start(self) -> None:
+    def _start(self, command: Start) -> None:
         if self._session is not None:
             self._emit(Warned("The training has started already."))
             return
         self._change_state("loading")
         job = self._job
-        scene = load_scene(job.scene_path, downscale=job.config.downscale, test_every=job.config.test_every)
+        scene = load_training_scene(job.scene_path, job.config)
         if job.checkpoint is not None:
             trainer = Trainer.resume(
                 scene, job.checkpoint, **{name: getattr(job.config, name) for name in FREE_ON_RESUME}
@@ -166,7 +167,9 @@ class Training:
         if session.finished:
             self._finish(session, completed=True)
         else:
-            self._run(session)
+            self._run(session, command.pause_at)
+            if command.pause_at is not None and self.step >= command.pause_at:
+                self._pause(session, Pause())
 
     def _first_run(self) -> Run:
         """Return the folder of a training from the start: a new one, or that of a process that died in it."""
@@ -183,9 +186,14 @@ class Training:
         )
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
-        self._pause_at = pause_at
+        self._pause_after(pause_at)
         self._progress.restart(session.trainer.step)
         self._change_state("training")
+
+    def _pause_after(self, step: int | None) -> None:
+        if step != self._pause_at:
+            self._pause_at = step
+            self._emit(PausesAt(step))
 
     def _pause(self, session: Session, command: Pause) -> None:
         if self.running:
@@ -195,7 +203,7 @@ class Training:
 
     def _resume(self, session: Session, command: Resume) -> None:
         if self.running:
-            self._pause_at = None
+            self._pause_after(None)
         else:
             self._go_on(session, None)
 
@@ -203,7 +211,7 @@ class Training:
         if not command.count >= 1:
             self._emit(Warned(f"The number of steps to train must be at least 1, not {command.count}."))
         elif self.running:
-            self._pause_at = session.trainer.step + command.count
+            self._pause_after(session.trainer.step + command.count)
         else:
             self._go_on(session, session.trainer.step + command.count)
 

@@ -5,14 +5,24 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace splat::cpu {
 namespace {
+
+// Python shows what() of a MemoryError.
+struct OutOfMemory : std::bad_alloc {
+  const char* what() const noexcept override {
+    return "the kernels need more memory than there is: use fewer Gaussians or fewer pixels";
+  }
+};
 
 struct Job {
   Task task = nullptr;
@@ -45,6 +55,9 @@ class Pool {
     work(job);
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return num_working_ == 0; });
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
+    lock.unlock();
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:
@@ -59,11 +72,18 @@ class Pool {
     }
   }
 
+  // The first exception of any thread is kept for the caller; tasks not yet begun are left out.
   void work(const Job& job) {
-    for (;;) {
-      const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-      if (index >= job.num_tasks) return;
-      job.task(job.context, index);
+    try {
+      for (;;) {
+        const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+        if (index >= job.num_tasks) return;
+        job.task(job.context, index);
+      }
+    } catch (...) {
+      next_.store(job.num_tasks, std::memory_order_relaxed);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
     }
   }
 
@@ -87,6 +107,7 @@ class Pool {
   std::vector<std::thread> helpers_;
   std::atomic<int64_t> next_{0};
   Job job_;
+  std::exception_ptr failure_;
   int num_invited_ = 0, num_working_ = 0;
   uint64_t generation_ = 0;
   bool stopping_ = false;
@@ -115,7 +136,7 @@ struct OwnPool {
 
 }  // namespace
 
-void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) {
+void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) try {
   const int num_helpers = static_cast<int>(std::min<int64_t>(num_threads, num_tasks)) - 1;
   if (num_helpers <= 0) {
     for (int64_t i = 0; i < num_tasks; ++i) task(context, i);
@@ -123,6 +144,8 @@ void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) {
   }
   thread_local OwnPool own;
   own.get().run(num_helpers, {task, context, num_tasks});
+} catch (const std::bad_alloc&) {
+  throw OutOfMemory();
 }
 
 }  // namespace splat::cpu

@@ -130,7 +130,7 @@ struct ImageLoss {
 };
 
 // The tensors of a model in the order of GaussianArrays.
-constexpr int kNumTensors = 6, kShN = 5;
+constexpr int kNumTensors = 6, kScales = 2, kOpacities = 3, kShN = 5;
 constexpr int kColumns[kNumTensors] = {3, 4, 3, 1, 3, 45};  // floats a Gaussian, at most
 
 struct AdamTensor {
@@ -170,12 +170,20 @@ struct LateRows {
   bool moves_shrink;  // see there
 };
 
+// What the gradients grow by, in sight or not: weight * d mean(opacity), weight * d mean(scale).
+// For a logit o and a log scale s that is `opacity` o' (1 - o'), o' = sigmoid(o), and `scale`
+// exp(s).
+struct Regularization {
+  float opacity, scale;  // the weights divided by the number of values: N and 3 N
+};
+
 // The way back of the projection and a step of Adam in one pass; gradients stay in the cache.
 struct ProjectAdam {
   ProjectBwd projection;  // without its outputs
   AdamTensor tensors[kNumTensors];
   AdamRate rates[kNumTensors];
   AdamSettings settings;
+  Regularization regularization;
   LateRows late;         // the last entry of the history is this step
   int64_t used_columns;  // of shN; the others have neither gradients nor moments
   bool visible_only;     // rows out of sight stay as they are; else all rows make the step

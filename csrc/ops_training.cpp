@@ -38,19 +38,20 @@ splat::LateRows late_rows(const Tensor& steps_done, const Tensor& history, int64
 }
 
 // Makes one step of Adam on all six tensors, from the gradients of the projected Gaussians.
-// `rates`: six learning rates and beta1, beta2, eps. `late`: num_steps after this one; -1 if shN
-// makes no step.
+// `rates`: six learning rates and beta1, beta2, eps. `regularization`: the weights of the mean
+// opacity and of the mean scale. `late`: num_steps after this one; -1 if shN makes no step.
 void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
                   const Tensor& radii, const Tensor& colors, const Tensors& v_projected,
                   const std::vector<double>& view, const std::vector<int64_t>& options,
-                  const std::vector<double>& rates, int64_t step, const Tensor& steps_done,
-                  const Tensor& history, int64_t num_late, int64_t used_columns, bool visible_only,
-                  int64_t num_threads) {
+                  const std::vector<double>& rates, const std::vector<double>& regularization,
+                  int64_t step, const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                  int64_t used_columns, bool visible_only, int64_t num_threads) {
   constexpr int kTensors = splat::kNumTensors;
   STD_TORCH_CHECK(params.size() == kTensors && exp_avg.size() == kTensors &&
                       exp_avg_sq.size() == kTensors && v_projected.size() == 5,
                   "a model is six tensors, a projected one five");
   STD_TORCH_CHECK(rates.size() == kTensors + 3 && step >= 1, "nine rates, steps count from 1");
+  STD_TORCH_CHECK(regularization.size() == 2, "two weights: of opacities and of scales");
   splat::ProjectAdam args = {};
   splat::ProjectBwd& bwd = args.projection;
   bwd.gaussians = gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
@@ -64,6 +65,8 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
   bwd.v_out_opacities = floats(v_projected[3], {num}, "v_opacities");
   bwd.v_colors = floats(v_projected[4], {num, 3}, "v_colors");
   args.settings = adam_settings({rates.begin() + kTensors, rates.end()});
+  args.regularization = {static_cast<float>(regularization[0] / static_cast<double>(num)),
+                         static_cast<float>(regularization[1] / (3.0 * static_cast<double>(num)))};
   for (int k = 0; k < kTensors; ++k) {
     args.tensors[k] = adam_tensor(params[k], exp_avg[k], exp_avg_sq[k]);
     args.rates[k] = splat::adam_rate(args.settings, rates[k], step);

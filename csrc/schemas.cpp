@@ -35,8 +35,9 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "project_adam(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
       "Tensor radii, Tensor colors, Tensor[] v_projected, float[] view, int[] options, "
-      "float[] rates, int step, Tensor(d!) steps_done, Tensor(e!) history, int num_late, "
-      "int used_columns, bool visible_only, int num_threads) -> ()");
+      "float[] rates, float[] regularization, int step, Tensor(d!) steps_done, "
+      "Tensor(e!) history, int num_late, int used_columns, bool visible_only, int num_threads) "
+      "-> ()");
   m.def(
       "settle_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "

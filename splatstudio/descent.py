@@ -16,6 +16,7 @@ from torch import Tensor
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
+from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
@@ -190,15 +191,16 @@ def improve(
     rates: dict[str, float],
     *,
     visible_only: bool = False,
+    regularization: Regularization = NO_REGULARIZATION,
 ) -> None:
     """Let `optimizer` make a step on the Gaussians of `drawing`, in place, at `rates` by tensor name.
 
-    `visible_only`: Gaussians out of sight stay as they are, moments included; else they make the step that
-    Adam makes without a gradient.
+    `regularization` is part of the loss whose gradients they follow. `visible_only`: Gaussians out of sight
+    stay as they are, moments included; else they make the step that Adam makes without a picture.
     """
     if drawing.projected is None:
         visible = (drawing.radii > 0).all(dim=1) if visible_only else None
-        optimizer.step(drawing.gaussians, gradients.gaussians, rates, visible)
+        optimizer.step(drawing.gaussians, gradients.gaussians, rates, visible, regularization)
         return
     optimizer.step_projected(
         drawing.gaussians,
@@ -208,6 +210,7 @@ def improve(
         settings=drawing.settings,
         rates=rates,
         visible_only=visible_only,
+        regularization=regularization,
     )
 
 

@@ -29,6 +29,20 @@ class AdamStep:
     number: int
 
 
+@dataclass(frozen=True)
+class Regularization:
+    """What a loss gains: `opacity` times the mean opacity and `scale` times the mean standard deviation.
+
+    Opacities in 0..1, standard deviations in scene units; the loss of Kheradmand et al. 2024 (3DGS as MCMC).
+    """
+
+    opacity: float = 0.0
+    scale: float = 0.0
+
+
+NO_REGULARIZATION = Regularization()
+
+
 class LateRows:
     """The steps of shN that Gaussians out of sight have yet to make.
 
@@ -60,9 +74,10 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
     settings: ProjectSettings,
     adam: AdamStep,
     late: LateRows,
+    regularization: Regularization,
     visible_only: bool,
 ) -> None:
-    """Make one step of Adam from the gradients of what `ops.project_raw` returned.
+    """Make one step of Adam from the gradients of what `ops.project_raw` returned and of `regularization`.
 
     `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
     in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
@@ -83,6 +98,7 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
         view,
         options,
         rates,
+        [regularization.opacity, regularization.scale],
         adam.number,
         late.steps_done,
         late.history,

@@ -8,7 +8,15 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
 from splatstudio.gaussians import Gaussians, with_rows
-from splatstudio.ops_training import AdamStep, LateRows, project_adam, project_late, settle
+from splatstudio.ops_training import (
+    NO_REGULARIZATION,
+    AdamStep,
+    LateRows,
+    Regularization,
+    project_adam,
+    project_late,
+    settle,
+)
 from splatstudio.rendering import stages_for
 from splatstudio.stages import Projected, ProjectSettings
 
@@ -62,8 +70,9 @@ class SplatAdam:
         gradients: dict[str, Tensor | None],
         rates: dict[str, float],
         visible: Tensor | None = None,
+        regularization: Regularization = NO_REGULARIZATION,
     ) -> None:
-        """Update `gaussians` in place.
+        """Update `gaussians` in place, from `gradients` and those of `regularization`.
 
         A tensor whose gradient is None (SH bands not in use yet) stays as it is, and so do its moments; with
         `visible` [N] bool also the rows outside it.
@@ -72,6 +81,7 @@ class SplatAdam:
         self.settle(gaussians)
         self._used_columns = None
         self.num_steps += 1
+        gradients = _regularized(gradients, gaussians, regularization)
         exp_avg, exp_avg_sq = self.exp_avg.tensors(), self.exp_avg_sq.tensors()
         for name, param in gaussians.detach().tensors().items():
             gradient = gradients[name]
@@ -112,12 +122,13 @@ class SplatAdam:
         settings: ProjectSettings,
         rates: dict[str, float],
         visible_only: bool = False,
+        regularization: Regularization = NO_REGULARIZATION,
     ) -> None:
-        """Update `gaussians` in place from the gradients of what `project` returned.
+        """Update `gaussians` in place from the gradients of what `project` returned and of `regularization`.
 
-        `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits, but
-        the coefficients of Gaussians out of sight are left behind until `settle`. `visible_only`: what is out
-        of sight stays as it is.
+        `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits
+        (but for those of `regularization`), and the coefficients of Gaussians out of sight are left behind
+        until `settle`. `visible_only`: what is out of sight stays as it is.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.num_steps += 1
@@ -135,6 +146,7 @@ class SplatAdam:
             settings=settings,
             adam=AdamStep(rates, BETA1, BETA2, EPS, self.num_steps),
             late=self._late,
+            regularization=regularization,
             visible_only=visible_only,
         )
 
@@ -167,6 +179,24 @@ class SplatAdam:
         """Zero both moments of the tensor `name`."""
         self.exp_avg.tensors()[name].zero_()
         self.exp_avg_sq.tensors()[name].zero_()
+
+
+@torch.no_grad()
+def _regularized(
+    gradients: dict[str, Tensor | None], gaussians: Gaussians, regularization: Regularization
+) -> dict[str, Tensor | None]:
+    """Return `gradients` with those of `regularization`; where that is 0 they are the same."""
+    more: dict[str, Tensor] = {}
+    if regularization.opacity != 0:
+        opacities = gaussians.opacities.sigmoid()
+        more["opacities"] = opacities * (1.0 - opacities) * (regularization.opacity / opacities.numel())
+    if regularization.scale != 0:
+        more["scales"] = gaussians.scales.exp() * (regularization.scale / gaussians.scales.numel())
+    regularized = dict(gradients)
+    for name, gradient in more.items():
+        own = gradients[name]
+        regularized[name] = gradient if own is None else own + gradient
+    return regularized
 
 
 def _used_columns(*moments: Tensor) -> int:

@@ -5,8 +5,10 @@
 #include <cfloat>
 #include <cstring>
 
-#include "lanes.h"
 #include "simd.h"
+// simd.h stands before the shared maths (see linalg.h).
+#include "../gaussian.h"
+#include "lanes.h"
 
 namespace splat::cpu::SPLAT_ISA {
 namespace {
@@ -122,6 +124,33 @@ SPLAT_LANES void step_marked(const Rates& r, AdamRate rate, const Row& rows, con
   });
 }
 
+static_assert(kAdamChunk % kLanes == 0, "the gradients have room for whole vectors");
+
+// Adds weight * slope(param) to the gradients of `num` values.
+template <typename Slope>
+SPLAT_LANES void regularize(const float* param, float* grad, int64_t num, float weight,
+                            const Slope& slope) {
+  if (weight == 0) return;
+  for (int64_t i = 0; i < num; i += kLanes) {
+    const F8 more = constant<F8>(weight) * slope(load_some(param + i, num - i));
+    const F8 sum = load_some(grad + i, num - i) + more;
+    store8(grad + i, sum);
+  }
+}
+
+SPLAT_LANES void regularize_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begin,
+                                 int64_t end) {
+  const float* scales = args.tensors[kScales].param + begin * kColumns[kScales];
+  const float* opacities = args.tensors[kOpacities].param + begin * kColumns[kOpacities];
+  regularize(scales, grads.of[kScales], (end - begin) * kColumns[kScales],
+             args.regularization.scale, [](F8 s) { return scale_of(s); });
+  regularize(opacities, grads.of[kOpacities], (end - begin) * kColumns[kOpacities],
+             args.regularization.opacity, [](F8 logit) {
+               const F8 o = opacity_of(logit);
+               return o * (constant<F8>(1.0f) - o);
+             });
+}
+
 }  // namespace
 
 void adam(const AdamPass& args, int64_t begin, int64_t end) {
@@ -132,6 +161,7 @@ void adam(const AdamPass& args, int64_t begin, int64_t end) {
 void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begin, int64_t end) {
   const Rates r = rates_of(args.settings);
   const int32_t* radii = args.projection.radii;
+  regularize_rows(args, grads, begin, end);
   float visible[kAdamChunk];
   for (int64_t i = begin; i < end; ++i) visible[i - begin] = radii[2 * i] > 0 ? 1.0f : 0.0f;
   for (int k = 0; k < kShN; ++k) {

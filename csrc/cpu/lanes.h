@@ -43,9 +43,10 @@ struct AdamPass {
   AdamRate rate;
 };
 
-// The gradients of rows [begin, end), tensor by tensor; the first row is that of `begin`.
+// The gradients of rows [begin, end), tensor by tensor; the first row is that of `begin`. There is
+// room for kAdamChunk rows.
 struct AdamGradients {
-  const float* of[kNumTensors];
+  float* of[kNumTensors];
 };
 
 struct Lanes {

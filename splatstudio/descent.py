@@ -77,6 +77,7 @@ class DescentPlan:
     rates: dict[str, float]
     observed: bool  # whether a strategy wants to know the gradients of the projected means
     visible_only: bool = False  # see `improve`
+    regularization: Regularization = NO_REGULARIZATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,14 @@ def descend(
         raise LossNotFinite(value, shot)
     gradients = backward(drawing, loss, others)
     before_change()
-    improve(drawing, gradients, optimizer, plan.rates, visible_only=plan.visible_only)
+    improve(
+        drawing,
+        gradients,
+        optimizer,
+        plan.rates,
+        visible_only=plan.visible_only,
+        regularization=plan.regularization,
+    )
     observations = ()
     if plan.observed and gradients.means2d is not None:
         size = (shot.camera.width, shot.camera.height)

@@ -39,20 +39,20 @@ def blobs(seed: int = 0, num: int = 60) -> Gaussians:
     )
 
 
-def ring_of_cameras() -> list[Camera]:
-    """Return NUM_VIEWS cameras on a ring of radius 3, looking at the origin."""
+def ring_of_cameras(num: int = NUM_VIEWS) -> list[Camera]:
+    """Return `num` cameras on a ring of radius 3, looking at the origin."""
     K = np.array([[FOCAL, 0.0, WIDTH / 2], [0.0, FOCAL, HEIGHT / 2], [0.0, 0.0, 1.0]])
     cameras = []
-    for angle in np.linspace(0.0, 2.0 * np.pi, NUM_VIEWS, endpoint=False):
+    for angle in np.linspace(0.0, 2.0 * np.pi, num, endpoint=False):
         position = np.array([3.0 * np.cos(angle), 3.0 * np.sin(angle), 0.8])
         viewmat = look_at(position, np.zeros(3), np.array([0.0, 0.0, 1.0]))
         cameras.append(Camera(viewmat, K, WIDTH, HEIGHT))
     return cameras
 
 
-def write_blob_scene(folder: Path) -> Path:
+def write_blob_scene(folder: Path, num_views: int = NUM_VIEWS) -> Path:
     """Write photographs of `blobs` and the COLMAP text files that tell their cameras and points."""
-    gaussians, cameras = blobs(), ring_of_cameras()
+    gaussians, cameras = blobs(), ring_of_cameras(num_views)
     (folder / "images").mkdir(parents=True)
     (folder / "sparse" / "0").mkdir(parents=True)
     lines = []

@@ -123,6 +123,31 @@ class Screen:
             time.sleep(0.1)
 
 
+def open_screen(
+    browser: Any,
+    path: Path,
+    config: TrainConfig = MANY,
+    width: int = 1160,
+    height: int = 460,
+    **settings: Any,
+) -> Screen:
+    """Open the studio and its page; who opened it calls `close_screen`."""
+    studio = Studio(path, network=Network(port=0), config=config, **settings)
+    page = browser.new_page(viewport={"width": width, "height": height})
+    screen = Screen(page, studio, [])
+    page.on("pageerror", lambda error: screen.errors.append(str(error)))
+    page.goto(studio.url)
+    page.wait_for_selector(CANVAS, timeout=1000 * TIMEOUT)
+    screen.wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
+    screen.close_notices()
+    return screen
+
+
+def close_screen(screen: Screen) -> None:
+    screen.page.close()
+    screen.studio.close()
+
+
 @pytest.fixture
 def open_page(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,21 +156,10 @@ def open_page(
     monkeypatch.chdir(tmp_path)
     opened: list[Screen] = []
 
-    def make(
-        path: Path, config: TrainConfig = MANY, width: int = 1160, height: int = 460, **settings: Any
-    ) -> Screen:
-        studio = Studio(path, network=Network(port=0), config=config, **settings)
-        page = browser.new_page(viewport={"width": width, "height": height})
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        opened.append(Screen(page, studio, errors))
-        page.goto(studio.url)
-        page.wait_for_selector(CANVAS, timeout=1000 * TIMEOUT)
-        opened[-1].wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
-        opened[-1].close_notices()
+    def make(*arguments: Any, **settings: Any) -> Screen:
+        opened.append(open_screen(browser, *arguments, **settings))
         return opened[-1]
 
     yield make
     for screen in opened:
-        screen.page.close()
-        screen.studio.close()
+        close_screen(screen)

@@ -67,7 +67,8 @@ class Studio:
         self.url = self._gated.url
         self.controller = Controller(self.project, self._notify)
         self._jobs = JobBoard(self.controller, self._notify)
-        self._first_view = FirstView(self._server)
+        # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
+        self._first_view = FirstView(self._server, "-y" if self.project.path.is_file() else "+z")
         self._viewport = Viewport(self._server, self.controller, self.project.scene)
         self._stopped = threading.Event()
         self._panels: list[Panel] = []
@@ -171,10 +172,8 @@ class Studio:
         return tabs
 
     def _follow(self, event: Event) -> None:
-        # Where no cameras say which way is up, COLMAP's frame is the likely one.
         if isinstance(event, ModelLoaded) and self.project.scene is None:
-            up = "-y" if self.project.model_path and self.project.model_path.is_file() else "+z"
-            self._first_view.of_model(event.center, event.radius, up)
+            self._first_view.of_model(event.center, event.radius)
         self._jobs.follow(event)
         for panel in self._panels:
             try:

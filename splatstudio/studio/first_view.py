@@ -17,14 +17,26 @@ NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to 
 
 
 class FirstView:
-    """A camera position, a target and an up direction, for new browsers and for the way back."""
+    """A camera position, a target and an up direction, for new browsers and for the way back.
 
-    def __init__(self, server: viser.ViserServer):
+    A browser may choose another direction as up: its camera stands and turns by that one, nobody else's.
+    """
+
+    def __init__(self, server: viser.ViserServer, up: Axis = "+z"):
+        """Look at a model whose upward axis is `up`, where no cameras tell a better one."""
         self._server = server
         self._position = np.array([0.0, -3.0, 1.0])
         self._target = np.zeros(3)
-        self._up: Axis = "+z"
+        self._up: Axis = up
         self._fov = FOV
+        self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
+        self._announced: Axis | None = None
+        server.on_client_disconnect(self._left)
+
+    @property
+    def up(self) -> Axis:
+        """Return the axis that is up for who has not chosen another one."""
+        return self._up
 
     def of_scene(self, scene: Scene) -> None:
         """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
@@ -39,22 +51,18 @@ class FirstView:
         self._target = camera.position + distance * forward
         self._announce()
 
-    def of_model(self, center: tuple[float, float, float], radius: float, up: Axis) -> None:
+    def of_model(self, center: tuple[float, float, float], radius: float) -> None:
         """Stand in front of a model of this size, a little above it."""
-        self._up = up
         self._target = np.array(center)
-        upward = _vector(up)
-        # In the usual frames of files forward is z when y is up or down, and y when z is.
-        forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
-        self._position = self._target + radius * (1.0 * upward - 2.8 * forward)
+        self._position = _in_front(self._target, radius, self._up)
         self._announce()
         self.show_all()
 
-    def set_up(self, up: Axis) -> None:
-        """Turn the world so that another axis is up."""
-        radius = float(np.linalg.norm(self._position - self._target)) / math.hypot(1.0, 2.8)
-        x, y, z = (float(value) for value in self._target)
-        self.of_model((x, y, z), radius, up)
+    def set_up(self, client: viser.ClientHandle, up: Axis) -> None:
+        """Let the camera of one browser stand upright along another axis, in front of what is to be seen."""
+        # The world itself is not turned: a page whose world turns goes back to everybody's first view.
+        self._own_up[client.client_id] = up
+        self.show(client)
 
     def show_all(self) -> None:
         """Move every browser's camera here."""
@@ -62,20 +70,37 @@ class FirstView:
             self.show(client)
 
     def show(self, client: viser.ClientHandle) -> None:
-        """Move a browser's camera here."""
+        """Move a browser's camera here, upright as that browser wants it."""
+        up, position = self._own_up.get(client.client_id, self._up), self._position
+        if up != self._up:
+            radius = float(np.linalg.norm(position - self._target)) / math.hypot(1.0, 2.8)
+            position = _in_front(self._target, radius, up)
         with client.atomic():
             client.camera.fov = self._fov
-            client.camera.up_direction = _vector(self._up)
-            client.camera.position = self._position
+            client.camera.up_direction = _vector(up)
+            client.camera.position = position
             client.camera.look_at = self._target
 
+    async def _left(self, client: viser.ClientHandle) -> None:
+        self._own_up.pop(client.client_id, None)
+
     def _announce(self) -> None:
-        self._server.scene.set_up_direction(self._up)
+        # Not sent again when it is the same: it would bring the browsers back that have moved their camera.
+        if self._announced != self._up:
+            self._announced = self._up
+            self._server.scene.set_up_direction(self._up)
         camera = self._server.initial_camera
         camera.position = self._position
         camera.look_at = self._target
         camera.up = _vector(self._up)
         camera.fov = self._fov
+
+
+def _in_front(target: np.ndarray, radius: float, up: Axis) -> np.ndarray:
+    """Return a position in front of a model and a little above it."""
+    # In the usual frames of files forward is z when y is up or down, and y when z is.
+    forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
+    return target + radius * (_vector(up) - 2.8 * forward)
 
 
 def _vector(axis: Axis) -> np.ndarray:

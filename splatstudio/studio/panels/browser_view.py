@@ -335,8 +335,14 @@ class BrowserView:
         )
         self._on(far, lambda value: self._set(far=value or None))
         if self._parts is None:
-            up = gui.add_dropdown("Up", tuple(UP_AXES), hint="Which way of the file's coordinates is up.")
-            self._on(up, lambda value: self._page.first_view.set_up(UP_AXES[value]))
+            likely = next(name for name, axis in UP_AXES.items() if axis == self._page.first_view.up)
+            up = gui.add_dropdown(
+                "Up",
+                tuple(UP_AXES),
+                initial_value=likely,
+                hint="Which way of the file's coordinates is up, in your browser.",
+            )
+            self._on(up, lambda value: self._page.first_view.set_up(self._client, UP_AXES[value]))
         reset = gui.add_button("Reset the view", color="gray")
 
         @reset.on_click

@@ -13,7 +13,7 @@ from splatstudio.merging import merge
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import options_for_display, render_image
 from splatstudio.run import Run
-from splatstudio.scene import load_scene
+from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.session import Advance, Session
 from splatstudio.studio.foreign import show
@@ -40,7 +40,7 @@ def train(
         config = changed(config or TrainConfig(), name.replace("__", "."), value)
     config = config or TrainConfig()
     if not isinstance(scene, Scene):
-        scene = load_scene(scene, downscale=config.downscale, test_every=config.test_every)
+        scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
     try:
         session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None

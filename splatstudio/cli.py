@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
 from splatstudio.placement import AS_IN_THE_FILES, Placement
+from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
 from splatstudio.trimming import KEEP_ALL, Trim
 
@@ -47,6 +48,7 @@ def open_(
     path: Positional[Path],
     /,
     config: Settings = TrainConfig(),
+    preset: PresetName | None = None,
     listen: OmitArgPrefixes[Listen] = Listen(),
     run: Path | None = None,
     train: bool = False,
@@ -57,6 +59,7 @@ def open_(
     Args:
         path: What to open.
         config: Settings of a training that is started from the studio.
+        preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
         run: Folder of the run; a new one below runs/ by default.
         train: Start training at once.
@@ -65,10 +68,11 @@ def open_(
     from splatstudio.studio.app import open_studio
     from splatstudio.studio.network import Network
 
-    check(config)
+    given = settings_named(sys.argv[1:])
+    config, given = _with_preset(config, preset, given)
     port = None if listen.port == "auto" else listen.port
     network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
-    asked = {"config": config, "given": settings_named(sys.argv[1:]), "run_dir": run}
+    asked = {"config": config, "given": given, "run_dir": run}
     studio = open_studio(path, network=network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
@@ -79,6 +83,7 @@ def train_(
     scene: Positional[Path],
     /,
     config: Settings = TrainConfig(),
+    preset: PresetName | None = None,
     run: Path | None = None,
     resume: bool = False,
 ) -> int:
@@ -87,13 +92,15 @@ def train_(
     Args:
         scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
         config: The training's settings.
+        preset: A set of settings for one wish; those given beside it win.
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
     from splatstudio.train_command import train_scene
 
-    check(config)
-    given = settings_named(sys.argv[1:])
+    if preset and resume:
+        raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
+    config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
     return train_scene(scene, with_whole_init(config), run, resume=resume, given=given)
@@ -107,11 +114,13 @@ class Against:
         scene: The scene; a run and a checkpoint remember theirs.
         downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
         test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
+        test_images: Names of the photographs to compare with, by commas, in place of the others.
     """
 
     scene: Path | None = None
     downscale: int | None = None
     test_every: int = 8
+    test_images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,9 @@ def eval_(
             fetch_lpips(name)
     if not merge:
         _tell_part(path, "Add --merge.")
-    task = EvaluationTask(path, against.scene, against.downscale, against.test_every, merge)
+    task = EvaluationTask(
+        path, against.scene, against.downscale, against.test_every, merge, against.test_images
+    )
     with count_progress("photographs") as report:
         measures = measures_for(scores.lpips, color_correct=scores.color_correct)
         scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
@@ -346,6 +357,17 @@ def doctor() -> int:
     for advice in ADVICE:
         console.print(f"-   {advice}", markup=False)
     return 1 if bad else 0
+
+
+def _with_preset(
+    config: TrainConfig, preset: PresetName | None, given: frozenset[str]
+) -> tuple[TrainConfig, frozenset[str]]:
+    """Return the settings with those of the preset, and the names of all that were asked for by either."""
+    check(config)
+    if preset is None:
+        return config, given
+    chosen = PRESETS[preset]
+    return chosen.apply(config, given), given | frozenset(chosen.settings)
 
 
 def _tell_part(path: Path, advice: str) -> None:

@@ -10,42 +10,11 @@ import json
 import typing
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from splatstudio.setting import Setting, documented, setting
+from splatstudio.strategy_config import AbsgradConfig, DensifyConfig, StrategyName
 from splatstudio.typed_path import typed_path
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is declared of a hyper-parameter beside its type and default."""
-
-    help: str
-    low: float | None = None
-    high: float | None = None
-    live: bool = False
-
-
-def setting(
-    default: Any, text: str, low: float | None = None, high: float | None = None, *, live: bool = False
-) -> Any:
-    """Declare a dataclass field with its default, one line of help (`text`) and its range.
-
-    `live` says that a running training takes a new value at its next step.
-    """
-    return field(default=default, metadata={"setting": Setting(text, low, high, live)})
-
-
-def documented(cls: type[T]) -> type[T]:
-    """Append the fields' help to the docstring, where tyro finds it, so that it is written once."""
-    lines = [
-        f"    {f.name}: {f.metadata['setting'].help}"
-        for f in fields(typing.cast(Any, cls))
-        if "setting" in f.metadata
-    ]
-    cls.__doc__ = (cls.__doc__ or "") + "\n\nArgs:\n" + "\n".join(lines)
-    return cls
 
 
 @documented
@@ -71,50 +40,15 @@ class OptimConfig:
 
 @documented
 @dataclass(frozen=True)
-class DensifyConfig:
-    """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
-
-    enabled: bool = setting(True, "Add and remove Gaussians while training.", live=True)
-    start_step: int = setting(
-        500, "Step after which Gaussians are added and removed; at the latest after a sixth of the steps.", 0
-    )
-    stop_step: int = setting(
-        15_000, "Step from which none are added or removed; at the latest after half of the steps.", 0
-    )
-    every: int = setting(100, "Steps between two densifications.", 1)
-    reset_every: int = setting(3000, "Steps between two opacity resets.", 1)
-    pause_after_reset: int = setting(0, "Steps without densification after an opacity reset.", 0)
-    grow_grad: float = setting(
-        2e-4, "Mean screen-space gradient above which a Gaussian is cloned or split.", 0, live=True
-    )
-    absgrad: bool = setting(False, "Count absolute gradients; use grow_grad of about 0.0008 with it.")
-    grow_scale3d: float = setting(
-        0.01, "Size over scene extent below which to clone, above which to split.", 0
-    )
-    grow_scale2d: float = setting(0.05, "Screen size (share of the longer side) above which to split.", 0)
-    prune_opacity: float = setting(
-        0.005,
-        "Opacity below which a Gaussian is removed; a reset lowers to twice this.",
-        1e-4,
-        0.4,
-        live=True,
-    )
-    prune_scale3d: float = setting(0.1, "Size over scene extent above which one is removed after a reset.", 0)
-    prune_scale2d: float = setting(
-        0.15, "Screen size above which one is removed, while stop_scale2d_step.", 0
-    )
-    stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules hold; 0: never.", 0)
-    max_gaussians: int = setting(2_000_000, "No Gaussians are added above this number.", 1, live=True)
-
-
-@documented
-@dataclass(frozen=True)
 class TrainConfig:
     """One training: what to optimise, how long, and what to write when."""
 
     steps: int = setting(30_000, "Training steps.", 1, live=True)
     downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
     test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
+    test_images: tuple[str, ...] = setting(
+        (), "Names of the photographs to hold out, by commas, in place of every test_every-th."
+    )
     seed: int = setting(42, "Seed of every random choice.")
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
     sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
@@ -153,8 +87,12 @@ class TrainConfig:
         live=True,
     )
     keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
+    strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
+        "default", "Who is born and who dies while the model trains."
+    )
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
+    absgrad: AbsgradConfig = field(default_factory=AbsgradConfig)
 
 
 def check(config: Any, path: str = "") -> None:
@@ -205,9 +143,21 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
 
     Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
     """
-    config = _from_json(cls, values, "")
+    config = _from_json(cls, _of_today(values), "")
     check(config)
     return config
+
+
+def _of_today(values: Any) -> Any:
+    """Return settings as they are called now: until November 2026 `densify.absgrad` chose the strategy."""
+    densify = values.get("densify") if isinstance(values, dict) else None
+    if not isinstance(densify, dict) or "absgrad" not in densify:
+        return values
+    kept = {name: value for name, value in densify.items() if name != "absgrad"}
+    if densify["absgrad"] is not True:
+        return {**values, "densify": kept}
+    threshold = {"grow_grad": kept.get("grow_grad", DensifyConfig.grow_grad)}
+    return {**values, "densify": kept, "strategy": "absgrad", "absgrad": threshold}
 
 
 def changed(config: Any, path: str, value: Any) -> Any:
@@ -257,6 +207,10 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
         raise ValueError(f"setting {path} must be a list of {len(hints)} values, not {value!r}")
     if hint is float and type(value) is int:
         return float(value)
+    if typing.get_origin(hint) is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise ValueError(f"setting {path} must be one of {', '.join(typing.get_args(hint))}, not {value!r}")
     if type(value) is not hint:
         raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
     return value

@@ -63,6 +63,7 @@ class Against:
     scene: Path  # resolved
     downscale: int
     test_every: int
+    test_images: tuple[str, ...] = ()
 
 
 SCORES = ("psnr", "ssim", "psnr_corrected", "lpips_alex", "lpips_vgg")
@@ -87,7 +88,7 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions.
 
-        scene, downscale and test_every say what was compared with, where it is known.
+        scene, downscale, test_every and test_images say what was compared with, where it is known.
         """
         means = {name: _finite(getattr(self, name)) for name in self.measured}
         against = {} if self.against is None else {**asdict(self.against), "scene": str(self.against.scene)}
@@ -137,7 +138,8 @@ def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
         means = {name: _number(values[name]) for name in SCORES if name in values}
         against = None
         if "scene" in values:
-            against = Against(Path(values["scene"]), int(values["downscale"]), int(values["test_every"]))
+            numbers = int(values["downscale"]), int(values["test_every"])
+            against = Against(Path(values["scene"]), *numbers, tuple(map(str, values.get("test_images", ()))))
         return Evaluation(
             **means,
             num_gaussians=int(values["num_gaussians"]),

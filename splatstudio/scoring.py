@@ -35,6 +35,7 @@ class EvaluationTask:
     downscale: int | None = None
     test_every: int = 8  # for a file; a run remembers its own
     merge: bool = False  # join the parts of a model before
+    test_images: tuple[str, ...] = ()  # those to compare with; none: as in the training
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def evaluate_task(
         model = load_model(task.path)
     origin = origin_of(task.path)
     against = _against(task, origin)
-    scene = load_scene(against.scene, downscale=against.downscale, test_every=against.test_every)
+    split = {"test_every": against.test_every, "test_images": against.test_images}
+    scene = load_scene(against.scene, downscale=against.downscale, **split)
     total = len(scene.test_indices)
     if total == 0:
         raise ValueError(
@@ -98,11 +100,13 @@ def evaluate_task(
 
 def _against(task: EvaluationTask, origin: Origin | None) -> Against:
     """Return what to compare with: what the task says, else as in the training."""
-    scene, downscale, test_every = task.scene, task.downscale, task.test_every
+    scene, downscale = task.scene, task.downscale
+    test_every, test_images = task.test_every, task.test_images
     if origin is not None:
         scene = scene or origin.scene_path
         downscale = downscale or origin.config.downscale
         test_every = origin.config.test_every
+        test_images = test_images or origin.config.test_images
     if scene is None:
         raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
-    return Against(scene.resolve(), downscale or 1, test_every)
+    return Against(scene.resolve(), downscale or 1, test_every, test_images)

@@ -148,7 +148,8 @@ class Session:
         finally:
             self._evaluating = False
         config = trainer.config
-        against = Against(trainer.scene.path.resolve(), config.downscale, config.test_every)
+        split = config.test_every, config.test_images
+        against = Against(trainer.scene.path.resolve(), config.downscale, *split)
         evaluation = replace(evaluation, against=against)
         write_evaluation(self.run.path, trainer.step, evaluation)
         self.run.append_metrics(

@@ -17,7 +17,7 @@ from splatstudio.config import TrainConfig, resumed
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
-from splatstudio.scene import load_scene
+from splatstudio.scene import load_training_scene
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import (
@@ -59,7 +59,7 @@ def train_scene(
     checkpoint = None
     if resume:
         config, checkpoint = _to_resume(config, run_dir, given)
-    scene = load_scene(scene_path, downscale=config.downscale, test_every=config.test_every)
+    scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
     first = 0

@@ -25,12 +25,15 @@ from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene
 from splatstudio.starting_model import gaussians_to_start_from
 from splatstudio.strategy import Change, Population, trainable
-from splatstudio.strategy.default import DefaultStrategy
+from splatstudio.strategy.choice import make_strategy
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 LOOKAHEAD = 8  # photographs decoded ahead of their step
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
-FIXED_AT_START = ("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random", "test_every")
+FIXED_AT_START = (
+    *("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random"),
+    *("test_every", "test_images", "strategy"),
+)
 
 
 class TrainingDiverged(FloatingPointError, ValueError):
@@ -96,10 +99,10 @@ class Trainer:
                 f"{checkpoint_dir} was trained in another frame than {scene.path} has now: its cameras have"
                 " changed since; train the scene anew"
             )
-        if scene.test_every != config.test_every:
+        if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
             raise ValueError(
-                f"{checkpoint_dir} was trained with test_every {config.test_every}, but {scene.path} was "
-                f"loaded with {scene.test_every}: test photographs would be trained on"
+                f"{checkpoint_dir} was trained with {_split(config)}, but {scene.path} was "
+                f"loaded with {_split(scene)}: test photographs would be trained on"
             )
         trainer = cls.__new__(cls)
         trainer._prepare(scene, config, torch.Generator())
@@ -120,9 +123,7 @@ class Trainer:
         self.whole = True  # not while a step changes tensors one after the other: an error there tears them
         self._generator = generator
         self._extent = scene.extent * EXTENT_MARGIN
-        self._strategy = DefaultStrategy(
-            config.densify, extent=self._extent, steps=config.steps, generator=generator
-        )
+        self._strategy = make_strategy(config, extent=self._extent, generator=generator)
         self._upcoming: deque[int] = deque()
         self._loader = PhotoLoader(scene)
 
@@ -153,7 +154,8 @@ class Trainer:
         """
         started = time.perf_counter()
         config, index = self.config, self.step
-        strategy = self._strategy_for(config)
+        strategy = self._strategy
+        strategy.follow(config)
         shots = self._next_shots(config)
         plan = DescentPlan(
             options=self._options_at(index, config),
@@ -162,9 +164,7 @@ class Trainer:
             visible_only=config.optim.visible_only,
         )
         descent = self._descend(shots, plan)
-        change = None
-        if descent.observations:
-            change = strategy.after_step(self._population, descent.observations, index)
+        change = strategy.after_step(self._population, descent.observations, index)
         if not len(self._population) > 0:
             raise TrainingDiverged(
                 f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
@@ -213,7 +213,7 @@ class Trainer:
             antialiased=config.antialiased,
             near=config.near,
             far=config.far,
-            absgrad=config.densify.absgrad,
+            absgrad=self._strategy.absgrad,
         )
 
     def update_setting(self, path: str, value: Any) -> None:
@@ -249,11 +249,6 @@ class Trainer:
         """Stop the threads that decode photographs."""
         self._loader.close()
 
-    def _strategy_for(self, config: TrainConfig) -> DefaultStrategy:
-        self._strategy.config = config.densify
-        self._strategy.steps = config.steps
-        return self._strategy
-
     def _next_shots(self, config: TrainConfig) -> list[Shot]:
         """Return the next photographs, each over a background of this step."""
         self._draw()
@@ -284,6 +279,10 @@ class Trainer:
     def _prefetch(self) -> None:
         for index in list(self._upcoming)[:LOOKAHEAD]:
             self._loader.prefetch(index)
+
+
+def _split(of: TrainConfig | Scene) -> str:
+    return f"test_images {','.join(of.test_images)}" if of.test_images else f"test_every {of.test_every}"
 
 
 def _sh_degree_at(index: int, config: TrainConfig) -> int:

@@ -15,7 +15,10 @@ PACKAGE = ROOT / "splatstudio"
 # Each part may import only parts that stand above it.
 LAYERS = [
     "typed_path",
+    "setting",
+    "strategy_config",
     "config",
+    "presets",
     "camera",
     "placement",
     "camera_path",
@@ -24,6 +27,7 @@ LAYERS = [
     "stages",
     "scene",
     "reference",
+    "sky",
     "reference_modes",
     "ops",
     "ops_modes",
@@ -38,12 +42,16 @@ LAYERS = [
     "distributed",
     "losses",
     "optim",
+    "pose_gradient",
     "descent",
     "initialize",
     "gaussian_transform",
     "trimming",
     "strategy",
+    "corrections",
     "shard_file",
+    "corrections_file",
+    "viewer_page",
     "formats",
     "manifest",
     "checkpoint",
@@ -76,7 +84,8 @@ LAYERS = [
 
 # An outside library that only one part may know, so that it can be exchanged or upgraded in one place.
 HOMES = {
-    "viser": {"studio"},
+    # Half of viser is a program in the browser, which an exported page takes along; that needs no server.
+    "viser": {"studio", "viewer_page"},
     "nerfview": {"studio"},
     "multiprocessing": {"worker"},
     "cv2": {"scene"},

@@ -182,7 +182,7 @@ def test_live_densification_settings_reach_the_strategy(start: Any) -> None:
     ("path", "value", "sentence"),
     [
         ("sh_degree", 1, "cannot be changed while training"),
-        ("densify.absgrad", True, "cannot be changed while training"),
+        ("strategy", "absgrad", "cannot be changed while training"),
         ("optim.means_lr", -1.0, "must be at least 0"),
         ("optim.momentum", 1.0, "unknown setting"),
     ],
@@ -212,7 +212,7 @@ def test_absolute_gradients_are_counted_when_asked_for(start: Any) -> None:
     quiet = replace(CONFIG.densify, start_step=1000)
     sums = []
     for absgrad in (False, True):
-        trainer = start(replace(CONFIG, densify=replace(quiet, absgrad=absgrad)))
+        trainer = start(replace(CONFIG, densify=quiet, strategy="absgrad" if absgrad else "default"))
         run(trainer, 7)
         sums.append(trainer._population.counts["grad2d"].clone())
     # A sum of absolute values is never below the absolute value of the sum.

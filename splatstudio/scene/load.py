@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, Shot
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, cropped, pinhole
@@ -21,15 +23,27 @@ from splatstudio.typed_path import typed_path
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 
 
+def load_training_scene(path: str | Path, config: TrainConfig) -> Scene:
+    """Return the scene in `path` as the settings of a training ask for it; ValueError as in `load_scene`."""
+    split = {"test_every": config.test_every, "test_images": config.test_images}
+    return load_scene(path, downscale=config.downscale, **split)
+
+
 def load_scene(
-    path: str | Path, *, downscale: int = 1, test_every: int = 8, images_folder: str | None = None
+    path: str | Path,
+    *,
+    downscale: int = 1,
+    test_every: int = 8,
+    test_images: Sequence[str] = (),
+    images_folder: str | None = None,
 ) -> Scene:
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
 
     `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
     `images_folder` names another folder of photographs of a COLMAP scene. Every `test_every`-th view by
-    name is held out, 0: none. Raises ValueError with one sentence for everything that is wrong with the
-    files; nothing is written and no photograph is decoded.
+    name is held out, 0: none; where `test_images` names some (each item may be several, by commas), just
+    these. Raises ValueError with one sentence for everything that is wrong with the files; nothing is written
+    and no photograph is decoded.
     """
     if not downscale >= 1:
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
@@ -39,7 +53,26 @@ def load_scene(
     capture = _read(folder, downscale, images_folder)
     if not capture.shots:
         raise ValueError(f"{folder} holds no photograph with a pose")
-    return _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
+    if test_images:
+        capture = replace(capture, test_names=_held_out(test_images, capture, folder))
+    scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
+    return replace(scene, test_images=tuple(test_images))
+
+
+def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> frozenset[str]:
+    """Return the names among the photographs' that a user gave; ValueError for one that is not there."""
+    names = {shot.name for shot in capture.shots}
+    chosen: set[str] = set()
+    for item in test_images:
+        chosen |= {item} if item in names else {name.strip() for name in item.split(",") if name.strip()}
+    unknown = sorted(chosen - names)
+    if unknown:
+        raise ValueError(
+            f"{folder} has no photograph {', '.join(unknown)} to hold out; its names are as {min(names)}"
+        )
+    if chosen == names:
+        raise ValueError(f"all {len(names)} photographs of {folder} are held out: none is left to train on")
+    return frozenset(chosen)
 
 
 def _read(path: Path, downscale: int, images_folder: str | None) -> Capture:

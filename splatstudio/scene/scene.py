@@ -50,7 +50,8 @@ class Scene:
     extent: float
     test_every: int = 8
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
-    test_names: frozenset[str] | None = None  # the test views where the files name them (Blender), else None
+    test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
+    test_images: tuple[str, ...] = ()  # as the user named them
 
     @property
     def cameras(self) -> tuple[Camera, ...]:
@@ -59,7 +60,7 @@ class Scene:
 
     @cached_property
     def test_indices(self) -> tuple[int, ...]:
-        """Return the views held out: those the files name, else every `test_every`-th from the first on.
+        """Return the views held out: those that are named, else every `test_every`-th from the first on.
 
         Empty when nothing would be left to train on.
         """

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from splatstudio.config import TrainConfig
 from splatstudio.descent import Observation
 from splatstudio.gaussians import Gaussians
 from splatstudio.strategy.population import Population, edit, trainable
@@ -44,14 +45,21 @@ class Strategy(Protocol):
     """Rules for the number of Gaussians.
 
     Its state is explicit: the tensors in `Population.counts`, which go through `edit` and into checkpoints.
+    `absgrad` says that it wants the sums of the pixels' absolute gradients (see `Observation`).
     """
+
+    absgrad: bool
+
+    def follow(self, config: TrainConfig) -> None:
+        """Take the settings of a training, which may have changed since the last step."""
+        ...
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
         """Return the state before the first step: zeros, [N] by name."""
         ...
 
     def observes(self, step: int) -> bool:
-        """Return whether `after_step` has anything to do in the step after `step` others."""
+        """Return whether `after_step` wants to know what the step after `step` others shows."""
         ...
 
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:

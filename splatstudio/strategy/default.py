@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatstudio import ops
-from splatstudio.config import DensifyConfig
+from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.ops_training import count_seen
 from splatstudio.reference import rotation_matrices
@@ -29,6 +29,8 @@ class DefaultStrategy:
     over the longer image side; zeros unless `stop_scale2d_step` asks for it).
     """
 
+    absgrad = False
+
     def __init__(
         self, config: DensifyConfig, *, extent: float, steps: int, generator: torch.Generator
     ) -> None:
@@ -36,6 +38,10 @@ class DefaultStrategy:
         self.extent = extent
         self.steps = steps
         self.generator = generator
+
+    def follow(self, config: TrainConfig) -> None:
+        """Take the settings of a training, which may have changed since the last step."""
+        self.config, self.steps = config.densify, config.steps
 
     @property
     def start_step(self) -> int:
@@ -52,7 +58,7 @@ class DefaultStrategy:
         return {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible", "radius2d")}
 
     def observes(self, step: int) -> bool:
-        """Return whether `after_step` has anything to do in the step after `step` others."""
+        """Return whether `after_step` wants to know what the step after `step` others shows."""
         return self.config.enabled and step < self.stop_step
 
     @torch.no_grad()

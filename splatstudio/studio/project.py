@@ -20,7 +20,7 @@ from splatstudio.config import (
 from splatstudio.formats import format_of
 from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
-from splatstudio.scene import load_scene
+from splatstudio.scene import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.typed_path import typed_path
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
@@ -151,7 +151,7 @@ def _open_run(
     model_path = chosen or newest_checkpoint(run.path)
     scene, notes = None, ()
     try:
-        scene = load_scene(run.scene_path, downscale=run.config.downscale, test_every=run.config.test_every)
+        scene = load_training_scene(run.scene_path, run.config)
     except ValueError as error:
         # The model can still be shown; only its photographs are gone.
         notes = (f"The scene of this run cannot be read, so only the model is shown: {error}",)
@@ -163,8 +163,8 @@ def _open_run(
         asked = run.config
         for name in given:
             asked = changed(asked, name, value_of(config, name))
-        if (asked.downscale, asked.test_every) != (run.config.downscale, run.config.test_every):
-            scene = load_scene(run.scene_path, downscale=asked.downscale, test_every=asked.test_every)
+        if _photographs(asked) != _photographs(run.config):
+            scene = load_training_scene(run.scene_path, asked)
         return Project(path, scene, None, run_dir, asked)
     if scene is not None:
         notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
@@ -173,7 +173,7 @@ def _open_run(
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
-    scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
+    scene = load_training_scene(path, config)
     existing, notes = _existing_run(scene, run_dir)
     if existing is None:
         chosen = run_dir or new_run_path(scene.path)
@@ -188,8 +188,8 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
         return Project(path, scene, None, chosen, config, scene.notes + notes)
     notes += _notes_on_unchanged(existing, conflicts)
     kept = _gone_on_with(existing, config, given)
-    if (kept.downscale, kept.test_every) != (config.downscale, config.test_every):
-        scene = load_scene(path, downscale=kept.downscale, test_every=kept.test_every)
+    if _photographs(kept) != _photographs(config):
+        scene = load_training_scene(path, kept)
     checkpoint = newest_checkpoint(existing.path)
     return Project(path, scene, checkpoint, existing.path, kept, scene.notes + notes)
 
@@ -224,6 +224,11 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple
                 "name another one with --run"
             )
     return None, tuple(notes)
+
+
+def _photographs(config: TrainConfig) -> tuple[object, ...]:
+    """Return the settings that say which photographs are read, and how."""
+    return config.downscale, config.test_every, config.test_images
 
 
 def _latest_config(run: Run) -> TrainConfig:

@@ -1,0 +1,53 @@
+"""Presets: whole sets of settings by one name, each for one wish."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from splatstudio.config import TrainConfig, changed, value_of
+
+PresetName = Literal["preview", "default", "quality", "fast"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings that belong together, by their dotted names, and what they are for."""
+
+    name: str
+    description: str  # one line
+    settings: Mapping[str, Any]
+
+    def apply(self, config: TrainConfig, given: Collection[str] = ()) -> TrainConfig:
+        """Return `config` with the preset's settings, but for those in `given`, which the user asked for.
+
+        What other presets set and this one does not takes its default again.
+        """
+        for path in dict.fromkeys(path for preset in _PRESETS for path in preset.settings):
+            if path not in given:
+                config = changed(config, path, self.settings.get(path, value_of(TrainConfig(), path)))
+        return config
+
+
+_PRESETS = (
+    Preset("preview", "A usable picture in the shortest time.", {"steps": 2000}),
+    Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
+    Preset(
+        "quality",
+        "The best picture, however long it takes.",
+        {"strategy": "absgrad", "absgrad.grow_grad": 4e-4},
+    ),
+    Preset("fast", "About default's picture with fewer Gaussians.", {"strategy": "absgrad"}),
+)
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
+
+
+def preset_of(config: TrainConfig) -> str | None:
+    """Return the name of the preset whose settings `config` has, of several the one that says most."""
+    fitting = [
+        preset
+        for preset in _PRESETS
+        if all(value_of(config, path) == value for path, value in preset.settings.items())
+    ]
+    return max(fitting, key=lambda preset: len(preset.settings)).name if fitting else None

@@ -1,0 +1,57 @@
+"""Presets, and what the settings of older runs are called now."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from splatstudio import cli
+from splatstudio.config import TrainConfig, from_json, value_of
+from splatstudio.presets import PRESETS, preset_of
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_preset_is_applied_known_again_and_undone_by_another(name: str) -> None:
+    applied = PRESETS[name].apply(TrainConfig())
+    for path, value in PRESETS[name].settings.items():
+        assert value_of(applied, path) == value
+    assert PRESETS["default"].apply(applied) == TrainConfig()
+    assert len(PRESETS[name].description) > 10 and "\n" not in PRESETS[name].description
+
+
+def test_what_was_given_wins_over_the_preset() -> None:
+    config = TrainConfig(steps=777, strategy="default")
+    applied = PRESETS["quality"].apply(config, {"steps", "strategy"})
+    assert (applied.steps, applied.strategy) == (777, "default")
+    assert PRESETS["preview"].apply(config, ()).steps != 777
+
+
+def test_settings_of_no_preset_have_no_name() -> None:
+    assert preset_of(TrainConfig()) == "default"
+    assert preset_of(PRESETS["quality"].apply(TrainConfig(seed=5))) == "quality"
+
+
+def test_the_command_trains_with_the_preset(
+    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = tmp_path / "run", []
+    monkeypatch.setattr("splatstudio.train_command.train_scene", lambda *a, **k: seen.append((a, k)) or 0)
+    arguments = ["train", str(blob_folder), "--preset", "quality", "--steps", "7", "--run", str(run)]
+    monkeypatch.setattr(sys, "argv", ["splatstudio", *arguments])
+    assert cli.app.cli(prog="splatstudio", args=arguments) == 0
+    (_, config, _), asked = seen[0]
+    assert config == PRESETS["quality"].apply(TrainConfig(steps=7), {"steps"})
+    assert asked["given"] == {"steps", *PRESETS["quality"].settings}
+    with pytest.raises(ValueError, match="its own settings"):
+        cli.app.cli(prog="splatstudio", args=[*arguments, "--resume"])
+
+
+def test_older_settings_are_read_by_their_old_name() -> None:
+    old = json.loads('{"steps": 9, "densify": {"absgrad": true, "grow_grad": 0.001, "every": 50}}')
+    config = from_json(TrainConfig, old)
+    assert (config.strategy, config.absgrad.grow_grad, config.densify.every) == ("absgrad", 0.001, 50)
+    config = from_json(TrainConfig, {"densify": {"absgrad": False}})
+    assert config == TrainConfig()

@@ -1,0 +1,337 @@
+"""A training under orders: start, pause, resume, stop, and what the user asks for in between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from splatstudio.config import FREE_ON_RESUME
+from splatstudio.model import Model
+from splatstudio.rendering import options_for_display
+from splatstudio.run import Run
+from splatstudio.scene import load_training_scene
+from splatstudio.session import Advance, EvaluationAbandoned, Session
+from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.worker.activity import Desk
+from splatstudio.worker.export import model_loaded
+from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.messages import (
+    Command,
+    Evaluate,
+    Evaluated,
+    Finished,
+    Pause,
+    Resume,
+    Save,
+    Saved,
+    SetCap,
+    SettingChanged,
+    Start,
+    Started,
+    State,
+    StateChanged,
+    Step,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    Warned,
+)
+from splatstudio.worker.progress import ProgressTeller
+from splatstudio.worker.receipts import PausesAt
+from splatstudio.worker.reports import checkpoint_step
+
+log = logging.getLogger("splatstudio.worker")
+
+
+class Training:
+    """The Trainer of a TrainJob with its run folder, and the state that the user sees."""
+
+    def __init__(self, job: TrainJob, desk: Desk):
+        self._job = job
+        self._desk = desk
+        self._emit = desk.emit
+        self._session: Session | None = None
+        self._state: State = "ready"
+        self._pause_at: int | None = None  # the step after which to pause, where one was given
+        self._progress = ProgressTeller(desk.emit)
+
+    def begin(self) -> None:
+        """Say that the worker is there; training waits for Start."""
+        self._emit(StateChanged("ready"))
+
+    @property
+    def running(self) -> bool:
+        """Say whether there is a next step to train."""
+        return self._state == "training"
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps done, 0 before the start."""
+        return self._session.trainer.step if self._session else 0
+
+    def model_copy(self) -> Model | None:
+        """Return the model as it is now, which no later step changes; None before the start."""
+        if self._session is None:
+            return None
+        model = self._model(self._session.trainer)
+        return replace(model, gaussians=model.gaussians.detach().map(Tensor.clone))
+
+    def execute(self, command: Command) -> None:
+        """Carry out one order; what cannot be done now is answered with a Warned."""
+        if isinstance(command, Start):
+            self._start(command)
+        elif self._session is None:
+            self._emit(Warned("The training has not started yet; press Start first."))
+        else:
+            _ORDERS[type(command)](self, self._session, command)
+
+    def advance(self) -> None:
+        """Train one step and tell what came of it."""
+        assert self._session is not None and self.running
+        advance = self._session.advance()
+        self._show(self._session)
+        self._report(self._session, advance)
+        if self._session.finished:
+            self._finish(self._session, completed=True)
+        elif self._pause_at is not None and self.step >= self._pause_at:
+            self._pause(self._session, Pause())
+
+    def idle(self) -> None:
+        """Tell of a save that was under way when the steps ended."""
+        if self._session is not None:
+            settled = self._session.settle(wait=False)
+            self._tell_saved(settled.saved, settled.problem)
+
+    def close(self) -> None:
+        """Save an unfinished training and let the Trainer go."""
+        if self._session is None:
+            return
+        if self._state in ("training", "paused"):
+            self._stop(self._session, Stop())
+        self._session.close()
+        self._session.trainer.close()
+
+    def rescue(self, error: Exception) -> None:
+        """Save the steps since the last checkpoint when `error` ends the worker.
+
+        Only what leaves the model whole: an unreadable photograph, a failing disk, too little memory for what
+        does not change the model. After any other error nothing in memory can be trusted.
+        """
+        told = isinstance(error, (ValueError, OSError)) and not isinstance(error, TrainingDiverged)
+        if self._session is None or not self._session.trainer.whole or not (told or _is_memory(error)):
+            return
+        try:
+            saved = self._session.save_if_needed()
+        except (OSError, MemoryError):
+            log.exception("the model could not be saved")
+            return
+        if saved is not None:
+            self._emit(Saved(self._session.trainer.step, saved))
+
+    def _change_state(self, state: State) -> None:
+        self._state = state
+        self._emit(StateChanged(state))
+
+    def _start(self, command: Start) -> None:
+        if self._session is not None:
+            self._emit(Warned("The training has started already."))
+            return
+        self._change_state("loading")
+        job = self._job
+        scene = load_training_scene(job.scene_path, job.config)
+        if job.checkpoint is not None:
+            trainer = Trainer.resume(
+                scene, job.checkpoint, **{name: getattr(job.config, name) for name in FREE_ON_RESUME}
+            )
+            run = Run.open(job.run_dir)
+        else:
+            trainer = Trainer(scene, job.config)
+            run = self._first_run()
+        for path, value in job.settings:
+            trainer.update_setting(path, value)
+        self._desk.log_into(run.path / "logs" / "worker.log")
+        session = self._session = Session(trainer, run)
+        session.breathe = self._desk.breathe
+        for note in session.notes:
+            log.info("%s", note)
+        if session.lock_problem is not None:
+            self._emit(Warned(session.lock_problem))
+        self._show(session)
+        self._emit(model_loaded(self._model(trainer)))
+        self._announce(session)
+        if session.finished:
+            self._finish(session, completed=True)
+        else:
+            self._run(session, command.pause_at)
+            if command.pause_at is not None and self.step >= command.pause_at:
+                self._pause(session, Pause())
+
+    def _first_run(self) -> Run:
+        """Return the folder of a training from the start: a new one, or that of a process that died in it."""
+        job = self._job
+        if job.attempt > 0 and (job.run_dir / "run.json").exists():
+            return Run.open(job.run_dir)
+        return Run.create(job.run_dir, job.scene_path, job.config)
+
+    def _announce(self, session: Session) -> None:
+        trainer, scene = session.trainer, session.trainer.scene
+        num_train, num_test = len(scene.train_indices), len(scene.test_indices)
+        self._emit(
+            Started(trainer.step, trainer.config.steps, len(trainer.live_gaussians), num_train, num_test)
+        )
+
+    def _run(self, session: Session, pause_at: int | None = None) -> None:
+        self._pause_after(pause_at)
+        self._progress.restart(session.trainer.step)
+        self._change_state("training")
+
+    def _pause_after(self, step: int | None) -> None:
+        if step != self._pause_at:
+            self._pause_at = step
+            self._emit(PausesAt(step))
+
+    def _pause(self, session: Session, command: Pause) -> None:
+        if self.running:
+            # The step at which it stands still is told exactly.
+            self._progress.tell(session.trainer)
+            self._change_state("paused")
+
+    def _resume(self, session: Session, command: Resume) -> None:
+        if self.running:
+            self._pause_after(None)
+        else:
+            self._go_on(session, None)
+
+    def _step(self, session: Session, command: Step) -> None:
+        if not command.count >= 1:
+            self._emit(Warned(f"The number of steps to train must be at least 1, not {command.count}."))
+        elif self.running:
+            self._pause_after(session.trainer.step + command.count)
+        else:
+            self._go_on(session, session.trainer.step + command.count)
+
+    def _go_on(self, session: Session, pause_at: int | None) -> None:
+        if session.finished:
+            steps = session.trainer.config.steps
+            self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
+            return
+        if self._state == "finished":
+            self._announce(session)
+        self._run(session, pause_at)
+
+    def _stop(self, session: Session, command: Stop) -> None:
+        if self._state in ("training", "paused"):
+            self._finish(session, completed=False)
+
+    def _finish(self, session: Session, *, completed: bool) -> None:
+        try:
+            saved = session.save_if_needed()
+        except OSError as error:
+            self._emit(
+                Warned(f"Not saved: {error}. The model is kept: make room on the disk, then save again.")
+            )
+            self._change_state("paused")
+            return
+        settled = session.settle()  # a save of an earlier step that was still under way
+        self._tell_saved(settled.saved, settled.problem)
+        if saved is not None:
+            self._emit(Saved(session.trainer.step, saved))
+        self._change_state("finished")
+        self._emit(Finished(session.trainer.step, completed, saved))
+
+    def _update_settings(self, session: Session, command: UpdateSettings) -> None:
+        for path, value in command.values:
+            self._set(session, path, value)
+
+    def _set_cap(self, session: Session, command: SetCap) -> None:
+        self._set(session, "densify.max_gaussians", command.max_gaussians)
+
+    def _set(self, session: Session, path: str, value: Any) -> None:
+        step = session.trainer.step
+        try:
+            session.trainer.update_setting(path, value)
+        except ValueError as error:
+            self._emit(Warned(f"Not changed: {error}"))
+            return
+        self._emit(SettingChanged(step, path, value))
+        try:
+            session.run.append_metrics({"step": step, "setting": path, "value": value})
+        except OSError as error:
+            self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
+
+    def _tell_saved(self, saved: tuple[Path, ...], problem: str | None) -> None:
+        for path in saved:
+            self._emit(Saved(checkpoint_step(path), path))
+        if problem is not None:
+            self._emit(Warned(problem))
+
+    def _save(self, session: Session, command: Save) -> None:
+        session.save_in_background()  # a later step, or `idle`, tells when it is complete
+
+    def _evaluate(self, session: Session, command: Evaluate) -> None:
+        if not session.trainer.scene.test_indices:
+            self._emit(
+                Warned("There are no test photographs: this scene was loaded without a held-out part.")
+            )
+            return
+        if session.evaluating:
+            self._emit(Warned("An evaluation is under way already."))
+            return
+        try:
+            evaluation = session.evaluate()
+        except EvaluationAbandoned:
+            self._emit(Warned("The evaluation was broken off."))
+            return
+        except (OSError, ValueError) as error:
+            self._emit(Warned(f"Not evaluated: {error}"))
+            return
+        self._emit_evaluated(session, evaluation.psnr, evaluation.ssim, len(evaluation.images))
+
+    def _emit_evaluated(self, session: Session, psnr: float, ssim: float, num_images: int) -> None:
+        self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))
+
+    def _model(self, trainer: Trainer) -> Model:
+        options = options_for_display(trainer.config)
+        return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step)
+
+    def _show(self, session: Session) -> None:
+        trainer = session.trainer
+        self._desk.publish(
+            ShownModel(
+                trainer.live_gaussians, options_for_display(trainer.config), trainer.step, trainer.scene
+            )
+        )
+
+    def _report(self, session: Session, advance: Advance) -> None:
+        trainer = session.trainer
+        if advance.evaluation is not None:
+            scores = advance.evaluation
+            self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
+        self._tell_saved(advance.saved, advance.problem)
+        self._progress.count(trainer, advance, last=session.finished)
+
+
+def _is_memory(error: Exception) -> bool:
+    # torch tells by a RuntimeError of memory that it does not get.
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+# What each order does once there is a training; a new order is a method above and a line here.
+_ORDERS: dict[type[Command], Callable[[Training, Session, Any], None]] = {
+    Pause: Training._pause,
+    Resume: Training._resume,
+    Stop: Training._stop,
+    Step: Training._step,
+    UpdateSettings: Training._update_settings,
+    SetCap: Training._set_cap,
+    Save: Training._save,
+    Evaluate: Training._evaluate,
+}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from splatstudio.checkpoint import Checkpoint
+from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.evaluate import Against, Evaluation, evaluate, write_evaluation
 from splatstudio.rendering import options_for_display
@@ -55,6 +55,8 @@ class Session:
         self.trainer = trainer
         # Called after each image of an evaluation; it may raise EvaluationAbandoned.
         self.breathe: Callable[[], None] = lambda: None
+        # Called before whatever may wait for a disk: it can take longer than a step ever does.
+        self.saving: Callable[[], None] = lambda: None
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
@@ -89,6 +91,14 @@ class Session:
     def finished(self) -> bool:
         """Say whether the planned number of steps is done."""
         return self.trainer.step >= self.trainer.config.steps
+
+    @property
+    def saved(self) -> Path | None:
+        """Return the checkpoint of this very step, None where there is none on the disk (any more)."""
+        step = self.trainer.step
+        if step != self._saved_step or self._saver.busy:
+            return None
+        return next((path for path in checkpoint_folders(self.run.path) if step_of(path) == step), None)
 
     def advance(self) -> Advance:
         """Train one step, then evaluate and save where the configuration asks for it.
@@ -181,7 +191,8 @@ class Session:
     def save_if_needed(self) -> Path | None:
         """Write a checkpoint unless this very step has one; return its folder if it was written.
 
-        One of this step that is under way is waited for and returned. Raises OSError when it fails.
+        One of this step that is under way is waited for and returned; one that has been deleted since it was
+        complete counts for none. Raises OSError when it fails.
         """
         self._take(wait=True)
         step = self.trainer.step
@@ -190,7 +201,7 @@ class Session:
         if complete:
             self._told.remove(complete[0])
             return complete[0].path
-        return self.save() if step not in (0, self._saved_step) else None
+        return self.save() if step > 0 and self.saved is None else None
 
     def close(self) -> None:
         """Wait for the save under way, and let the run go."""
@@ -198,6 +209,7 @@ class Session:
         self._lock.release()
 
     def _checkpoint(self) -> Checkpoint:
+        self.saving()
         self._saving_since = self._clock()
         return self.trainer.checkpoint()
 
@@ -229,6 +241,8 @@ class Session:
         self._failing = False
 
     def _take(self, *, wait: bool) -> None:
+        if wait and self._saver.busy:
+            self.saving()
         result = self._saver.take(wait=wait)
         if result is not None:
             self._note(result)

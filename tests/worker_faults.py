@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from splatstudio.checkpoint import Checkpoint
+from splatstudio.checkpoint_saver import SaveResult
 from splatstudio.trainer import TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.messages import (
@@ -58,7 +61,7 @@ class FaultyTraining(Training):
 
     def advance(self) -> None:
         """Train one step."""
-        self._fail_where_planned("raise", "no memory", "diverge", "hang", "hold")
+        self._fail_where_planned("raise", "no memory", "diverge", "hang", "hold", "slow save", "full disk")
         super().advance()
 
     def _fail_where_planned(self, *kinds: str) -> None:
@@ -76,9 +79,38 @@ class FaultyTraining(Training):
             # Native code that does not let the other threads run meanwhile.
             ctypes.PyDLL(None).sleep(3)
             return
+        if fault["kind"] == "full disk":
+            self._fill_disk()
+            return
+        if fault["kind"] == "slow save":
+            self._save_slowly()
+            return
         if fault["kind"] == "hang":
             time.sleep(600)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _save_slowly(self) -> None:
+        assert self._session is not None
+        saver = self._session._saver
+        write = saver._write
+
+        def write_slowly(checkpoint: Checkpoint) -> SaveResult:
+            time.sleep(3.0)
+            return write(checkpoint)
+
+        saver._write = write_slowly  # type: ignore[method-assign]
+
+    def _fill_disk(self) -> None:
+        assert self._session is not None
+        saver, flag = self._session._saver, self._job.run_dir.parent / "disk is full"
+        write = saver._write
+
+        def write_where_there_is_room(checkpoint: Checkpoint) -> SaveResult:
+            if flag.exists():
+                return SaveResult(checkpoint.step, None, OSError(errno.ENOSPC, "No space left on device"))
+            return write(checkpoint)
+
+        saver._write = write_where_there_is_room  # type: ignore[method-assign]
 
     def _fault(self) -> dict[str, Any] | None:
         path = self._job.run_dir.parent / "fault.json"

@@ -85,6 +85,8 @@ class Controller(FrameSource):
             return Choice("Starting …", enabled=False)
         if status.state == "restarting":
             return Choice("Restarting …", enabled=False)
+        if status.state == "paused" and 0 < status.total_steps <= status.step:
+            return Choice("Save again")  # the disk was full at the last step
         if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
             return Choice("Resume")
         if status.state == "finished":

@@ -23,6 +23,8 @@ class Desk:
     # obeyed there are; it raises EvaluationAbandoned where one cannot wait.
     breathe: Callable[[], None]
     rank: int = 0
+    # Called before what may take much longer than a step: a checkpoint on a slow disk.
+    saving: Callable[[], None] = lambda: None
 
 
 class Activity(Protocol):

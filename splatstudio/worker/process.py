@@ -115,7 +115,7 @@ class Worker:
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._control: ControlGroup | None = None
         self._phase = Phase.STARTING
-        desk = Desk(self.emit, self._frames.publish, self._log_into, self._breathe)
+        desk = Desk(self.emit, self._frames.publish, self._log_into, self._breathe, saving=self._begin_saving)
         self._activity = make_activity(job, desk)
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
 
@@ -202,6 +202,9 @@ class Worker:
             self._mailbox.take()
             self._obey(command)
         self._enter(phase)
+
+    def _begin_saving(self) -> None:
+        self._enter(Phase.OBEYING)
 
     def _log_into(self, path: Path) -> None:
         """Go on with the log in the run's folder, once there is one."""

@@ -97,7 +97,7 @@ class Training:
         self._show(self._session)
         self._report(self._session, advance)
         if self._session.finished:
-            self._finish(self._session, completed=True)
+            self._finish(self._session)
         elif self._pause_at is not None and self.step >= self._pause_at:
             self._pause(self._session, Pause())
 
@@ -106,6 +106,8 @@ class Training:
         if self._session is not None:
             settled = self._session.settle(wait=False)
             self._tell_saved(settled.saved, settled.problem)
+            if self._unsaved_end(self._session) and self._session.saved is not None:
+                self._finish(self._session)  # what could not be saved at the last step has been since
 
     def close(self) -> None:
         """Save an unfinished training and let the Trainer go."""
@@ -156,7 +158,7 @@ class Training:
             trainer.update_setting(path, value)
         self._desk.log_into(run.path / "logs" / "worker.log")
         session = self._session = Session(trainer, run)
-        session.breathe = self._desk.breathe
+        session.breathe, session.saving = self._desk.breathe, self._desk.saving
         for note in session.notes:
             log.info("%s", note)
         if session.lock_problem is not None:
@@ -165,7 +167,7 @@ class Training:
         self._emit(model_loaded(self._model(trainer)))
         self._announce(session)
         if session.finished:
-            self._finish(session, completed=True)
+            self._finish(session)
         else:
             self._run(session, command.pause_at)
             if command.pause_at is not None and self.step >= command.pause_at:
@@ -216,6 +218,9 @@ class Training:
             self._go_on(session, session.trainer.step + command.count)
 
     def _go_on(self, session: Session, pause_at: int | None) -> None:
+        if self._unsaved_end(session):
+            self._finish(session)
+            return
         if session.finished:
             steps = session.trainer.config.steps
             self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
@@ -226,9 +231,13 @@ class Training:
 
     def _stop(self, session: Session, command: Stop) -> None:
         if self._state in ("training", "paused"):
-            self._finish(session, completed=False)
+            self._finish(session)
 
-    def _finish(self, session: Session, *, completed: bool) -> None:
+    def _unsaved_end(self, session: Session) -> bool:
+        """Say whether all steps are done, but the model could not be saved."""
+        return session.finished and self._state == "paused"
+
+    def _finish(self, session: Session) -> None:
         try:
             saved = session.save_if_needed()
         except OSError as error:
@@ -242,7 +251,7 @@ class Training:
         if saved is not None:
             self._emit(Saved(session.trainer.step, saved))
         self._change_state("finished")
-        self._emit(Finished(session.trainer.step, completed, saved))
+        self._emit(Finished(session.trainer.step, session.finished, saved or session.saved))
 
     def _update_settings(self, session: Session, command: UpdateSettings) -> None:
         for path, value in command.values:

@@ -11,7 +11,7 @@ from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig, changed
 from splatstudio.merging import merge
 from splatstudio.model import Model, load_model
-from splatstudio.rendering import options_for_display, render_image
+from splatstudio.rendering import render_image
 from splatstudio.run import Run
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
@@ -48,7 +48,7 @@ def train(
             advance = session.advance() if session else Advance(trainer.train_step())
             if on_step is not None:
                 on_step(advance)
-        return Model(trainer.gaussians, scene.transform, options_for_display(config), trainer.step)
+        return Model(trainer.gaussians, scene.transform, trainer.display_options, trainer.step)
     finally:
         if session is not None:
             session.close()

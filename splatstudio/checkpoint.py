@@ -26,6 +26,12 @@ import torch
 from torch import Tensor
 
 from splatstudio.config import TrainConfig, from_json, to_json
+from splatstudio.corrections import SavedCorrections
+from splatstudio.corrections_file import (
+    read_corrections,
+    verify_corrections,
+    write_corrections,
+)
 from splatstudio.durable import sync_folder
 from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.manifest import (
@@ -62,6 +68,7 @@ class Checkpoint:
     rng_state: Tensor  # [S] uint8, of the training's random generator
     upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
     autosave: bool = False  # written because time had passed: a newer one replaces it
+    corrections: SavedCorrections | None = None  # what was learnt beside the Gaussians
 
     @property
     def gaussians(self) -> Gaussians:
@@ -71,7 +78,8 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         """Return how many bytes the tensors have, in memory and on the disk."""
-        return sum(tensor.nbytes for tensor in named_tensors(self.population).values())
+        beside = 0 if self.corrections is None else self.corrections.num_bytes
+        return beside + sum(tensor.nbytes for tensor in named_tensors(self.population).values())
 
 
 def save_checkpoint(run_dir: Path, checkpoint: Checkpoint, *, num_shards: int = 1) -> Path:
@@ -207,6 +215,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             rng_state=rng_state,
             upcoming=tuple(manifest["upcoming"]),
             autosave=manifest.get("autosave") is True,
+            corrections=read_corrections(folder, manifest),
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -222,6 +231,7 @@ def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
     manifest = read_manifest(folder)
     for entry in manifest["ranks"]:
         verify_shard(folder, Shard(**entry), content=content)
+    verify_corrections(folder, manifest, content=content)
     return manifest
 
 
@@ -315,7 +325,10 @@ def joined(parts: Sequence[Population], num_steps: int) -> Population:
 
 
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
-    """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails."""
+    """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails.
+
+    What was learnt beside the Gaussians is written with it, once, whatever the number of ranks.
+    """
     values = {
         "step": checkpoint.step,
         "num_gaussians": sum(shard.rows for shard in shards),
@@ -327,6 +340,8 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "upcoming": list(checkpoint.upcoming),
         "autosave": checkpoint.autosave,
     }
+    if checkpoint.corrections is not None:
+        values |= write_corrections(folder, checkpoint.corrections)
     write_sealed(folder, values)
 
 

@@ -130,7 +130,13 @@ def snapshot(checkpoint: Checkpoint) -> Checkpoint:
         SplatAdam(moments[0], moments[1], optimizer.num_steps),
         {name: count.detach().to("cpu", copy=True) for name, count in population.counts.items()},
     )
-    return replace(checkpoint, population=copied, rng_state=checkpoint.rng_state.clone())
+    corrections = checkpoint.corrections
+    return replace(
+        checkpoint,
+        population=copied,
+        rng_state=checkpoint.rng_state.clone(),
+        corrections=None if corrections is None else corrections.copy(),
+    )
 
 
 def _copied(gaussians: Gaussians) -> Gaussians:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.setting import Setting, documented, setting
 from splatstudio.strategy_config import AbsgradConfig, DensifyConfig, StrategyName
 from splatstudio.typed_path import typed_path
@@ -48,6 +49,12 @@ class TrainConfig:
     test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
     test_images: tuple[str, ...] = setting(
         (), "Names of the photographs to hold out, by commas, in place of every test_every-th."
+    )
+    batch_size: int = setting(
+        1, "Photographs a step on each GPU (or CPU process); learning rates follow the number of all.", 1, 64
+    )
+    accumulate: int = setting(
+        1, "Rounds of batch_size photographs a step: as a larger batch_size, in less memory.", 1, 64
     )
     seed: int = setting(42, "Seed of every random choice.")
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
@@ -93,6 +100,11 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)
     absgrad: AbsgradConfig = field(default_factory=AbsgradConfig)
+    exposure: ExposureConfig = field(default_factory=ExposureConfig)
+    poses: PoseConfig = field(default_factory=PoseConfig)
+    sky: SkyConfig = field(default_factory=SkyConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    shapes: ShapeConfig = field(default_factory=ShapeConfig)
 
 
 def check(config: Any, path: str = "") -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import NO_REGULARIZATION, Regularization
+from splatstudio.ops_training import NO_REGULARIZATION, Regularization, gradients_of_projected
 from splatstudio.optim import SplatAdam
+from splatstudio.pose_gradient import pose_gradient
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 
@@ -78,6 +79,7 @@ class DescentPlan:
     observed: bool  # whether a strategy wants to know the gradients of the projected means
     visible_only: bool = False  # see `improve`
     regularization: Regularization = NO_REGULARIZATION
+    poses: bool = False  # whether somebody wants to know the gradients of the cameras' places
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,7 @@ class Descent:
     pictures: tuple[Tensor, ...]  # [H, W, 3]
     observations: tuple[Observation, ...]  # empty where nobody asked
     others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
+    poses: tuple[Tensor, ...] = ()  # [6] of each shot's camera, as of `pose_gradient`, where asked for
 
 
 LossOf = Callable[[Shot, Drawing], Tensor]
@@ -122,8 +125,9 @@ def descend(
     loss = loss_of(shot, drawing)
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise LossNotFinite(value, shot)
+        raise LossNotFinite(value)
     gradients = backward(drawing, loss, others)
+    poses = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
     before_change()
     improve(
         drawing,
@@ -137,7 +141,7 @@ def descend(
     if plan.observed and gradients.means2d is not None:
         size = (shot.camera.width, shot.camera.height)
         observations = (Observation(gradients.means2d, drawing.radii, *size),)
-    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others)
+    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses)
 
 
 def draw(
@@ -190,6 +194,26 @@ def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) ->
             v_means2d, (), dict(zip(drawing.gaussians.tensors(), v_inputs, strict=True)), v_others
         )
     return Gradients(v_inputs[0] if v_means2d is None else v_means2d, v_inputs, {}, v_others)
+
+
+def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
+    """Return the gradient [6] float64 of a twist of the drawing's camera, before its Gaussians move.
+
+    See `pose_gradient`.
+    """
+    values = gradients.gaussians
+    if drawing.projected is not None:
+        values = gradients_of_projected(
+            drawing.gaussians,
+            drawing.projected,
+            gradients.projected,
+            camera=drawing.camera,
+            settings=drawing.settings,
+        )
+    rows = (drawing.radii > 0).all(dim=1).nonzero()[:, 0]
+    return pose_gradient(
+        drawing.gaussians, values, camera=drawing.camera, sh_degree=drawing.settings.sh_degree, rows=rows
+    )
 
 
 def improve(

@@ -12,6 +12,7 @@ from torch import Tensor
 from splatstudio.camera import similarity_scale
 from splatstudio.gaussians import Gaussians
 from splatstudio.reference import sh_basis
+from splatstudio.sky import Sky
 
 
 def transformed(gaussians: Gaussians, similarity: np.ndarray) -> Gaussians:
@@ -34,6 +35,15 @@ def transformed(gaussians: Gaussians, similarity: np.ndarray) -> Gaussians:
         sh0=gaussians.sh0.detach().clone(),
         shN=_turned_sh(gaussians.shN.detach(), rotation, gaussians.sh_degree),
     )
+
+
+def transformed_sky(sky: Sky, similarity: np.ndarray) -> Sky:
+    """Return the sky after the world was moved, turned and scaled by `similarity` [4, 4], as Gaussians are."""
+    _, rotation = _decomposed(np.asarray(similarity, dtype=np.float64))
+    coefficients = torch.tensor(sky.coefficients, dtype=torch.float64)
+    degree = math.isqrt(len(coefficients)) - 1
+    higher = _turned_sh(coefficients[None, 1:], rotation, degree)[0]
+    return Sky.of(torch.cat([coefficients[:1], higher]))
 
 
 def _decomposed(similarity: np.ndarray) -> tuple[float, np.ndarray]:

@@ -9,17 +9,21 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from splatstudio.camera import Camera
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.config import TrainConfig
+from splatstudio.corrections import saved_sky
 from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussian_transform import transformed
+from splatstudio.gaussian_transform import transformed, transformed_sky
 from splatstudio.gaussians import Gaussians
+from splatstudio.placement import knows_no_scene
 from splatstudio.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.viewer_page import PageView
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +78,12 @@ class Model:
         if np.allclose(self.transform, transform, rtol=0.0, atol=1e-9):
             return self
         step = transform @ np.linalg.inv(self.transform)
-        return replace(self, gaussians=transformed(self.gaussians, step), transform=transform)
+        options = self.options
+        if options.sky is not None:
+            options = replace(options, sky=transformed_sky(options.sky, step))
+        return replace(
+            self, gaussians=transformed(self.gaussians, step), transform=transform, options=options
+        )
 
 
 def load_model(path: str | Path) -> Model:
@@ -107,7 +116,7 @@ def _sentence(part: RankPart | None) -> str | None:
 
 def model_of(checkpoint: Checkpoint) -> Model:
     """Return the model that a checkpoint holds."""
-    options = options_for_display(checkpoint.config)
+    options = options_for_display(checkpoint.config, saved_sky(checkpoint.corrections))
     return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step)
 
 

@@ -110,6 +110,29 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
 
 
 @torch.no_grad()
+def gradients_of_projected(
+    gaussians: Gaussians,
+    projected: Projected,
+    v_projected: tuple[Tensor, ...],
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> dict[str, Tensor | None]:
+    """Return the gradients of the six stored tensors, by name, from those of what `ops.project_raw` returned.
+
+    `v_projected`: of means2d, conics, depths, opacities, colors. For who needs the gradients themselves,
+    which `project_adam` never has in memory. At degree 0 shN has None.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rows = [tensor.contiguous() for tensor in gaussians.detach().tensors().values()]
+    v_rows = [gradient.contiguous() for gradient in v_projected]
+    outputs = (projected.radii, projected.colors.detach())
+    *gradients, v_shN = _native().project_bwd(*rows, *outputs, *v_rows, view, options, num_threads())
+    values = (*gradients, None if v_shN.dim() == 1 else v_shN)
+    return dict(zip(gaussians.tensors(), values, strict=True))
+
+
+@torch.no_grad()
 def project_late(
     gaussians: Gaussians,
     exp_avg: Tensor,

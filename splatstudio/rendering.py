@@ -13,7 +13,8 @@ from splatstudio import ops, reference
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
-from splatstudio.stages import ProjectSettings, RasterSettings
+from splatstudio.sky import Sky
+from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,10 @@ class RenderOptions:
     near: float = 0.01
     far: float = 1e10
     absgrad: bool = False  # whether the probe collects absolute gradients
+    sky: Sky | None = None  # behind everything, in place of `background`
 
 
-def options_for_display(config: TrainConfig) -> RenderOptions:
+def options_for_display(config: TrainConfig, sky: Sky | None = None) -> RenderOptions:
     """Return the options with which a model trained under `config` is drawn and evaluated."""
     return RenderOptions(
         sh_degree=config.sh_degree_limit,
@@ -36,6 +38,7 @@ def options_for_display(config: TrainConfig) -> RenderOptions:
         background=config.background,
         near=config.near,
         far=config.far,
+        sky=sky,
     )
 
 
@@ -108,18 +111,13 @@ def _render(
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
     project_settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
-    means, quats, scales, opacities, sh0, shN = gaussians.tensors().values()
-    if stages is ops:  # the activations are part of the kernels
-        rows = (means, quats, scales, opacities, sh0, shN)
-        projected = ops.project_raw(*rows, camera=camera, settings=project_settings)
-    else:
-        rows = (means, quats, scales.exp(), opacities.sigmoid(), sh0, shN)
-        projected = stages.project(*rows, camera=camera, settings=project_settings)
-    background = gaussians.means.new_tensor(options.background)
+    projected = _project(stages, gaussians, camera, project_settings)
+    background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
     settings = RasterSettings(camera.width, camera.height, background)
     if options.absgrad and probe is not None:
         raster = stages.rasterize_absgrad(projected, settings, probe)
     else:
         raster = stages.rasterize(projected, settings, probe)
     depth = raster.depth_sum / raster.alpha.clamp_min(1e-10)
-    return Rendering(rgb=raster.rgb, alpha=raster.alpha, depth=depth, radii=projected.radii)
+    rgb = raster.rgb if options.sky is None else options.sky.over(raster.rgb, raster.alpha, camera)
+    return Rendering(rgb=rgb, alpha=raster.alpha, depth=depth, radii=projected.radii)

@@ -10,7 +10,6 @@ from pathlib import Path
 from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.evaluate import Against, Evaluation, evaluate, write_evaluation
-from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
@@ -152,7 +151,7 @@ class Session:
             evaluation = evaluate(
                 trainer.gaussians,
                 trainer.scene,
-                options=options_for_display(trainer.config),
+                options=trainer.display_options,
                 on_image=lambda *_: self.breathe(),
             )
         finally:

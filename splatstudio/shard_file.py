@@ -57,11 +57,16 @@ def named_tensors(population: Population) -> dict[str, Tensor]:
 
 
 def write_shard_file(file: Path, population: Population) -> Shard:
-    """Write a population and wait until it is on the disk; OSError when that fails.
+    """Write a population and wait until it is on the disk; OSError when that fails."""
+    size, digest = write_tensors(file, named_tensors(population))
+    return Shard(file.name, len(population), size, digest)
 
-    Tensors are copied from their device one at a time, and hashed as they are written.
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write tensors as safetensors, wait until they are on the disk, and return the size and the SHA-256.
+
+    Tensors are copied from their device one at a time, and hashed as they are written. Raises OSError.
     """
-    tensors = named_tensors(population)
     digest = hashlib.sha256()
     with open(file, "wb") as stream:
         header = _header(tensors)
@@ -76,8 +81,7 @@ def write_shard_file(file: Path, population: Population) -> Shard:
                 digest.update(data[start : start + BLOCK])
         stream.flush()
         os.fsync(stream.fileno())
-        size = stream.tell()
-    return Shard(file.name, len(population), size, digest.hexdigest())
+        return stream.tell(), digest.hexdigest()
 
 
 def verify_shard(folder: Path, shard: Shard, *, content: bool = True) -> None:
@@ -85,13 +89,17 @@ def verify_shard(folder: Path, shard: Shard, *, content: bool = True) -> None:
 
     `content` False compares the size alone.
     """
-    file = folder / shard.file
-    where = f"{file} ({_rank_words(shard.file)})"
+    where = f"{folder / shard.file} ({_rank_words(shard.file)})"
+    verify_file(folder / shard.file, where, shard.bytes, shard.sha256 if content else None)
+
+
+def verify_file(file: Path, where: str, num_bytes: int, sha256: str | None) -> None:
+    """Raise ValueError, beginning with `where`, unless a file has the size and, where given, the SHA-256."""
     try:
         size = file.stat().st_size
-        if size != shard.bytes:
-            raise ValueError(f"{where} is damaged: it has {size} bytes instead of {shard.bytes}")
-        if content and _sha256(file) != shard.sha256:
+        if size != num_bytes:
+            raise ValueError(f"{where} is damaged: it has {size} bytes instead of {num_bytes}")
+        if sha256 is not None and _sha256(file) != sha256:
             raise ValueError(f"{where} is damaged: its SHA-256 is not the one in manifest.json")
     except FileNotFoundError as error:
         raise ValueError(f"{where} cannot be read: it is missing") from error
@@ -106,17 +114,22 @@ def read_shard(folder: Path, shard: Shard) -> Population:
     """
     file = folder / shard.file
     where = f"{file} ({_rank_words(shard.file)})"
-    try:
-        # The library checks the header against the file's size before it allocates anything.
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{where} is damaged: {error}") from error
+    tensors = read_tensors(file, where)
     groups = [_taken(tensors, prefix, shard.rows, where) for prefix in ("", "exp_avg.", "exp_avg_sq.")]
     counts = {name.removeprefix("counts."): tensor for name, tensor in tensors.items()}
     wrong = [name for name, tensor in counts.items() if tensor.shape != (shard.rows,)]
     if wrong or any(not name.startswith("counts.") for name in tensors):
         raise ValueError(f"{where} is damaged: it holds unexpected tensors ({', '.join(tensors)})")
     return Population(groups[0], SplatAdam(groups[1], groups[2]), counts)
+
+
+def read_tensors(file: Path, where: str) -> dict[str, Tensor]:
+    """Return the tensors of a file, on the CPU; ValueError, beginning with `where`, when it is damaged."""
+    try:
+        # The library checks the header against the file's size before it allocates anything.
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{where} is damaged: {error}") from error
 
 
 def _rank_words(name: str) -> str:

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
+from splatstudio.corrections import Corrections
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.losses import photometric, psnr
+from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions, fastest_device
+from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.scene import Scene
 from splatstudio.starting_model import gaussians_to_start_from
@@ -77,6 +79,7 @@ class Trainer:
         self._prepare(scene, config, generator)
         counts = self._strategy.new_counts(gaussians)
         self._population = Population(gaussians, SplatAdam.zeros(gaussians), counts)
+        self._corrections = Corrections(config, scene, gaussians.device)
         self._prefetch()
 
     @classmethod
@@ -109,6 +112,8 @@ class Trainer:
         trainer._generator.set_state(checkpoint.rng_state)
         saved = checkpoint.population.to(fastest_device())
         trainer._population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts)
+        trainer._corrections = Corrections(config, scene, saved.gaussians.device)
+        trainer._corrections.restore(checkpoint.corrections)
         trainer.step = checkpoint.step
         trainer._draw_again(checkpoint.upcoming)
         trainer._prefetch()
@@ -146,6 +151,11 @@ class Trainer:
         """
         return self._population.gaussians.detach()
 
+    @property
+    def display_options(self) -> RenderOptions:
+        """Return the options with which the model is drawn and evaluated, with the sky as it is now."""
+        return options_for_display(self.config, self._corrections.sky)
+
     def train_step(self) -> StepStats:
         """Train on the next photograph.
 
@@ -162,8 +172,12 @@ class Trainer:
             rates=learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps),
             observed=strategy.observes(index),
             visible_only=config.optim.visible_only,
+            regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
+            poses=self._corrections.refines_poses(index, config),
         )
         descent = self._descend(shots, plan)
+        poses = tuple(zip((shot.index for shot in shots), descent.poses, strict=False))
+        self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
         if not len(self._population) > 0:
             raise TrainingDiverged(
@@ -171,7 +185,8 @@ class Trainer:
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
         self.step, self.whole = index + 1, True
-        shot, picture = shots[0], descent.pictures[0]
+        shot = shots[0]
+        picture = self._corrections.picture(shot, descent.pictures[0])
         return StepStats(
             step=self.step,
             loss=descent.losses[0],
@@ -196,6 +211,7 @@ class Trainer:
                 shot,
                 self._loss_of,
                 plan,
+                others=self._corrections.begin([shot.index]),
                 before_change=before_change,
             )
         except LossNotFinite as error:
@@ -205,7 +221,10 @@ class Trainer:
             ) from error
 
     def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
-        return photometric(drawing.rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
+        rgb = self._corrections.shown(shot, drawing)
+        loss = photometric(rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
+        penalty = self._corrections.penalty(shot, self.config)
+        return loss if penalty is None else loss + penalty
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(
@@ -236,6 +255,7 @@ class Trainer:
             scene_transform=self.scene.transform,
             rng_state=self._generator.get_state(),
             upcoming=tuple(self.scene.views[index].name for index in self._upcoming),
+            corrections=self._corrections.save(),
         )
 
     def save(self, run_dir: Path) -> Path:
@@ -255,13 +275,14 @@ class Trainer:
         index = self._upcoming.popleft()
         photo = self._loader.get(index)
         self._prefetch()
-        background = config.background
+        background = self._corrections.behind(config.background)
         if config.random_background:
             red, green, blue = torch.rand(3, generator=self._generator).tolist()
             background = (red, green, blue)
         target, mask = target_image(photo, background, self._population.gaussians.device)
         view = self.scene.views[index]
-        return [Shot(index, view.name, view.camera, target, mask, background)]
+        camera = self._corrections.camera(index)
+        return [Shot(index, view.name, camera, target, mask, background)]
 
     def _draw(self) -> None:
         """Draw whole epochs, each in an order of its own, until the photographs to decode ahead are known."""

@@ -17,6 +17,7 @@ LAYERS = [
     "typed_path",
     "setting",
     "strategy_config",
+    "capture_config",
     "config",
     "presets",
     "camera",

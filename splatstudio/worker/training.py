@@ -12,7 +12,6 @@ from torch import Tensor
 
 from splatstudio.config import FREE_ON_RESUME
 from splatstudio.model import Model
-from splatstudio.rendering import options_for_display
 from splatstudio.run import Run
 from splatstudio.scene import load_training_scene
 from splatstudio.session import Advance, EvaluationAbandoned, Session
@@ -305,14 +304,14 @@ class Training:
         self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))
 
     def _model(self, trainer: Trainer) -> Model:
-        options = options_for_display(trainer.config)
+        options = trainer.display_options
         return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step)
 
     def _show(self, session: Session) -> None:
         trainer = session.trainer
         self._desk.publish(
             ShownModel(
-                trainer.live_gaussians, options_for_display(trainer.config), trainer.step, trainer.scene
+                trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene
             )
         )
 

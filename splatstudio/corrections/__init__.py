@@ -1,0 +1,12 @@
+"""What is learnt beside the Gaussians: the photographs' colours, the cameras' places, the sky.
+
+The loss alone sees colour corrections and moved cameras; the sky is part of the model. Every rank of a
+training holds all of them and makes the same steps, from gradients that are summed over the ranks.
+"""
+
+from __future__ import annotations
+
+from splatstudio.corrections.corrections import Corrections, SavedCorrections, saved_sky
+from splatstudio.corrections.table import LearntRows
+
+__all__ = ["Corrections", "LearntRows", "SavedCorrections", "saved_sky"]

@@ -1,0 +1,233 @@
+"""All corrections of a training together: their leaf tensors before a step, their own step after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig
+from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
+from splatstudio.corrections.poses import corrected_camera, of_correction, without_common_motion
+from splatstudio.corrections.table import LearntRows
+from splatstudio.descent import Drawing, Shot
+from splatstudio.scene.scene import Scene
+from splatstudio.sky import Sky, over_sky
+
+
+@dataclass(frozen=True, eq=False)
+class SavedCorrections:
+    """The corrections of a training as a checkpoint keeps them."""
+
+    photographs: tuple[str, ...]  # the names of the rows, but for the sky's
+    tensors: Mapping[str, Tensor]  # as "exposure.values"
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes the tensors have."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def copy(self) -> SavedCorrections:
+        """Return the same with tensors of its own, on the CPU."""
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
+        return SavedCorrections(self.photographs, copies)
+
+
+class Corrections:
+    """What the settings say to learn beside the Gaussians of a training.
+
+    Before a step `begin` gives the leaf tensors of its photographs, `camera`, `shown` and `penalty` use them,
+    and `finish` moves them from their gradients, the same on every rank.
+    """
+
+    def __init__(self, config: TrainConfig, scene: Scene, device: torch.device) -> None:
+        """Prepare to learn, of the training photographs of `scene`, what `config` asks for.
+
+        Raises ValueError for settings that contradict each other.
+        """
+        if config.sky.enabled and config.random_background:
+            raise ValueError(
+                "a sky cannot be learnt over random backgrounds: switch sky.enabled or random_background off"
+            )
+        self._cameras = [scene.views[index].camera for index in scene.train_indices]
+        self._names = tuple(scene.views[index].name for index in scene.train_indices)
+        self._row_of = {index: row for row, index in enumerate(scene.train_indices)}
+        self._extent = scene.extent
+        self._tables: dict[str, LearntRows] = {}
+        num, exposure = len(self._names), config.exposure
+        if exposure.enabled or exposure.grid:
+            size = (12, exposure.grid_depth, exposure.grid_size, exposure.grid_size)
+            shape = size if exposure.grid else (3, 4)
+            self._add("exposure", torch.zeros(num, *shape, device=device))
+        if config.poses.enabled:
+            self._add("poses", torch.zeros(num, 6, dtype=torch.float64))
+        if config.sky.enabled:
+            self._add("sky", torch.zeros(1, (config.sky.degree + 1) ** 2, 3, device=device))
+        self._rows: list[int] = []
+        self._leaves: dict[str, Tensor] = {}
+        self._shown: dict[int, Tensor] = {}
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self._tables[name] = LearntRows.starting_at(values)
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    @property
+    def sky(self) -> Sky | None:
+        """Return the sky as it is now, where one is learnt."""
+        table = self._tables.get("sky")
+        return None if table is None else Sky.of(table.values[0])
+
+    def refines_poses(self, step: int, config: TrainConfig) -> bool:
+        """Return whether the step after `step` others needs the gradients of its cameras."""
+        return "poses" in self._tables and step >= config.poses.start_step
+
+    def camera(self, index: int) -> Camera:
+        """Return the camera of the training photograph `index` of the scene, as it is known now."""
+        row = self._row_of[index]
+        table = self._tables.get("poses")
+        if table is None or not int(table.num_steps.sum()) > 0:
+            return self._cameras[row]
+        return corrected_camera(self._cameras[row], self._correction(row))
+
+    def begin(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the leaf tensors of a step on the photographs `indices` of the scene, of all ranks."""
+        self._rows = sorted({self._row_of[index] for index in indices})
+        self._shown = {}
+        self._leaves = {
+            name: table.leaf([0] if name == "sky" else self._rows)
+            for name, table in self._tables.items()
+            if name != "poses"
+        }
+        return tuple(self._leaves.values())
+
+    def shown(self, shot: Shot, drawing: Drawing) -> Tensor:
+        """Return a drawing as its photograph shows it: before the sky, in the photograph's exposure."""
+        rgb = drawing.rgb
+        if "sky" in self._leaves:
+            rgb = over_sky(rgb, drawing.alpha, self._leaves["sky"][0], shot.camera)
+        if "exposure" in self._leaves:
+            difference = self._leaves["exposure"][self._place(shot)]
+            by_grid = difference.dim() == 4
+            rgb = corrected_by_grid(rgb, difference) if by_grid else corrected_affinely(rgb, difference)
+        if self._leaves:
+            self._shown[shot.index] = rgb.detach()
+        return rgb
+
+    def picture(self, shot: Shot, drawn: Tensor) -> Tensor:
+        """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
+        return self._shown.get(shot.index, drawn)
+
+    def behind(self, background: tuple[float, float, float]) -> tuple[float, float, float]:
+        """Return over what to draw: black where a sky comes behind, else `background`."""
+        return (0.0, 0.0, 0.0) if "sky" in self._tables else background
+
+    def penalty(self, shot: Shot, config: TrainConfig) -> Tensor | None:
+        """Return what keeps the correction of a photograph small and smooth, a scalar; None: nothing does."""
+        if "exposure" not in self._leaves:
+            return None
+        difference = self._leaves["exposure"][self._place(shot)]
+        loss = config.exposure.stay * (difference**2).mean()
+        if difference.dim() == 4:
+            loss = loss + config.exposure.grid_smooth * roughness(difference)
+        return loss
+
+    def finish(
+        self,
+        gradients: Sequence[Tensor | None],
+        poses: Sequence[tuple[int, Tensor]],
+        *,
+        step: int,
+        config: TrainConfig,
+    ) -> None:
+        """Move what `begin` gave from its `gradients`, and the cameras from the gradients of their twists.
+
+        `poses` are pairs of a photograph's index and a gradient as of `pose_gradient`; all gradients are
+        those of all ranks. `step` is the number of steps done before.
+        """
+        progress = min(step / max(config.steps, 1), 1.0)
+        rates = {
+            "exposure": config.exposure.lr * config.exposure.lr_decay**progress,
+            "sky": config.sky.lr,
+        }
+        for (name, leaf), gradient in zip(self._leaves.items(), gradients, strict=True):
+            rows = [0] if name == "sky" else self._rows
+            self._tables[name].step(rows, _whole(gradient, leaf), rates[name])
+        ended = (step + 1) % len(self._names) == 0
+        if "exposure" in self._tables and ended:
+            self._tables["exposure"].center()
+        if poses:
+            self._move_cameras(poses, config.poses.lr * config.poses.lr_decay**progress)
+            if ended:
+                self._hold_cameras()
+
+    def save(self) -> SavedCorrections | None:
+        """Return all that a checkpoint keeps; None: nothing is learnt."""
+        if not self._tables:
+            return None
+        tensors = {
+            f"{name}.{part}": tensor
+            for name, table in self._tables.items()
+            for part, tensor in table.tensors().items()
+        }
+        return SavedCorrections(self._names, tensors)
+
+    def restore(self, saved: SavedCorrections | None) -> None:
+        """Go on from what a checkpoint kept; photographs that it does not know start without corrections.
+
+        Raises ValueError when what it kept is damaged.
+        """
+        if saved is None:
+            return
+        of = {name: row for row, name in enumerate(saved.photographs)}
+        known = [row for row, name in enumerate(self._names) if name in of]
+        for name, table in self._tables.items():
+            prefix = name + "."
+            parts = {k.removeprefix(prefix): v for k, v in saved.tensors.items() if k.startswith(prefix)}
+            if not parts:
+                continue  # was not learnt then
+            rows = [0] if name == "sky" else known
+            try:
+                table.take(rows, parts, [0] if name == "sky" else [of[self._names[row]] for row in known])
+            except (IndexError, ValueError) as error:
+                raise ValueError(f"the checkpoint's corrections do not fit: {name}.{error}") from error
+
+    def _place(self, shot: Shot) -> int:
+        return self._rows.index(self._row_of[shot.index])
+
+    def _correction(self, row: int) -> np.ndarray:
+        correction = self._tables["poses"].values[row].numpy().copy()
+        correction[:3] *= self._extent
+        return correction
+
+    def _move_cameras(self, poses: Sequence[tuple[int, Tensor]], lr: float) -> None:
+        summed: dict[int, np.ndarray] = {}
+        for index, twist in poses:
+            row = self._row_of[index]
+            gradient = of_correction(twist.cpu().numpy(), self._correction(row))
+            gradient[:3] *= self._extent
+            summed[row] = summed.get(row, np.zeros(6)) + gradient
+        rows = sorted(summed)
+        self._tables["poses"].step(rows, torch.as_tensor(np.stack([summed[row] for row in rows])), lr)
+
+    def _hold_cameras(self) -> None:
+        table = self._tables["poses"]
+        corrections = np.stack([self._correction(row) for row in range(len(table))])
+        held = without_common_motion(corrections, self._cameras)
+        held[:, :3] /= self._extent
+        table.values.copy_(torch.as_tensor(held))
+
+
+def saved_sky(saved: SavedCorrections | None) -> Sky | None:
+    """Return the sky that a checkpoint keeps, or None."""
+    values = None if saved is None else saved.tensors.get("sky.values")
+    return None if values is None else Sky.of(values[0])
+
+
+def _whole(gradient: Tensor | None, leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if gradient is None else gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from splatstudio.studio.project import Project
 
 QUICK_FRAMES = 3000  # beyond, the frames' cameras are left out of what is saved after every change
 SAVE_SECONDS = 1.0  # without another change, after which a change is written
+RETRY_SECONDS = 10.0  # after a change that could not be written
+FLUSH_SECONDS = 20.0  # for the disk to take what is unsaved
 
 
 class PathStore:
@@ -24,9 +27,13 @@ class PathStore:
     def __init__(self, project: Project):
         self._project = project
         self._transform = _transform_of(project)
-        self._timer: threading.Timer | None = None
-        self._unsaved: tuple[CameraPath, str] | None = None
-        self._lock = threading.Lock()
+        self._unsaved: dict[str, CameraPath] = {}  # the newest of each name
+        self._due = 0.0
+        self._writing = self._closed = False
+        self._num_rounds = 0  # of writing
+        self._changed = threading.Condition()
+        self._file_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
         self.problem = ""  # why the last change could not be written; empty when it was
 
     @property
@@ -60,39 +67,74 @@ class PathStore:
         return read_camera_path(self.folder / f"{name}.json", self.transform)
 
     def save_soon(self, path: CameraPath, name: str) -> None:
-        """Write a path when it has not changed for SAVE_SECONDS; a path without keyframes is not kept."""
-        with self._lock:
-            other = self._unsaved is not None and self._unsaved[1] != name
-        if other:
-            self.flush()
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._unsaved = (path, name)
-            self._timer = threading.Timer(SAVE_SECONDS, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
+        """Write a path when none has changed for SAVE_SECONDS; returns at once.
 
-    def flush(self) -> None:
-        """Write what has not been written yet."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            unsaved, self._unsaved = self._unsaved, None
-            if unsaved is None or not unsaved[0].keyframes:
-                return
-            path, name = unsaved
+        A path without keyframes is not kept. One that cannot be written is tried again.
+        """
+        with self._changed:
+            self._unsaved[name] = path
+            self._due = time.monotonic() + SAVE_SECONDS
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="camera-paths", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> None:
+        """Write now what has not been written yet; a disk that hangs is waited for `timeout` seconds."""
+        with self._changed:
+            self._due = 0.0
+            wanted = self._num_rounds + bool(self._unsaved) + self._writing
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._num_rounds >= wanted, timeout)
+
+    def close(self) -> None:
+        """Write what has not been written yet, and end the thread."""
+        self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (not self._unsaved or time.monotonic() < self._due):
+                    wait = self._due - time.monotonic() if self._unsaved else None
+                    self._changed.wait(wait)
+                unsaved, self._unsaved = self._unsaved, {}
+                self._writing = True
+            # Nobody who moves a camera waits for the disk.
+            failed, problem = self._written(unsaved)
+            with self._changed:
+                self._unsaved = {**failed, **self._unsaved}
+                if failed:
+                    self._due = time.monotonic() + RETRY_SECONDS
+                self.problem = problem
+                self._writing = False
+                self._num_rounds += 1
+                self._changed.notify_all()
+                if self._closed:
+                    return
+
+    def _written(self, paths: dict[str, CameraPath]) -> tuple[dict[str, CameraPath], str]:
+        """Write paths; return those that could not be, and why."""
+        failed: dict[str, CameraPath] = {}
+        problem = ""
+        for name, path in paths.items():
+            if not path.keyframes:
+                continue
             try:
                 self.write(path, name, with_frames=len(path.frame_times) <= QUICK_FRAMES)
-                self.problem = ""
             except OSError as error:
-                self.problem = f"The camera path {name} is not saved: {error.strerror or error}."
+                failed[name] = path
+                problem = f"The camera path {name} is not saved: {error.strerror or error}."
+        return failed, problem
 
     def write(self, path: CameraPath, name: str, *, with_frames: bool) -> Path:
         """Write a path now, with or without the camera of every frame, and return its file."""
         file = self.folder / f"{name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_camera_path(file, path, self.transform, with_frames=with_frames)
+        with self._file_lock:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_camera_path(file, path, self.transform, with_frames=with_frames)
         return file
 
 

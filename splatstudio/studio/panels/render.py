@@ -69,7 +69,7 @@ class RenderPanel(Panel):
     def close(self) -> None:
         """Save the path and end the previews."""
         self._previews.close()
-        self._store.flush()
+        self._store.close()
 
     def _save(self, draft: Draft) -> None:
         self._store.save_soon(draft.path, draft.name)

@@ -1,0 +1,78 @@
+"""The files of the camera paths: a slow or full disk keeps nobody who moves a camera waiting."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from path_builder import random_keys
+
+from splatstudio.camera_path import CameraPath
+from splatstudio.config import TrainConfig
+from splatstudio.studio import path_store
+from splatstudio.studio.path_store import PathStore
+from splatstudio.studio.project import open_project
+
+Write = Callable[..., Any]
+
+
+@pytest.fixture
+def store(blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathStore:
+    monkeypatch.chdir(tmp_path)
+    return PathStore(open_project(blob_folder, TrainConfig(), None))
+
+
+def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
+    store: PathStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, release = threading.Event(), threading.Event()
+    write, written = path_store.write_camera_path, []
+
+    def slow(file: Path, path: CameraPath, *rest: Any, **options: Any) -> None:
+        writing.set()
+        assert release.wait(20)
+        written.append((file.stem, len(path.keyframes)))
+        write(file, path, *rest, **options)
+
+    monkeypatch.setattr(path_store, "write_camera_path", slow)
+    monkeypatch.setattr(path_store, "SAVE_SECONDS", 0.05)
+    store.save_soon(CameraPath(random_keys(1, 2)), "one")
+    assert writing.wait(20)
+    start = time.monotonic()
+    for count in range(3, 8):
+        store.save_soon(CameraPath(random_keys(1, count)), "one")
+    store.save_soon(CameraPath(random_keys(1, 2)), "two")
+    assert time.monotonic() - start < 1.0, "a change waited for the disk"
+    release.set()
+    store.close()
+    assert written[0] == ("one", 2) and sorted(written[1:]) == [("one", 7), ("two", 2)]
+    assert len(store.read("one").keyframes) == 7 and sorted(store.names()) == ["one", "two"]
+
+
+def test_what_a_full_disk_did_not_take_is_told_and_tried_again(
+    store: PathStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = path_store.write_camera_path
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(path_store, "write_camera_path", full)
+    monkeypatch.setattr(path_store, "RETRY_SECONDS", 0.1)
+    store.save_soon(CameraPath(random_keys(1, 3)), "one")
+    store.flush()
+    assert store.problem == "The camera path one is not saved: No space left on device."
+    monkeypatch.setattr(path_store, "write_camera_path", write)
+    deadline = time.monotonic() + 20
+    while store.problem and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert store.problem == "" and store.names() == ["one"]
+    store.close()
+    assert store._thread is not None
+    store._thread.join(5.0)
+    assert not store._thread.is_alive()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -71,16 +73,22 @@ class SplatAdam:
         rates: dict[str, float],
         visible: Tensor | None = None,
         regularization: Regularization = NO_REGULARIZATION,
+        *,
+        batch_size: int = 1,
     ) -> None:
         """Update `gaussians` in place, from `gradients` and those of `regularization`.
 
         A tensor whose gradient is None (SH bands not in use yet) stays as it is, and so do its moments; with
-        `visible` [N] bool also the rows outside it.
+        `visible` [N] bool also the rows outside it. `batch_size` is of how many pictures the gradients are
+        the sum: rates are multiplied by its square root, moments decay as in so many steps, and epsilon is
+        divided by its square root. (The scaling of gsplat but for the decay, which is 1 - B (1 - beta) there
+        and negative beyond a batch of 10.)
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.settle(gaussians)
         self._used_columns = None
         self.num_steps += 1
+        growth = math.sqrt(batch_size)
         gradients = _regularized(gradients, gaussians, regularization)
         exp_avg, exp_avg_sq = self.exp_avg.tensors(), self.exp_avg_sq.tensors()
         for name, param in gaussians.detach().tensors().items():
@@ -91,10 +99,10 @@ class SplatAdam:
             moving = tensors if visible is None else tuple(tensor[visible] for tensor in tensors)
             stages_for(param).adam_step(
                 *(tensor.contiguous() for tensor in moving),
-                lr=rates[name],
-                beta1=BETA1,
-                beta2=BETA2,
-                eps=EPS,
+                lr=rates[name] * growth,
+                beta1=BETA1**batch_size,
+                beta2=BETA2**batch_size,
+                eps=EPS / growth,
                 step=self.num_steps,
             )
             if visible is not None:

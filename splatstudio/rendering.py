@@ -100,6 +100,21 @@ def render_image(
     return (rgb.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8).cpu().numpy()
 
 
+def project(gaussians: Gaussians, camera: Camera, settings: ProjectSettings) -> Projected:
+    """Return the Gaussians as `camera` sees them, not composited yet; differentiable like `render`."""
+    return _project(stages_for(gaussians.means), gaussians, camera, settings)
+
+
+def _project(
+    stages: ModuleType, gaussians: Gaussians, camera: Camera, settings: ProjectSettings
+) -> Projected:
+    means, quats, scales, opacities, sh0, shN = gaussians.tensors().values()
+    if stages is ops:  # the activations are part of the kernels
+        return ops.project_raw(means, quats, scales, opacities, sh0, shN, camera=camera, settings=settings)
+    rows = (means, quats, scales.exp(), opacities.sigmoid(), sh0, shN)
+    return stages.project(*rows, camera=camera, settings=settings)
+
+
 def _render(
     stages: ModuleType,
     gaussians: Gaussians,

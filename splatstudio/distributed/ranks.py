@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 
 class Ranks:
-    """A training of one process, which has nobody to ask; what several do, subclasses say.
+    """A training of one process, which has nobody to ask; `ProcessRanks` is the one of several.
 
-    Every method is called by all ranks, in the same order.
+    Every method is called by all ranks, in the same order. The Gaussians of all ranks are one model: rank
+    0's rows come first.
     """
 
     rank = 0
     num_ranks = 1
+    seconds = 0.0  # spent in these methods until now, waiting for other ranks included
+    num_bytes = 0  # sent to other ranks until now
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks of `values`, which have the same shape on each."""
@@ -25,6 +31,36 @@ class Ranks:
     def gather(self, rows: Tensor) -> list[Tensor]:
         """Return every rank's `rows` [N_r, ...], rank 0's first; ranks may have different numbers of rows."""
         return [rows]
+
+    def gather_to_first(self, rows: Tensor) -> list[Tensor]:
+        """Return every rank's `rows` [N_r, ...] on rank 0, on the CPU; an empty list on the others."""
+        return [rows.cpu()]
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Return every rank's `message`, of any length, rank 0's first."""
+        return [message]
+
+    def swap_counts(self, counts: Tensor) -> Tensor:
+        """Give each rank its row of `counts` [num_ranks, C] int64; return what all ranks gave to this one."""
+        return counts
+
+    def swap_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send the first sent[0] of `rows` [N, ...] to rank 0, the next to rank 1, and so on.
+
+        `received` is how many rows each rank sends to this one; they are returned by rank.
+        """
+        return rows
+
+    def share(self, num: int) -> slice:
+        """Return which of `num` things in order are this rank's when all ranks share them evenly."""
+        return slice(num * self.rank // self.num_ranks, num * (self.rank + 1) // self.num_ranks)
+
+    def generator(self, seed: int, step: int) -> torch.Generator:
+        """Return a generator for random numbers of this rank's own rows at a step, the same when repeated."""
+        generator = torch.Generator()
+        # Far apart for neighbouring seeds, ranks and steps: a Weyl sequence a part (splitmix64's constant).
+        mixed = ((seed * 0x9E3779B97F4A7C15) ^ (step << 20) ^ (self.rank + 1)) & (2**63 - 1)
+        return generator.manual_seed(mixed)
 
 
 ALONE = Ranks()

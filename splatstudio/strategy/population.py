@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splatstudio.distributed import ALONE, Ranks
 from splatstudio.gaussians import Gaussians, with_rows
 from splatstudio.optim import SplatAdam
 
@@ -17,15 +18,22 @@ class Population:
 
     `gaussians` holds leaf tensors that require gradients; it is replaced as a whole, so that another thread
     that takes it once always has six tensors of one length. `counts` is the strategy's state, [N] tensors by
-    name.
+    name. With several `ranks` these are the rows of one of them; rules hold for all ranks' rows together.
     """
 
     gaussians: Gaussians
     optimizer: SplatAdam
     counts: dict[str, Tensor]
+    ranks: Ranks = ALONE
 
     def __len__(self) -> int:
         return len(self.gaussians)
+
+    def num_all(self) -> int:
+        """Return the number of rows of all ranks; called by all of them."""
+        if self.ranks.num_ranks == 1:
+            return len(self)
+        return int(self.ranks.sum(torch.tensor([len(self)], device="cpu")))
 
     def to(self, device: torch.device | str) -> Population:
         """Return the population on `device`."""
@@ -35,6 +43,7 @@ class Population:
             self.gaussians.to(device),
             SplatAdam(*moments, optimizer.num_steps),
             {name: count.to(device) for name, count in self.counts.items()},
+            self.ranks,
         )
 
 

@@ -1,0 +1,79 @@
+"""When a rank runs out of memory in a step: what is survived, and how tests make it happen."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
+
+
+class OutOfMemory(MemoryError):
+    """Some ranks had no memory for a step, which all ranks left out; nothing was changed."""
+
+    def __init__(self, ranks: Sequence[int]):
+        super().__init__(f"out of memory on rank {', '.join(map(str, ranks))}")
+        self.ranks = tuple(ranks)
+
+
+def unless_out_of_memory(work: Callable[[], T]) -> T | None:
+    """Return what `work` returns, or None where there was no memory for it.
+
+    What it had made until then is free again when this returns.
+    """
+    try:
+        return work()
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not is_out_of_memory(error):
+            raise
+    # Only here, behind the except block, nothing holds the tensors of the traceback any more.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that memory, of the machine or of a GPU, was short."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure that a test asks for, on a rank in a step."""
+
+    kind: str  # "oom" or "nan"
+    steps: range  # 1 is the first
+    rank: int
+
+    @classmethod
+    def from_environment(cls) -> Fault | None:
+        """Return the fault that SPLATSTUDIO_FAULT asks for, as "oom@step=3,rank=1" or "nan@step=3-5,rank=0".
+
+        None without it; ValueError where it makes no sense.
+        """
+        text = os.environ.get(FAULT_VARIABLE, "")
+        if not text:
+            return None
+        match = re.fullmatch(r"(oom|nan)@step=(\d+)(?:-(\d+))?,rank=(\d+)", text)
+        if match is None:
+            raise ValueError(f"{FAULT_VARIABLE} is {text!r}, but must be like oom@step=3,rank=1 or nan@...")
+        kind, first, last, rank = match.groups()
+        return cls(kind, range(int(first), int(last or first) + 1), int(rank))
+
+    def strike(self, step: int, rank: int) -> float:
+        """Return what a loss of `step` on `rank` is multiplied with: 1, or NaN where that is the fault.
+
+        Raises torch.OutOfMemoryError where that is.
+        """
+        if step not in self.steps or rank != self.rank:
+            return 1.0
+        if self.kind == "oom":
+            raise torch.OutOfMemoryError(f"out of memory, as {FAULT_VARIABLE} asks for")
+        return float("nan")

@@ -1,0 +1,261 @@
+"""A step of gradient descent on several pictures at once, of a model that may lie on several ranks.
+
+The ranks agree before anything changes: when one runs out of memory or finds a loss that is no number, all of
+them leave the step out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, LossOf, Observation, Shot
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.gaussians import Gaussians
+from splatstudio.ops_training import NO_REGULARIZATION, Regularization
+from splatstudio.optim import SplatAdam
+from splatstudio.rendering import stages_for
+from splatstudio.sharded_view import (
+    Received,
+    Shared,
+    cameras_of_all,
+    project_for_all,
+    project_settings,
+    projected_from,
+    rows_of_camera,
+    share,
+)
+from splatstudio.stages import Projected, Raster, RasterSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a step goes down: `loss_of` each shot, with `others` further leaf tensors that it uses."""
+
+    loss_of: LossOf
+    plan: DescentPlan
+    others: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """What a round of a step has found, on this rank."""
+
+    losses: list[float]  # of the shots of all ranks
+    pictures: list[Tensor]
+    gradients: list[Tensor | None]  # of the six tensors
+    others: list[Tensor | None]
+    observations: list[Observation]
+
+
+@dataclass(frozen=True, eq=False)
+class _Findings:
+    """What this rank's pictures say, before the other ranks have heard of it."""
+
+    losses: list[float]
+    pictures: list[Tensor]
+    v_rows: Tensor  # the gradients of Received.rows
+    v_probe: Tensor | None
+    gradients: list[Tensor | None]  # of the six tensors, where the loss uses them directly
+    others: list[Tensor | None]
+
+
+def descend_together(
+    ranks: Ranks,
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    rounds: Sequence[Sequence[Shot]],
+    work: Work,
+    *,
+    before_change: Callable[[], None] = lambda: None,
+) -> Descent:
+    """Make one step down the sum of the losses of all shots of all ranks, in place.
+
+    `gaussians` are this rank's, and `rounds` the shots that it draws, all of a round at once: ranks may have
+    different shots, or none, but need equally many rounds. The losses of the result are those of all ranks,
+    by round and rank; its pictures are this rank's; its observations are of this rank's Gaussians in the
+    pictures of all. The gradients of `work.others` are summed over the ranks. The learning rates and the
+    decay of the moments follow the number of shots (see `SplatAdam.step`).
+    Raises LossNotFinite or OutOfMemory on all ranks alike, before anything has changed.
+    """
+    optimizer.settle(gaussians)
+    total: _Round | None = None
+    for shots in rounds:
+        found = _round(ranks, gaussians, shots, work, 0 if total is None else len(total.losses))
+        total = found if total is None else _together(total, found)
+    assert total is not None, "a step needs a round"
+    others = _summed(ranks, work.others, total.others)
+    before_change()
+    visible = _seen(total.observations) if work.plan.visible_only else None
+    gradients = dict(zip(gaussians.tensors(), total.gradients, strict=True))
+    regularization = _regularization(ranks, gaussians, work.plan.regularization, len(total.losses))
+    batch_size = len(total.losses)
+    optimizer.step(gaussians, gradients, work.plan.rates, visible, regularization, batch_size=batch_size)
+    observations = tuple(total.observations) if work.plan.observed else ()
+    return Descent(tuple(total.losses), tuple(total.pictures), observations, others)
+
+
+def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, num_before: int) -> _Round:
+    plan = work.plan
+    by_rank = cameras_of_all(ranks, [shot.camera for shot in shots])
+    num_cameras = [len(part) for part in by_rank]
+    cameras = [camera for part in by_rank for camera in part]
+    settings = project_settings(gaussians, plan.options)
+    with_probe = plan.observed and plan.options.absgrad
+    shared = unless_out_of_memory(
+        lambda: project_for_all(gaussians, cameras, settings, with_probe=with_probe)
+    )
+    received = share(ranks, shared, num_cameras)
+    assert shared is not None, "or `share` has raised"
+    found = unless_out_of_memory(lambda: _findings(gaussians, received, shots, work))
+    losses = _agreed_losses(ranks, found, num_cameras, num_before)
+    assert found is not None, "or there was no agreement"
+    inputs = [shared.rows] if shared.probe is None else [shared.rows, shared.probe]
+    outputs = [received.rows] if received.probe is None else [received.rows, received.probe]
+    v_outputs = [found.v_rows] if found.v_probe is None else [found.v_rows, found.v_probe]
+    v_rows, *v_probe = torch.autograd.grad(outputs, inputs, v_outputs, retain_graph=True)
+    values = torch.autograd.grad(shared.rows, list(gaussians.tensors().values()), v_rows, allow_unused=True)
+    gradients = [_plus(one, other) for one, other in zip(values, found.gradients, strict=True)]
+    v_means2d = v_probe[0] if v_probe else v_rows[:, :2]
+    observations = _observations(shared, v_means2d, cameras)
+    return _Round(losses, found.pictures, gradients, found.others, observations)
+
+
+def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], work: Work) -> _Findings:
+    """Draw this rank's shots and find the gradients of what it was sent."""
+    rows_before = received.rows.detach()
+    found = _Findings(
+        losses=[],
+        pictures=[],
+        v_rows=torch.zeros_like(rows_before),
+        v_probe=None if received.probe is None else torch.zeros_like(received.probe),
+        gradients=[None] * len(gaussians.tensors()),
+        others=[None] * len(work.others),
+    )
+    for number, shot in enumerate(shots):
+        rows = rows_of_camera(received, number)
+        leaves = projected_from(rows_before[rows], received.radii[rows])
+        inputs = [leaves.means2d, leaves.conics, leaves.depths, leaves.opacities, leaves.colors]
+        inputs = [leaf.requires_grad_() for leaf in inputs]
+        probe = None
+        if received.probe is not None:
+            probe = torch.zeros_like(leaves.means2d, requires_grad=True)
+        raster = _rasterized(leaves, shot, probe)
+        settings = project_settings(gaussians, work.plan.options)
+        pictures = (raster.rgb, raster.alpha, raster.depth_sum)
+        drawing = Drawing(*pictures, leaves.radii, gaussians, leaves, probe, shot.camera, settings)
+        loss = work.loss_of(shot, drawing)
+        found.losses.append(float(loss.detach()))
+        found.pictures.append(raster.rgb.detach())
+        if not math.isfinite(found.losses[-1]):
+            continue  # no rank will go on from here
+        probes = [] if probe is None else [probe]
+        asked = [*inputs, *probes, *gaussians.tensors().values(), *work.others]
+        values = list(torch.autograd.grad(loss, asked, allow_unused=True))
+        v_leaves = [
+            torch.zeros_like(leaf) if v is None else v for leaf, v in zip(inputs, values, strict=False)
+        ]
+        found.v_rows[rows] = torch.cat([v if v.dim() == 2 else v[:, None] for v in v_leaves], dim=1)
+        v_others = values[len(inputs) + len(probes) :]
+        if found.v_probe is not None and values[len(inputs)] is not None:
+            found.v_probe[rows] = values[len(inputs)]
+        num = len(found.gradients)
+        found.gradients[:] = [_plus(a, b) for a, b in zip(found.gradients, v_others[:num], strict=True)]
+        found.others[:] = [_plus(a, b) for a, b in zip(found.others, v_others[num:], strict=True)]
+    return found
+
+
+def _rasterized(projected: Projected, shot: Shot, probe: Tensor | None) -> Raster:
+    stages, means2d = stages_for(projected.means2d), projected.means2d
+    settings = RasterSettings(shot.camera.width, shot.camera.height, means2d.new_tensor(shot.background))
+    if probe is not None:
+        return stages.rasterize_absgrad(projected, settings, probe)
+    return stages.rasterize(projected, settings)
+
+
+def _agreed_losses(
+    ranks: Ranks, found: _Findings | None, num_cameras: Sequence[int], num_before: int
+) -> list[float]:
+    """Return the losses of all ranks' shots; `found` is None on a rank that had no memory.
+
+    Raises OutOfMemory or LossNotFinite on all ranks where any has reason to.
+    """
+    first, num = sum(num_cameras[: ranks.rank]), num_cameras[ranks.rank]
+    numbers = torch.zeros(ranks.num_ranks + sum(num_cameras), dtype=torch.float64, device="cpu")
+    losses = numbers[ranks.num_ranks :]
+    if found is None:
+        numbers[ranks.rank] = 1.0
+    else:
+        losses[first : first + num] = torch.tensor(found.losses, dtype=torch.float64, device="cpu")
+    numbers = ranks.sum(numbers)
+    failed = numbers[: ranks.num_ranks].nonzero().squeeze(1).tolist()
+    if failed:
+        raise OutOfMemory(failed)
+    agreed = numbers[ranks.num_ranks :].tolist()
+    owners = [rank for rank, num in enumerate(num_cameras) for _ in range(num)]
+    for number, (loss, rank) in enumerate(zip(agreed, owners, strict=True)):
+        if not math.isfinite(loss):
+            raise LossNotFinite(loss, num_before + number, rank=rank)
+    return agreed
+
+
+def _regularization(
+    ranks: Ranks, gaussians: Gaussians, regularization: Regularization, batch_size: int
+) -> Regularization:
+    """Return weights that make means over this rank's Gaussians as large as the batch's over all ranks'."""
+    if regularization == NO_REGULARIZATION:
+        return regularization
+    num_all = int(ranks.sum(torch.tensor([len(gaussians)], device="cpu")))
+    share = batch_size * len(gaussians) / max(num_all, 1)
+    return Regularization(regularization.opacity * share, regularization.scale * share)
+
+
+def _observations(shared: Shared, v_means2d: Tensor, cameras: Sequence[Camera]) -> list[Observation]:
+    observations = []
+    parts = v_means2d.split([len(rows) for rows in shared.visible])
+    for rows, radii, v, camera in zip(shared.visible, shared.all_radii, parts, cameras, strict=True):
+        gradients2d = v.new_zeros((len(radii), 2)).index_copy_(0, rows, v)
+        observations.append(Observation(gradients2d, radii, camera.width, camera.height))
+    return observations
+
+
+def _seen(observations: Sequence[Observation]) -> Tensor:
+    """Return who is visible in any of the pictures, [N] bool."""
+    seen = (observations[0].radii > 0).all(dim=1)
+    for observation in observations[1:]:
+        seen |= (observation.radii > 0).all(dim=1)
+    return seen
+
+
+def _together(one: _Round, other: _Round) -> _Round:
+    return _Round(
+        one.losses + other.losses,
+        one.pictures + other.pictures,
+        [_plus(a, b) for a, b in zip(one.gradients, other.gradients, strict=True)],
+        [_plus(a, b) for a, b in zip(one.others, other.others, strict=True)],
+        one.observations + other.observations,
+    )
+
+
+def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _summed(
+    ranks: Ranks, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the sums over all ranks of the gradients of `leaves`, in one message."""
+    if ranks.num_ranks == 1 or not leaves:
+        return tuple(gradients)
+    given = [torch.zeros_like(leaf) if v is None else v for leaf, v in zip(leaves, gradients, strict=True)]
+    together = ranks.sum(torch.cat([v.reshape(-1) for v in given]))
+    parts = together.split([v.numel() for v in given])
+    return tuple(part.view_as(v) for part, v in zip(parts, given, strict=True))

@@ -1,0 +1,186 @@
+"""Pictures of a model whose Gaussians lie on several ranks.
+
+Every rank projects its own Gaussians for the cameras of all ranks, sends each rank what that one's cameras
+see, and composites the pictures of its own cameras. A picture is that of the whole model to the last bits:
+what comes from rank 0 lies first, so that equal depths keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.exchange import exchange
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.ops import CAMERA_MODELS
+from splatstudio.rendering import RenderOptions, project, stages_for
+from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
+
+COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange
+CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What this rank's Gaussians look like to the cameras of all ranks, packed for the exchange."""
+
+    rows: Tensor  # [M, 10] what is visible, by camera; see COLUMNS
+    probe: Tensor | None  # [M, 2] zeros that require a gradient
+    radii: Tensor  # [M, 2] int32
+    visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians
+    all_radii: tuple[Tensor, ...]  # for each camera [N, 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What all ranks' Gaussians look like to the cameras of this one."""
+
+    rows: Tensor  # [K, 10] by rank, then by camera
+    probe: Tensor | None  # [K, 2]
+    radii: Tensor  # [K, 2]
+    counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
+
+
+def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
+    """Return how Gaussians are projected under `options`."""
+    sh_degree = gaussians.sh_degree
+    if options.sh_degree is not None:
+        sh_degree = min(options.sh_degree, sh_degree)
+    return ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
+
+
+def cameras_of_all(ranks: Ranks, cameras: Sequence[Camera]) -> list[list[Camera]]:
+    """Return every rank's cameras, of whatever sizes and numbers, rank 0's first."""
+    records = torch.zeros(len(cameras), CAMERA_NUMBERS, dtype=torch.float64, device="cpu")
+    for record, camera in zip(records, cameras, strict=True):
+        size = [camera.width, camera.height, CAMERA_MODELS.index(camera.model)]
+        numbers = np.concatenate([camera.viewmat.reshape(-1), camera.K.reshape(-1), size])
+        record[:] = torch.from_numpy(numbers)
+    if ranks.num_ranks == 1:
+        return [list(cameras)]
+    return [[_camera(record) for record in part.numpy()] for part in ranks.gather(records)]
+
+
+def _camera(record: np.ndarray) -> Camera:
+    width, height, model = (int(number) for number in record[25:])
+    viewmat, K = record[:16].reshape(4, 4).copy(), record[16:25].reshape(3, 3).copy()
+    return Camera(viewmat, K, width, height, CAMERA_MODELS[model])
+
+
+def project_for_all(
+    gaussians: Gaussians, cameras: Sequence[Camera], settings: ProjectSettings, *, with_probe: bool = False
+) -> Shared:
+    """Project this rank's Gaussians for `cameras` and pack what each sees.
+
+    Differentiable in the six tensors. `with_probe`: see `exchange`.
+    """
+    packed: list[Tensor] = []
+    visible: list[Tensor] = []
+    radii: list[Tensor] = []
+    for camera in cameras:
+        seen = project(gaussians, camera, settings)
+        rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
+        columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
+        packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))
+        visible.append(rows)
+        radii.append(seen.radii)
+    rows = torch.cat(packed) if packed else gaussians.means.new_zeros((0, sum(COLUMNS)))
+    kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
+    all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
+    probe = rows.new_zeros((len(rows), 2)).requires_grad_() if with_probe else None
+    return Shared(rows, probe, all_kept, tuple(visible), tuple(radii))
+
+
+def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Received:
+    """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
+
+    `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
+    where a rank had no memory for it: all ranks raise OutOfMemory then, before anything is sent.
+    """
+    most = max(num_cameras)
+    counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
+    if shared is None:
+        counts[:, most] = 1
+    else:
+        numbers = iter(shared.visible)
+        for rank, num in enumerate(num_cameras):
+            for camera in range(num):
+                counts[rank, camera] = len(next(numbers))
+    got = ranks.swap_counts(counts)
+    failed = got[:, most].nonzero().squeeze(1).tolist()
+    if failed or shared is None:
+        raise OutOfMemory(failed)
+    own = got[:, : num_cameras[ranks.rank]]
+    both = (counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist())
+    rows, probe, radii = exchange(shared.rows, shared.probe, shared.radii, ranks, both)
+    return Received(rows, probe, radii, own)
+
+
+def rows_of_camera(received: Received, camera: int) -> Tensor | slice:
+    """Return which rows of `received` belong to one of this rank's cameras, by rank."""
+    counts = received.counts
+    if counts.shape[1] == 1:
+        return slice(0, len(received.rows))
+    ends = counts.reshape(-1).cumsum(0).view_as(counts)
+    parts = [
+        torch.arange(int(ends[r, camera] - counts[r, camera]), int(ends[r, camera])) for r in range(len(ends))
+    ]
+    return torch.cat(parts).to(received.rows.device)
+
+
+def projected_from(rows: Tensor, radii: Tensor) -> Projected:
+    """Return rows of the exchange as what `rasterize` takes."""
+    means2d, conics, depths, opacities, colors = (part.contiguous() for part in rows.split(COLUMNS, dim=1))
+    return Projected(means2d, conics, depths.squeeze(1), opacities.squeeze(1), colors, radii)
+
+
+@torch.no_grad()
+def render_shared(
+    ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
+) -> list[Raster]:
+    """Draw all ranks' Gaussians as this rank's `cameras` see them; each rank may have others, or none.
+
+    `options` must be the same on all ranks.
+    """
+    by_rank = cameras_of_all(ranks, cameras)
+    settings = project_settings(gaussians, options)
+    shared = project_for_all(gaussians.detach(), [camera for part in by_rank for camera in part], settings)
+    received = share(ranks, shared, [len(part) for part in by_rank])
+    background = gaussians.means.new_tensor(options.background)
+    pictures = []
+    for number, camera in enumerate(cameras):
+        rows = rows_of_camera(received, number)
+        projected = projected_from(received.rows[rows], received.radii[rows])
+        raster_settings = RasterSettings(camera.width, camera.height, background)
+        pictures.append(stages_for(gaussians.means).rasterize(projected, raster_settings))
+    return pictures
+
+
+@torch.no_grad()
+def as_seen_from(gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()) -> Gaussians:
+    """Return the Gaussians that `camera` sees, with the colours that it sees, as a model of degree 0.
+
+    Drawn from `camera` with the same options it gives the same picture, from elsewhere another. Of a model
+    with harmonics of degree 3 it has a quarter of the bytes of what is seen.
+    """
+    seen = project(gaussians.detach(), camera, project_settings(gaussians, options))
+    rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
+    chosen = gaussians.detach()[rows]
+    sh0 = rgb_to_sh0(seen.colors[rows])[:, None, :]
+    return replace(chosen, sh0=sh0, shN=sh0.new_zeros((len(rows), 0, 3)))
+
+
+@torch.no_grad()
+def gathered(ranks: Ranks, gaussians: Gaussians) -> Gaussians | None:
+    """Return all ranks' Gaussians as one model on rank 0, on the CPU; None on the others."""
+    parts = {name: ranks.gather_to_first(tensor) for name, tensor in gaussians.detach().tensors().items()}
+    if ranks.rank != 0:
+        return None
+    return Gaussians(**{name: torch.cat(tensors) for name, tensors in parts.items()})

@@ -24,6 +24,7 @@ class ExportedModel:
     form: Format
     num_gaussians: int
     num_left_out: int
+    note: str | None = None  # a sentence about what was to be done beside and could not
     part: str | None = None  # a sentence, where it is the part of a model that one of several ranks wrote
 
 
@@ -38,18 +39,25 @@ def export_model(
     form = format_to_write(output)
     model = load_model(path)
     # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
-    lost = placement.upright and knows_no_scene(model.transform)
+    shown = placement.upright or (form.is_page and placement.scene is not None)
+    lost = shown and knows_no_scene(model.transform)
     scene = _scene_of(path, placement) if lost or placement.cameras is not None else None
     if scene is not None:
         model = model.in_frame_of(scene)
+    first, note = None, None
+    if form.is_page and not knows_no_scene(model.transform):
+        entered, note = (scene, None) if scene is not None else _scene_to_enter(path, placement)
+        if entered is not None:
+            first = entered.cameras[0].transformed(model.transform @ np.linalg.inv(entered.transform))
     transform = export_transform(model.transform, upright=placement.upright)
     gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
     if placement.upright:
         gaussians = transformed(gaussians, transform @ model.transform)
-    write_gaussians(output, gaussians, step=model.step)
+    page = model.page_view(np.linalg.inv(transform), first)
+    write_gaussians(output, gaussians, step=model.step, page=page)
     if placement.cameras is not None and scene is not None:
         write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
-    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), model.part)
+    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), note, model.part)
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:
@@ -59,3 +67,15 @@ def _scene_of(path: Path, placement: Placement) -> Scene:
     if scene_path is None:
         raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
     return load_scene(scene_path, downscale=origin.config.downscale if origin else 1)
+
+
+def _scene_to_enter(path: Path, placement: Placement) -> tuple[Scene | None, str | None]:
+    """Return the scene whose first photograph's camera a web page begins with, or why there is none."""
+    try:
+        return _scene_of(path, placement), None
+    except ValueError as error:
+        # A page needs no photographs: it is complete without them.
+        return (
+            None,
+            f"The page begins with a view of the whole model, and not of a photograph's camera: {error}",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,3 +77,16 @@ def with_rows(tensor: Tensor, rows: Tensor, newborn: Tensor) -> Tensor:
 def rgb_to_sh0(rgb: Tensor) -> Tensor:
     """Return the degree-0 coefficient that shows as `rgb` (0..1), same shape."""
     return (rgb - 0.5) / SH_C0
+
+
+def central_bounds(gaussians: Gaussians) -> tuple[tuple[float, float, float], float]:
+    """Return the centre and the radius of the half of the Gaussians that lies most centrally, world units."""
+    # A sample is enough for a camera's first position; the far background must not decide it.
+    stride = max(1, len(gaussians) // 100_000)
+    means = gaussians.means.detach()[::stride].double().cpu().numpy()
+    means = means[np.isfinite(means).all(axis=1)]
+    if len(means) == 0:
+        return (0.0, 0.0, 0.0), 1.0
+    center = np.median(means, axis=0)
+    radius = float(np.quantile(np.linalg.norm(means - center, axis=1), 0.5))
+    return (float(center[0]), float(center[1]), float(center[2])), max(radius, 1e-3)

@@ -50,8 +50,20 @@ class Model:
         Raises ValueError, naming the endings there are, for another one.
         """
         gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
-        write_gaussians(path, gaussians, step=self.step)
+        write_gaussians(path, gaussians, step=self.step, page=self.page_view(self.transform))
         return Path(path)
+
+    def page_view(self, upright: np.ndarray, camera: Camera | None = None) -> PageView:
+        """Return how a web page shows Gaussians that `upright` [4, 4] brings to this model's frame.
+
+        `camera`, in this model's frame, is where one stands at first.
+        """
+        background = self.options.background
+        if knows_no_scene(self.transform):
+            return PageView(background=background)
+        if camera is not None:
+            camera = camera.transformed(np.linalg.inv(upright))
+        return PageView(upright, camera, background=background)
 
     def evaluate(
         self,

@@ -81,7 +81,7 @@ def test_the_estimated_size_is_about_right(tmp_path: Path, form, degree: int) ->
     Model(model(20_000, degree)).save(path)
     actual, estimated = path.stat().st_size, form.estimated_bytes(20_000, degree)
     # Random models shrink less than trained ones; a palette of SH pays only for many more Gaussians.
-    most = {"SPZ": 1.3, "SOG": 1.9 if degree == 0 else 5.0}.get(form.name, 1.05)
+    most = {"SPZ": 1.3, "Web page": 1.4, "SOG": 1.9 if degree == 0 else 5.0}.get(form.name, 1.05)
     assert 0.95 < actual / estimated < most
 
 

@@ -23,6 +23,7 @@ from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
 from splatstudio.formats.torch_file import load_tensors
 from splatstudio.gaussians import Gaussians
+from splatstudio.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 
 Reader = Callable[[Path], Gaussians]
 Writer = Callable[[Path, Gaussians], None]
@@ -41,15 +42,21 @@ class Format:
     bytes_each: tuple[float, float, float, float]  # a Gaussian, by SH degree; typical where it is compressed
     read: Reader | None
     write: Writer | None
+    bytes_once: int = 0  # of a file, beside its Gaussians
 
     @property
     def keeps_everything(self) -> bool:
         """Return whether a file holds every value, as float32."""
         return not self.loses
 
+    @property
+    def is_page(self) -> bool:
+        """Return whether a file is looked at as it is, from a first point of view."""
+        return self.write is write_viewer_page
+
     def estimated_bytes(self, num_gaussians: int, sh_degree: int) -> int:
         """Return about how large a file of that many Gaussians is."""
-        return round(num_gaussians * self.bytes_each[sh_degree])
+        return self.bytes_once + round(num_gaussians * self.bytes_each[sh_degree])
 
 
 def _read_ply(path: Path) -> Gaussians:
@@ -138,6 +145,16 @@ FORMATS = (
         write=write_glb,
     ),
     Format(
+        name="Web page",
+        endings=(".html",),
+        purpose="any browser, without a network: one file with a viewer and the model in it",
+        loses="no view-dependent colour; sizes keep 11 bits, colour and opacity 8",
+        bytes_each=(20, 20, 20, 20),
+        read=None,
+        write=write_viewer_page,
+        bytes_once=820_000,
+    ),
+    Format(
         name="Point cloud",
         endings=(".points.ply",),
         purpose="MeshLab, CloudCompare, Blender: centres with their colours",
@@ -183,17 +200,21 @@ def format_to_write(path: Path | str) -> Format:
     return form
 
 
-def write_gaussians(path: Path | str, gaussians: Gaussians, *, step: int | None = None) -> None:
+def write_gaussians(
+    path: Path | str, gaussians: Gaussians, *, step: int | None = None, page: PageView = AS_IT_LIES
+) -> None:
     """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
 
-    `step` is the training's, for the formats that note it. An older file of that name stays until the new one
-    is complete. Raises ValueError, and writes nothing, for an unknown ending, a parameter that is not finite,
-    or a file that cannot be written.
+    `step` is the training's, for the formats that note it; `page` how a web page shows them. An older file of
+    that name stays until the new one is complete. Raises ValueError, and writes nothing, for an unknown
+    ending, a parameter that is not finite, or a file that cannot be written.
     """
     form = format_to_write(path)
     assert form.write is not None
     if form.write is write_gsplat_checkpoint and step is not None:
         write_gsplat_checkpoint(path, gaussians, step=step)
+    elif form.write is write_viewer_page:
+        write_viewer_page(path, gaussians, page)
     else:
         form.write(Path(path), gaussians)
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -233,7 +234,10 @@ def _export(task: Task, model: Model) -> bool:
     assert isinstance(command, Export)
     transform = export_transform(model.transform, upright=command.upright)
     kept = transformed(trimmed(model.gaussians, command.trim), transform)
-    done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, step=model.step))
+    page = model.page_view(np.linalg.inv(transform), command.first)
+    # The name under which it is written first is no title.
+    notes = {"step": model.step, "page": replace(page, title=command.path.stem)}
+    done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, **notes))
     if done:
         if command.cameras:
             try:

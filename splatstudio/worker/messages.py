@@ -182,14 +182,15 @@ class JobCommand(Command):
 class Export(JobCommand):
     """Write the model in the format of the ending, in the frame of the scene's own files or `upright`.
 
-    The box of `trim` and the named `cameras` are in the model's frame. The cameras are written beside the
-    model, where there are any.
+    The box of `trim`, the named `cameras` and `first`, where a web page begins, are in the model's frame. The
+    cameras are written beside the model, where there are any.
     """
 
     path: Path
     trim: Trim = field(default_factory=Trim)
     upright: bool = False
     cameras: tuple[tuple[str, Camera], ...] = ()
+    first: Camera | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,8 @@ class ExportPanel(Panel):
         if path != wanted:
             text = f"{wanted} exists and stays as it is."
             self._notify(Notice(f"Writing {path.name}", text))
-        self._jobs.submit(Export(path, self._trim.trim, self._upright.value, cameras))
+        first = scene.cameras[0] if scene is not None else None
+        self._jobs.submit(Export(path, self._trim.trim, self._upright.value, cameras, first))
         self._bar.refresh()
 
 

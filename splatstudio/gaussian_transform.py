@@ -38,7 +38,7 @@ def transformed(gaussians: Gaussians, similarity: np.ndarray) -> Gaussians:
 
 
 def transformed_sky(sky: Sky, similarity: np.ndarray) -> Sky:
-    """Return the sky after the world was moved, turned and scaled by `similarity` [4, 4], as Gaussians are."""
+    """Return the sky after the world was moved, turned and scaled by `similarity` [4, 4]."""
     _, rotation = _decomposed(np.asarray(similarity, dtype=np.float64))
     coefficients = torch.tensor(sky.coefficients, dtype=torch.float64)
     degree = math.isqrt(len(coefficients)) - 1

@@ -12,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from splatstudio.camera import Camera
+from splatstudio.checkpoint import Checkpoint
+from splatstudio.checkpoint_share import load_share, save_together
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
 from splatstudio.corrections import Corrections
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
+from splatstudio.distributed import ALONE, Ranks
+from splatstudio.distributed.failures import Fault, OutOfMemory, unless_out_of_memory
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.initialize import from_points, random_in_cameras
@@ -156,6 +160,10 @@ class Trainer:
         """Return the options with which the model is drawn and evaluated, with the sky as it is now."""
         return options_for_display(self.config, self._corrections.sky)
 
+    def camera(self, index: int) -> Camera:
+        """Return the camera of a training photograph of the scene: corrected, where poses are learnt."""
+        return self._corrections.camera(index)
+
     def train_step(self) -> StepStats:
         """Train on the next photograph.
 
@@ -263,43 +271,30 @@ class Trainer:
 
         Raises OSError when the disk is full or fails.
         """
-        return save_checkpoint(run_dir, self.checkpoint())
+        return save_together(self.ranks, run_dir, self.checkpoint())
 
     def close(self) -> None:
         """Stop the threads that decode photographs."""
-        self._loader.close()
+        self._queue.close()
 
-    def _next_shots(self, config: TrainConfig) -> list[Shot]:
-        """Return the next photographs, each over a background of this step."""
-        self._draw()
-        index = self._upcoming.popleft()
-        photo = self._loader.get(index)
-        self._prefetch()
-        background = self._corrections.behind(config.background)
-        if config.random_background:
-            red, green, blue = torch.rand(3, generator=self._generator).tolist()
-            background = (red, green, blue)
+    def _shots_of(self, batch: Batch) -> list[list[Shot]]:
+        """Return this rank's shots of a step, a round at a time, each over a background of its own."""
+        backgrounds = [self._background() for _ in batch.indices]
+        return [
+            [self._shot(batch.indices[place], batch.photos[place], backgrounds[place]) for place in places]
+            for places in batch.rounds
+        ]
+
+    def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
         target, mask = target_image(photo, background, self._population.gaussians.device)
-        view = self.scene.views[index]
         camera = self._corrections.camera(index)
-        return [Shot(index, view.name, camera, target, mask, background)]
+        return Shot(index, self.scene.views[index].name, camera, target, mask, background)
 
-    def _draw(self) -> None:
-        """Draw whole epochs, each in an order of its own, until the photographs to decode ahead are known."""
-        views = self.scene.train_indices
-        while len(self._upcoming) <= LOOKAHEAD:
-            order = torch.randperm(len(views), generator=self._generator)
-            self._upcoming.extend(views[i] for i in order.tolist())
-
-    def _draw_again(self, names: tuple[str, ...]) -> None:
-        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts."""
-        by_name = {self.scene.views[index].name: index for index in self.scene.train_indices}
-        if all(name in by_name for name in names):
-            self._upcoming.extend(by_name[name] for name in names)
-
-    def _prefetch(self) -> None:
-        for index in list(self._upcoming)[:LOOKAHEAD]:
-            self._loader.prefetch(index)
+    def _background(self) -> tuple[float, float, float]:
+        if self.config.random_background:
+            red, green, blue = torch.rand(3, generator=self._generator).tolist()
+            return red, green, blue
+        return self._corrections.behind(self.config.background)
 
 
 def _split(of: TrainConfig | Scene) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,52 +160,40 @@ def eval_(
         json_file: Write the result here as JSON.
         csv_file: Write the table of the images here, worst first.
     """
-    from splatstudio.evaluate import measures_for
-    from splatstudio.lpips import fetch_lpips
-    from splatstudio.scoring import EvaluationTask, evaluate_task
-    from splatstudio.terminal import console, count_progress, print_evaluation, print_scores
+    from splatstudio.eval_command import evaluate_and_print, measures_wanted
+    from splatstudio.scoring import EvaluationTask
 
-    if scores.fetch_lpips:
-        for name in scores.lpips:
-            fetch_lpips(name)
+    measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     if not merge:
         _tell_part(path, "Add --merge.")
     task = EvaluationTask(
         path, against.scene, against.downscale, against.test_every, merge, against.test_images
     )
-    with count_progress("photographs") as report:
-        measures = measures_for(scores.lpips, color_correct=scores.color_correct)
-        scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
-    evaluation = scored.evaluation
-    print_scores(evaluation)
-    print_evaluation(evaluation)
-    for file, text in [
-        (json_file, json.dumps(evaluation.to_json(), indent=2) + "\n"),
-        (csv_file, evaluation.to_csv()),
-    ]:
-        if file is not None:
-            file.write_text(text)
-    for file in (json_file, csv_file, scored.file):
-        if file is not None:
-            console.print(f"Written to {file}")
+    evaluate_and_print(task, measures, json_file=json_file, csv_file=csv_file)
     return 0
 
 
 @app.command(name="merge")
 def merge_(
-    paths: Positional[tuple[str, ...]], /, output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    paths: Positional[tuple[str, ...]],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    overwrite: bool = False,
 ) -> int:
     """Merge the files that the ranks of a training on several GPUs wrote into one model.
 
     Args:
-        paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step; a pattern or their folder will do), or a
-            checkpoint of splatstudio.
+        paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step, of one folder or several; a pattern or
+            their folder will do), or a checkpoint of splatstudio.
         output: What to write: .pt (gsplat's own layout), .ply or another format of `export`; a name without
             an ending is a checkpoint folder.
+        overwrite: Replace a file that is there already.
     """
+    from splatstudio.durable import refuse_existing
     from splatstudio.merging import merged_parts
     from splatstudio.terminal import console
 
+    refuse_existing(output, overwrite)
     merged = merged_parts(paths)
     merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
@@ -222,19 +209,24 @@ def export(
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
     placement: OmitArgPrefixes[Placement] = AS_IN_THE_FILES,
+    overwrite: bool = False,
 ) -> int:
     """Write a model for other programs, in the coordinates of the scene's files or upright.
 
     Args:
         path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
-            .glb (glTF), .pt (gsplat's checkpoint) or .points.ply (a point cloud).
+            .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
         placement: Where the model shall lie.
+        overwrite: Replace files that are there already.
     """
+    from splatstudio.durable import refuse_existing
     from splatstudio.exporting import export_model
     from splatstudio.terminal import console
 
+    for written in (output, placement.cameras):
+        refuse_existing(written, overwrite)
     _tell_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement)
     form, size = exported.form, output.stat().st_size / 1e6
@@ -245,6 +237,8 @@ def export(
         console.print(f"The photographs' cameras written to {placement.cameras}")
     if form.loses:
         console.print(f"Not everything is kept: {form.loses}")
+    if exported.note:
+        console.print(exported.note, style="yellow", markup=False)
     return 0
 
 

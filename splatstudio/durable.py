@@ -18,6 +18,12 @@ def partial_path(path: Path, pid: int | None = None) -> Path:
     return path.with_name(f".tmp-{pid or os.getpid()}-{path.name}")
 
 
+def refuse_existing(path: Path | None, overwrite: bool) -> None:
+    """Raise ValueError when a command would write over `path` (None: nothing) and was not told to."""
+    if path is not None and not overwrite and os.path.lexists(path):
+        raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
+
+
 def remove_partial(path: Path, pid: int | None = None) -> None:
     """Remove what process `pid` (this one by default) left of `path` when it was stopped half-way."""
     process = pid or os.getpid()

@@ -105,8 +105,9 @@ def files_to_merge(paths: Iterable[Path | str]) -> tuple[Path, ...]:
 def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return gsplat's files of one step by rank.
 
-    Raises ValueError when a name tells no rank, when steps or folders differ, or when a rank is missing or
-    given twice.
+    They may lie in several folders, as the machines of a cluster leave them. Raises ValueError when a name
+    tells no rank, when steps differ, when a rank is missing or given twice, or when a folder of another part
+    has the same rank once more: then there were several trainings.
     """
     by_rank: dict[int, Path] = {}
     steps: dict[int, Path] = {}
@@ -119,17 +120,12 @@ def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
         if rank in by_rank:
             raise ValueError(f"rank {rank} is there twice: {by_rank[rank]} and {file}")
         by_rank[rank] = file
-    folders = sorted({str(file.parent.resolve()) for file in files})
-    if len(steps) == 1 and len(folders) > 1:
-        raise ValueError(
-            f"these files may be parts of different trainings, as they lie in {' and '.join(folders)}:"
-            " put the parts of one training into one folder"
-        )
     if len(steps) > 1:
         first, second = sorted(steps)[:2]
         raise ValueError(
             f"the steps do not agree: {steps[first]} is of step {first}, {steps[second]} of step {second}"
         )
+    _refuse_rivals(by_rank)
     num_ranks = max(max(by_rank), *(max(_ranks_seen(file.parent), default=0) for file in files)) + 1
     missing = [rank for rank in range(num_ranks) if rank not in by_rank]
     if missing:
@@ -140,6 +136,18 @@ def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
             f" (ckpt_{step}_rank{missing[0]}.pt)"
         )
     return tuple(by_rank[rank] for rank in range(num_ranks))
+
+
+def _refuse_rivals(by_rank: dict[int, Path]) -> None:
+    """Raise ValueError when a rank has a file of the same name in the folder of another one."""
+    folders = {file.parent.resolve(): file for file in by_rank.values()}
+    for file in by_rank.values():
+        for folder, other in folders.items():
+            if folder != file.parent.resolve() and (folder / file.name).exists():
+                raise ValueError(
+                    f"these files may be parts of different trainings: {file} and {other} are given, and"
+                    f" {folder} has a {file.name} of its own; name the folder of one training"
+                )
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -79,6 +79,7 @@ LAYERS = [
     "api",
     "doctor",
     "terminal",
+    "eval_command",
     "train_command",
     "cli",
 ]

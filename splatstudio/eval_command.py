@@ -1,0 +1,47 @@
+"""`splatstudio eval`: a model compared with the test photographs, printed and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from splatstudio.evaluate import Measures, measures_for
+from splatstudio.lpips import fetch_lpips
+from splatstudio.scoring import EvaluationTask, evaluate_task
+from splatstudio.terminal import console, count_progress, print_evaluation, print_scores
+
+
+def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -> Measures:
+    """Return what to measure, after weights of LPIPS that are missing were fetched where that was asked.
+
+    Raises ValueError when they cannot be.
+    """
+    if fetch:
+        for name in lpips:
+            fetch_lpips(name)
+    return measures_for(lpips, color_correct=color_correct)
+
+
+def evaluate_and_print(
+    task: EvaluationTask, measures: Measures, *, json_file: Path | None = None, csv_file: Path | None = None
+) -> None:
+    """Evaluate, print the scores, and write them where asked.
+
+    What part of a model the file holds is for the caller to say, before the work begins. Raises ValueError as
+    `evaluate_task`, OSError when a file cannot be written.
+    """
+    with count_progress("photographs") as report:
+        scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
+    evaluation = scored.evaluation
+    print_scores(evaluation)
+    others = tuple(note for note in evaluation.notes if note != evaluation.part)
+    print_evaluation(replace(evaluation, notes=others))
+    texts = {json_file: json.dumps(evaluation.to_json(), indent=2) + "\n", csv_file: evaluation.to_csv()}
+    for file, text in texts.items():
+        if file is not None:
+            file.write_text(text)
+    for file in (json_file, csv_file, scored.file):
+        if file is not None:
+            console.print(f"Written to {file}")

@@ -13,7 +13,8 @@ from fake_nvml import RECORD, FakeNvml
 from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.config import DensifyConfig, TrainConfig, from_json, value_of
+from splatstudio.presets import PRESETS
 from splatstudio.studio.controller import Controller
 
 pytestmark = PAGE_TEST
@@ -29,19 +30,34 @@ def enter(screen: Screen, label: str, text: str) -> None:
     field.press("Tab")
 
 
+def choose(screen: Screen, label: str, option: str) -> None:
+    """Choose an option of a dropdown."""
+    screen.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+    screen.page.get_by_role("option", name=option, exact=True).locator("visible=true").click()
+
+
 def test_what_is_chosen_before_the_start_is_what_is_trained(
     open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
 ) -> None:
     screen = open_page(blob_folder, height=700)
+    assert screen.text("preset") == PRESETS["default"].description
+    choose(screen, "Preset", "preview")
+    screen.wait(lambda: screen.text("step") == "0 / 2,000", "the preset's steps")
+    assert screen.text("preset") == PRESETS["preview"].description
+    choose(screen, "Preset", "quality")
+    screen.wait(lambda: screen.text("step") == "0 / 30,000", "what a preset does not say is the default's")
     enter(screen, "Steps", "37")
-    enter(screen, "Most splats", "70")
-    screen.page.get_by_label("Photographs", exact=True).click()
-    screen.page.get_by_role("option", name="1/2, 24 × 20 px").click()
+    enter(screen, "Max splats", "70")
+    choose(screen, "Photographs", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the page shows the steps that were chosen")
     screen.button("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished", "the short training ends")
     config = json.loads((tmp_path / "runs" / "blobs" / "run.json").read_text())["config"]
     assert (config["steps"], config["densify"]["max_gaussians"], config["downscale"]) == (37, 70, 2)
+    quality = PRESETS["quality"].settings
+    assert quality and all(
+        value_of(from_json(TrainConfig, config), path) == quality[path] for path in quality
+    )
     assert screen.step == 37
     # All are done: more can be added, and the training goes on from there.
     assert screen.page.get_by_role("button", name="All steps done").is_disabled()
@@ -68,7 +84,7 @@ def test_live_settings_are_confirmed_or_refused(
     refusal.wait_for()
     assert refusal.inner_text() == "Not changed: setting optim.means_lr is 7.0, but must be at most 1."
     enter(screen, "means", "2e-4")
-    enter(screen, "Max gaussians", "123")
+    enter(screen, "Max splats", "123")
     screen.button("Apply 2 changes").click()
     screen.page.get_by_text("optim.means_lr is 0.0002 from step").first.wait_for()
     screen.page.get_by_text("densify.max_gaussians is 123 from step").first.wait_for()

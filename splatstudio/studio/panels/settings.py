@@ -14,7 +14,12 @@ from splatstudio.studio.page import Page
 from splatstudio.studio.theme import BAD, MUTED
 
 # What the groups of the configuration are called; one that is not listed is called by its name.
-GROUPS = {"": "Training", "optim": "Learning rates", "densify": "Densification"}
+GROUPS = {
+    "": "Training",
+    "optim": "Learning rates",
+    "densify": "Densification",
+    "absgrad": "Densification by absolute gradients",
+}
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,7 @@ def _label(path: str) -> str:
     if name.endswith("_lr"):
         return name.removesuffix("_lr")  # of a tensor, which is called as everywhere
     words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")
+    words = words.replace("gaussians", "splats")  # as the page calls them everywhere
     return words[:1].upper() + words[1:]
 
 

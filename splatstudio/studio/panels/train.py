@@ -8,10 +8,12 @@ import time
 import numpy as np
 import viser
 
-from splatstudio.config import TrainConfig, declaration
+from splatstudio.config import TrainConfig, declaration, differing, value_of
+from splatstudio.presets import PRESETS, preset_of
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.panels.plot import Line, Plot, axis_ranges, from_zero
 from splatstudio.studio.panels.settings import SettingsForm
 from splatstudio.studio.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css
@@ -39,7 +41,8 @@ class TrainPanel(Panel):
         )
         self._evaluate.on_click(lambda _: controller.send(Evaluate()))
         self._form = SettingsForm(page)
-        with gui.add_folder("About this run", expand_by_default=False):
+        # Open where there are no curves yet that it would push away.
+        with gui.add_folder("About this run", expand_by_default=controller.project.model_path is None):
             self._facts = gui.add_html("")
         self._told: object = None
 
@@ -58,13 +61,14 @@ class TrainPanel(Panel):
 
 
 class Setup:
-    """What can be chosen before a training begins: its length, the most splats, the photographs' size."""
+    """What can be chosen before a training begins: preset, length, the most splats, the photographs' size."""
 
     def __init__(self, page: Page):
         gui, controller = page.server.gui, page.controller
         self._controller = controller
         config, scene = controller.project.config, controller.project.scene
         assert scene is not None
+        self._shown = config
         self._folder = gui.add_folder(None)
         camera = scene.cameras[0]
         size = (camera.width * config.downscale, camera.height * config.downscale)
@@ -72,11 +76,18 @@ class Setup:
             _size_label(size, downscale): downscale for downscale in sorted({*DOWNSCALES, config.downscale})
         }
         with self._folder:
+            self._preset = gui.add_dropdown(
+                "Preset",
+                tuple(PRESETS),
+                initial_value=preset_of(config),
+                hint="A set of settings for one wish; each of them can still be changed.",
+            )
+            self._description = gui.add_html(preset_html(self._preset.value, config))
             self._steps = gui.add_number(
                 "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
             )
             self._cap = gui.add_number(
-                "Most splats",
+                "Max splats",
                 config.densify.max_gaussians,
                 min=1,
                 step=100_000,
@@ -88,16 +99,36 @@ class Setup:
                 initial_value=_size_label(size, config.downscale),
                 hint="Smaller ones train faster and show less detail.",
             )
+        self._preset.on_update(lambda _: self._follow_preset())
         self._steps.on_update(lambda _: self._take("steps", self._steps.value))
         self._cap.on_update(lambda _: self._take("densify.max_gaussians", self._cap.value))
         self._size.on_update(lambda _: self._take("downscale", self._sizes[self._size.value]))
 
     def refresh(self) -> None:
-        """Offer this only before the start."""
+        """Offer this only before the start, with the settings as they are now."""
         self._folder.visible = self._controller.can_set_up
+        config = self._controller.project.config
+        if config is self._shown:
+            return
+        self._shown = config
+        label = next((label for label, each in self._sizes.items() if each == config.downscale), None)
+        set_value(self._steps, config.steps)
+        set_value(self._cap, config.densify.max_gaussians)
+        if label is not None:
+            set_value(self._size, label)
+        self._description.content = preset_html(self._preset.value, config)
+
+    def _follow_preset(self) -> None:
+        if not self._controller.can_set_up:
+            return
+        config = self._controller.project.config
+        wanted = PRESETS[self._preset.value].apply(config)
+        self._controller.change_settings({path: value_of(wanted, path) for path in differing(wanted, config)})
+        self._description.content = preset_html(self._preset.value, wanted)
 
     def _take(self, path: str, value: int) -> None:
-        if self._controller.can_set_up:
+        # What `refresh` has shown needs not be taken again.
+        if self._controller.can_set_up and value != value_of(self._controller.project.config, path):
             self._controller.change_settings({path: value})
 
 
@@ -176,6 +207,17 @@ def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
     return tuple(rows)
 
 
+def preset_html(name: str, config: TrainConfig) -> str:
+    """Return what a preset is for, and whether its settings have been changed since it was chosen."""
+    preset = PRESETS[name]
+    own = [path for path, value in preset.settings.items() if value_of(config, path) != value]
+    changes = f" Changed: {', '.join(own)}." if own else ""
+    text = html.escape(preset.description + changes)
+    return (
+        f'<div data-splatstudio="preset" style="padding:0 10px 4px;font-size:12px;color:{MUTED}">{text}</div>'
+    )
+
+
 def settings_html(controller: Controller) -> str:
     """Return what a user may want to know of the run's settings."""
     project = controller.project
@@ -191,7 +233,7 @@ def settings_html(controller: Controller) -> str:
         ("Downscale", str(config.downscale)),
         ("Spherical harmonics", f"degree {config.sh_degree}"),
         ("SSIM weight", f"{config.ssim_weight:g}"),
-        ("Most splats", f"{config.densify.max_gaussians:,}"),
+        ("Max splats", f"{config.densify.max_gaussians:,}"),
         ("Run folder", str(project.run_dir) if project.run_dir else "–"),
     ]
     return table_html(rows)

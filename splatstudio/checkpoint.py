@@ -151,7 +151,11 @@ def abandon_checkpoint(staging: Path) -> None:
 def shard_rows(population: Population, rank: int, num_ranks: int) -> Population:
     """Return the share of a rank when the rows are split evenly, in order, as views."""
     num = len(population)
-    rows = slice(num * rank // num_ranks, num * (rank + 1) // num_ranks)
+    return rows_of(population, slice(num * rank // num_ranks, num * (rank + 1) // num_ranks))
+
+
+def rows_of(population: Population, rows: slice) -> Population:
+    """Return some rows of a population, as views."""
     optimizer = population.optimizer
     return Population(
         population.gaussians[rows],

@@ -99,10 +99,11 @@ LossOf = Callable[[Shot, Drawing], Tensor]
 class LossNotFinite(FloatingPointError):
     """The loss of a shot is no number; nothing was changed."""
 
-    def __init__(self, loss: float, shot: Shot):
-        super().__init__(f"the loss of {shot.name} is {loss}")
+    def __init__(self, loss: float, number: int = 0, *, rank: int = 0):
+        super().__init__(f"the loss of shot {number} is {loss}")
         self.loss = loss
-        self.shot = shot
+        self.number = number  # of the shot among those of the step, on all ranks
+        self.rank = rank  # that found it
 
 
 def descend(

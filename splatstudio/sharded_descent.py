@@ -20,6 +20,7 @@ from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
+from splatstudio.pose_gradient import pose_gradient
 from splatstudio.rendering import stages_for
 from splatstudio.sharded_view import (
     Received,
@@ -52,6 +53,7 @@ class _Round:
     gradients: list[Tensor | None]  # of the six tensors
     others: list[Tensor | None]
     observations: list[Observation]
+    poses: list[Tensor]  # of the cameras of all ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +81,9 @@ def descend_together(
 
     `gaussians` are this rank's, and `rounds` the shots that it draws, all of a round at once: ranks may have
     different shots, or none, but need equally many rounds. The losses of the result are those of all ranks,
-    by round and rank; its pictures are this rank's; its observations are of this rank's Gaussians in the
-    pictures of all. The gradients of `work.others` are summed over the ranks. The learning rates and the
-    decay of the moments follow the number of shots (see `SplatAdam.step`).
+    by round and rank, and so are its poses; its pictures are this rank's; its observations are of this
+    rank's Gaussians in the pictures of all. The gradients of `work.others` are summed over the ranks. The
+    learning rates and the decay of the moments follow the number of shots (see `SplatAdam.step`).
     Raises LossNotFinite or OutOfMemory on all ranks alike, before anything has changed.
     """
     optimizer.settle(gaussians)
@@ -98,7 +100,7 @@ def descend_together(
     batch_size = len(total.losses)
     optimizer.step(gaussians, gradients, work.plan.rates, visible, regularization, batch_size=batch_size)
     observations = tuple(total.observations) if work.plan.observed else ()
-    return Descent(tuple(total.losses), tuple(total.pictures), observations, others)
+    return Descent(tuple(total.losses), tuple(total.pictures), observations, others, tuple(total.poses))
 
 
 def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, num_before: int) -> _Round:
@@ -119,12 +121,22 @@ def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work
     inputs = [shared.rows] if shared.probe is None else [shared.rows, shared.probe]
     outputs = [received.rows] if received.probe is None else [received.rows, received.probe]
     v_outputs = [found.v_rows] if found.v_probe is None else [found.v_rows, found.v_probe]
-    v_rows, *v_probe = torch.autograd.grad(outputs, inputs, v_outputs, retain_graph=True)
-    values = torch.autograd.grad(shared.rows, list(gaussians.tensors().values()), v_rows, allow_unused=True)
-    gradients = [_plus(one, other) for one, other in zip(values, found.gradients, strict=True)]
-    v_means2d = v_probe[0] if v_probe else v_rows[:, :2]
-    observations = _observations(shared, v_means2d, cameras)
-    return _Round(losses, found.pictures, gradients, found.others, observations)
+    v_rows, *v_probe = torch.autograd.grad(outputs, inputs, v_outputs)
+    gradients, twists = found.gradients, []
+    tensors = gaussians.tensors()
+    # Camera by camera, so that one set of gradients beside their sum is the most in memory.
+    for part, v_part, camera, rows in zip(
+        shared.parts, v_rows.split([len(part) for part in shared.parts]), cameras, shared.visible, strict=True
+    ):
+        values = torch.autograd.grad(part, list(tensors.values()), v_part, allow_unused=True)
+        if plan.poses:
+            named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
+            degree = settings.sh_degree
+            twists.append(pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows))
+        gradients = [_plus(total, value) for total, value in zip(gradients, values, strict=True)]
+    poses = list(ranks.sum(torch.stack(twists))) if twists else []
+    observations = _observations(shared, v_probe[0] if v_probe else v_rows[:, :2], cameras)
+    return _Round(losses, found.pictures, gradients, found.others, observations, poses)
 
 
 def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], work: Work) -> _Findings:
@@ -240,6 +252,7 @@ def _together(one: _Round, other: _Round) -> _Round:
         [_plus(a, b) for a, b in zip(one.gradients, other.gradients, strict=True)],
         [_plus(a, b) for a, b in zip(one.others, other.others, strict=True)],
         one.observations + other.observations,
+        one.poses + other.poses,
     )
 
 

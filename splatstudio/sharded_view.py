@@ -31,7 +31,8 @@ CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
 class Shared:
     """What this rank's Gaussians look like to the cameras of all ranks, packed for the exchange."""
 
-    rows: Tensor  # [M, 10] what is visible, by camera; see COLUMNS
+    parts: tuple[Tensor, ...]  # for each camera what it sees, [M_c, 10]; see COLUMNS
+    rows: Tensor  # [M, 10] the parts, one behind the other
     probe: Tensor | None  # [M, 2] zeros that require a gradient
     radii: Tensor  # [M, 2] int32
     visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians
@@ -95,7 +96,7 @@ def project_for_all(
     kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
     all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
     probe = rows.new_zeros((len(rows), 2)).requires_grad_() if with_probe else None
-    return Shared(rows, probe, all_kept, tuple(visible), tuple(radii))
+    return Shared(tuple(packed), rows, probe, all_kept, tuple(visible), tuple(radii))
 
 
 def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Received:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,19 @@ from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.photo_queue import Batch, PhotoQueue
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
-from splatstudio.scene.images import PhotoLoader
+from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
+from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import gaussians_to_start_from
 from splatstudio.strategy import Change, Population, trainable
 from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.rebalance import rebalance
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
-LOOKAHEAD = 8  # photographs decoded ahead of their step
+MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
+ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
 FIXED_AT_START = (
     *("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random"),
@@ -58,6 +62,7 @@ class StepStats:
     sh_degree: int  # highest degree in use
     psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
     change: Change | None = None  # what the strategy changed; None: no rule was due
+    problem: str | None = None  # a sentence on what went wrong and was survived
 
 
 class Trainer:
@@ -65,10 +70,18 @@ class Trainer:
 
     A seed gives the same model bit for bit on the CPU, also when the training is saved and resumed. Other
     threads may read `live_gaussians` and call `update_setting` at any time.
+
+    With several `ranks` each has a Trainer with a share of the Gaussians, and calls what changes or saves it,
+    `train_step`, `save` and `update_setting`, as often and in the same order as the others.
     """
 
     def __init__(
-        self, scene: Scene, config: TrainConfig, *, device: torch.device | str | None = None
+        self,
+        scene: Scene,
+        config: TrainConfig,
+        *,
+        device: torch.device | str | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Initialise a model from `config.init`, else the scene's points, else at random between the cameras.
 
@@ -79,22 +92,30 @@ class Trainer:
         config = with_whole_init(config)
         generator = torch.Generator().manual_seed(config.seed)
         first = _first_gaussians(scene, config, generator)
+        first = first[ranks.share(len(first))]
         gaussians = trainable(first.to(fastest_device() if device is None else device))
-        self._prepare(scene, config, generator)
+        self._prepare(scene, config, generator, ranks)
         counts = self._strategy.new_counts(gaussians)
-        self._population = Population(gaussians, SplatAdam.zeros(gaussians), counts)
-        self._corrections = Corrections(config, scene, gaussians.device)
-        self._prefetch()
+        self._take(Population(gaussians, SplatAdam.zeros(gaussians), counts, ranks))
 
     @classmethod
-    def resume(cls, scene: Scene, checkpoint_dir: Path, **overrides: Any) -> Trainer:
+    def resume(
+        cls,
+        scene: Scene,
+        checkpoint_dir: Path,
+        *,
+        device: torch.device | str | None = None,
+        ranks: Ranks = ALONE,
+        **overrides: Any,
+    ) -> Trainer:
         """Return the training of a checkpoint, as if it had never stopped.
 
-        `overrides` are settings to change, by their dotted paths.
+        `overrides` are settings to change, by their dotted paths. On as many ranks as have saved it, each has
+        the rows that it had; otherwise they share them evenly.
         Raises ValueError when the checkpoint is damaged, belongs to another scene, or when an override cannot
         be changed any more.
         """
-        checkpoint = load_checkpoint(Path(checkpoint_dir))
+        checkpoint = load_share(Path(checkpoint_dir), ranks)
         config = checkpoint.config
         for path, value in overrides.items():
             new = changed(config, path, value)
@@ -112,18 +133,16 @@ class Trainer:
                 f"loaded with {_split(scene)}: test photographs would be trained on"
             )
         trainer = cls.__new__(cls)
-        trainer._prepare(scene, config, torch.Generator())
+        trainer._prepare(scene, config, torch.Generator(), ranks)
         trainer._generator.set_state(checkpoint.rng_state)
-        saved = checkpoint.population.to(fastest_device())
-        trainer._population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts)
-        trainer._corrections = Corrections(config, scene, saved.gaussians.device)
+        saved = checkpoint.population.to(fastest_device() if device is None else device)
+        trainer._take(Population(trainable(saved.gaussians), saved.optimizer, saved.counts, ranks))
         trainer._corrections.restore(checkpoint.corrections)
         trainer.step = checkpoint.step
-        trainer._draw_again(checkpoint.upcoming)
-        trainer._prefetch()
+        trainer._queue.draw_again(checkpoint.upcoming, config)
         return trainer
 
-    def _prepare(self, scene: Scene, config: TrainConfig, generator: torch.Generator) -> None:
+    def _prepare(self, scene: Scene, config: TrainConfig, generator: torch.Generator, ranks: Ranks) -> None:
         if not scene.train_indices:
             raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
         self.scene = scene
@@ -133,8 +152,14 @@ class Trainer:
         self._generator = generator
         self._extent = scene.extent * EXTENT_MARGIN
         self._strategy = make_strategy(config, extent=self._extent, generator=generator)
-        self._upcoming: deque[int] = deque()
-        self._loader = PhotoLoader(scene)
+        self.ranks = ranks
+        self._queue = PhotoQueue(scene, generator, ranks)
+        self._fault = Fault.from_environment()
+
+    def _take(self, population: Population) -> None:
+        self._population = population
+        self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
+        self.num_gaussians = population.num_all()  # of all ranks
 
     @property
     def gaussians(self) -> Gaussians:
@@ -174,7 +199,6 @@ class Trainer:
         config, index = self.config, self.step
         strategy = self._strategy
         strategy.follow(config)
-        shots = self._next_shots(config)
         plan = DescentPlan(
             options=self._options_at(index, config),
             rates=learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps),
@@ -183,55 +207,93 @@ class Trainer:
             regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
             poses=self._corrections.refines_poses(index, config),
         )
-        descent = self._descend(shots, plan)
-        poses = tuple(zip((shot.index for shot in shots), descent.poses, strict=False))
+        batch, shot, descent, problem = self._descend_on_next(plan)
+        poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
-        if not len(self._population) > 0:
+        if change is not None:
+            rebalance(self._population)
+            self.num_gaussians = self._population.num_all()
+        if not self.num_gaussians > 0:
             raise TrainingDiverged(
                 f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
         self.step, self.whole = index + 1, True
-        shot = shots[0]
         picture = self._corrections.picture(shot, descent.pictures[0])
         return StepStats(
             step=self.step,
-            loss=descent.losses[0],
-            num_gaussians=len(self._population),
+            loss=sum(descent.losses) / len(descent.losses),
+            num_gaussians=self.num_gaussians,
             seconds=time.perf_counter() - started,
             view=shot.name,
             sh_degree=_sh_degree_at(index, config),
             change=change,
             psnr=psnr(picture, shot.target, shot.mask) if self.step % PSNR_EVERY == 0 else None,
+            problem=problem,
         )
 
-    def _descend(self, shots: list[Shot], plan: DescentPlan) -> Descent:
+    def _descend_on_next(self, plan: DescentPlan) -> tuple[Batch, Shot, Descent, str | None]:
+        """Make a step on the next photographs that there is memory for, and say what had to be left out.
+
+        Returns the photographs and the first shot of this rank.
+        """
+        problem = None
+        for _ in range(MOST_LEFT_OUT):
+            batch = self._queue.next(self.config)
+            rounds = self._shots_of(batch)
+            try:
+                return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
+            except OutOfMemory as error:
+                short = error.ranks
+            problem = self._lower_limit(short)
+        raise MemoryError(f"there is no memory for a step, {MOST_LEFT_OUT} times in a row: {problem}")
+
+    def _descend(self, batch: Batch, rounds: list[list[Shot]], plan: DescentPlan) -> Descent:
         def before_change() -> None:
             self.whole = False
 
-        (shot,) = shots
+        ranks, others = self.ranks, self._corrections.begin(batch.indices)
         population = self._population
+        model = (population.gaussians, population.optimizer)
         try:
-            return descend(
-                population.gaussians,
-                population.optimizer,
-                shot,
-                self._loss_of,
-                plan,
-                others=self._corrections.begin([shot.index]),
-                before_change=before_change,
+            if len(batch.indices) > 1:
+                work = Work(self._loss_of, plan, others)
+                return descend_together(ranks, *model, rounds, work, before_change=before_change)
+            ((shot,),) = rounds
+            descent = unless_out_of_memory(
+                lambda: descend(*model, shot, self._loss_of, plan, others=others, before_change=before_change)
             )
         except LossNotFinite as error:
+            name = self.scene.views[batch.indices[error.number]].name
+            rank = f" (rank {error.rank})" if ranks.num_ranks > 1 else ""
             raise TrainingDiverged(
-                f"the loss became {error.loss} at step {self.step + 1}, on {error.shot.name}: go on from the"
+                f"the loss became {error.loss} at step {self.step + 1}, on {name}{rank}: go on from the"
                 " last checkpoint with smaller learning rates"
             ) from error
+        if descent is None:
+            if not self.whole:
+                raise MemoryError("there was no memory to finish a step: the model is torn")
+            raise OutOfMemory([0])
+        return descent
+
+    def _lower_limit(self, short: Sequence[int]) -> str:
+        """Let no more Gaussians be born than there is room for; return what to tell the user."""
+        limit = self.config.densify.max_gaussians
+        limit = max(1, min(limit, int(self.num_gaussians * ROOM_LEFT)))
+        self.config = changed(self.config, "densify.max_gaussians", limit)
+        where = "" if self.ranks.num_ranks == 1 else f" on rank {', '.join(map(str, short))}"
+        return (
+            f"Memory ran out{where} with {self.num_gaussians:,} Gaussians: the photographs of a step were"
+            f" left out, and none are added above {limit:,} from now on."
+        )
 
     def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
         rgb = self._corrections.shown(shot, drawing)
         loss = photometric(rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
         penalty = self._corrections.penalty(shot, self.config)
+        if self._fault is not None:
+            loss = loss * self._fault.strike(self.step + 1, self.ranks.rank)
         return loss if penalty is None else loss + penalty
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
@@ -262,7 +324,7 @@ class Trainer:
             scene_path=Path(self.scene.path).resolve(),
             scene_transform=self.scene.transform,
             rng_state=self._generator.get_state(),
-            upcoming=tuple(self.scene.views[index].name for index in self._upcoming),
+            upcoming=self._queue.upcoming,
             corrections=self._corrections.save(),
         )
 

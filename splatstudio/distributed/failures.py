@@ -44,36 +44,39 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fault:
     """A failure that a test asks for, on a rank in a step."""
 
     kind: str  # "oom" or "nan"
-    steps: range  # 1 is the first
+    step: int  # 1 is the first
     rank: int
+    times: int  # how often it is yet to happen
 
     @classmethod
     def from_environment(cls) -> Fault | None:
-        """Return the fault that SPLATSTUDIO_FAULT asks for, as "oom@step=3,rank=1" or "nan@step=3-5,rank=0".
+        """Return the fault that SPLATSTUDIO_FAULT asks for, as "oom@step=3,rank=1" or "nan@step=3,rank=0".
 
-        None without it; ValueError where it makes no sense.
+        With ",times=2" it happens again when the step is repeated. None without the variable; ValueError
+        where it makes no sense.
         """
         text = os.environ.get(FAULT_VARIABLE, "")
         if not text:
             return None
-        match = re.fullmatch(r"(oom|nan)@step=(\d+)(?:-(\d+))?,rank=(\d+)", text)
+        match = re.fullmatch(r"(oom|nan)@step=(\d+),rank=(\d+)(?:,times=(\d+))?", text)
         if match is None:
-            raise ValueError(f"{FAULT_VARIABLE} is {text!r}, but must be like oom@step=3,rank=1 or nan@...")
-        kind, first, last, rank = match.groups()
-        return cls(kind, range(int(first), int(last or first) + 1), int(rank))
+            raise ValueError(f"{FAULT_VARIABLE} is {text!r}, but must be like oom@step=3,rank=1")
+        kind, step, rank, times = match.groups()
+        return cls(kind, int(step), int(rank), int(times or 1))
 
     def strike(self, step: int, rank: int) -> float:
         """Return what a loss of `step` on `rank` is multiplied with: 1, or NaN where that is the fault.
 
         Raises torch.OutOfMemoryError where that is.
         """
-        if step not in self.steps or rank != self.rank:
+        if (step, rank) != (self.step, self.rank) or self.times < 1:
             return 1.0
+        self.times -= 1
         if self.kind == "oom":
             raise torch.OutOfMemoryError(f"out of memory, as {FAULT_VARIABLE} asks for")
         return float("nan")

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from splatstudio import ops
 from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.ops_training import count_seen
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
-from splatstudio.strategy.population import Population, edit
+from splatstudio.strategy.population import Population, edit, largest
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
 
@@ -99,9 +100,12 @@ class DefaultStrategy:
 
     def _densify(self, population: Population, step: int) -> Change:
         gaussians, counts = population.gaussians.detach(), population.counts
-        clone, split, capped = self._to_grow(gaussians, counts, step)
+        ranks = population.ranks
+        clone, split, capped = self._to_grow(population, step)
         clones, halves = clone.nonzero().squeeze(1), split.nonzero().squeeze(1).repeat(2)
-        born = concatenated([gaussians[clones], _halves(gaussians[halves], self.generator)])
+        born = concatenated(
+            [gaussians[clones], _halves(gaussians[halves], self._generator_of_rows(ranks, step))]
+        )
         parents = torch.cat([clones, halves])
         keep = ~split & ~self._to_prune(gaussians, counts["radius2d"], step)
         viable = ~self._to_prune(born, counts["radius2d"][parents], step)
@@ -112,12 +116,20 @@ class DefaultStrategy:
         edit(population, keep=keep, newborn=born, parents=parents)
         for count in population.counts.values():
             count.zero_()
-        return Change(cloned=len(clones), split=len(halves) // 2, pruned=num_removed, capped=capped)
+        numbers = torch.tensor([len(clones), len(halves) // 2, num_removed], device="cpu")
+        cloned, split_up, pruned = ranks.sum(numbers).tolist()
+        return Change(cloned=cloned, split=split_up, pruned=pruned, capped=capped)
 
-    def _to_grow(
-        self, gaussians: Gaussians, counts: dict[str, Tensor], step: int
-    ) -> tuple[Tensor, Tensor, int]:
-        config = self.config
+    def _generator_of_rows(self, ranks: Ranks, step: int) -> torch.Generator:
+        if ranks.num_ranks == 1:
+            return self.generator
+        seed = int(torch.randint(2**31, (1,), generator=self.generator))  # the same on all ranks
+        return ranks.generator(seed, step)
+
+    def _to_grow(self, population: Population, step: int) -> tuple[Tensor, Tensor, int]:
+        """Return who is cloned and who is split, [N] bool each, and how many more would have been."""
+        config, ranks = self.config, population.ranks
+        gaussians, counts = population.gaussians.detach(), population.counts
         gradient = counts["grad2d"] / counts["visible"].clamp_min(1)
         high = gradient > config.grow_grad
         small = gaussians.scales.amax(dim=1).exp() <= config.grow_scale3d * self.extent
@@ -125,13 +137,12 @@ class DefaultStrategy:
         if step < config.stop_scale2d_step:
             split |= (counts["radius2d"] > config.grow_scale2d) & ~clone
         grow = clone | split
-        room = max(config.max_gaussians - len(gaussians), 0)
-        capped = max(int(grow.sum()) - room, 0)
+        room = max(config.max_gaussians - population.num_all(), 0)
+        capped = max(int(ranks.sum(grow.sum().cpu())) - room, 0)
         if capped:
-            # The largest gradients grow first; ties go to the lower index, so that runs repeat.
-            order = torch.where(grow, gradient, -torch.ones_like(gradient)).sort(descending=True, stable=True)
+            # The largest gradients of all ranks grow first; ties go to the lower index, so that runs repeat.
             chosen = torch.zeros_like(grow)
-            chosen[order.indices[:room]] = True
+            chosen[grow] = largest(ranks, gradient[grow], room)
             clone, split = clone & chosen, split & chosen
         return clone, split, capped
 

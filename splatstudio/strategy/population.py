@@ -47,6 +47,19 @@ class Population:
         )
 
 
+def largest(ranks: Ranks, values: Tensor, num: int) -> Tensor:
+    """Return which of `values` [n] are among the `num` largest of all ranks, [n] bool.
+
+    Of equal ones the first count, rank 0's before rank 1's. Called by all ranks with the same `num`.
+    """
+    parts = ranks.gather(values)
+    order = torch.cat(parts).sort(descending=True, stable=True).indices
+    first = sum(len(part) for part in parts[: ranks.rank])
+    chosen = torch.zeros(len(order), dtype=torch.bool, device=values.device)
+    chosen[order[:num]] = True
+    return chosen[first : first + len(values)]
+
+
 @torch.no_grad()
 def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: Tensor) -> None:
     """Drop the rows outside `keep` and add `newborn` behind the rest.

@@ -83,9 +83,12 @@ class CheckpointSaver:
         """Wait for the save under way and end the thread."""
         self._pool.shutdown(wait=True)
 
+    def _save(self, checkpoint: Checkpoint) -> Path:
+        return save_checkpoint(self._run_dir, checkpoint)
+
     def _write(self, checkpoint: Checkpoint) -> SaveResult:
         try:
-            path = save_checkpoint(self._run_dir, checkpoint)
+            path = self._save(checkpoint)
         except OSError as error:
             return SaveResult(checkpoint.step, None, error, checkpoint.autosave)
         try:

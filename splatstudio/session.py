@@ -10,6 +10,7 @@ from pathlib import Path
 from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.evaluate import Against, Evaluation, evaluate, write_evaluation
+from splatstudio.gaussians import Gaussians
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
@@ -48,8 +49,19 @@ class Session:
     never lost. A session holds the lock of its run folder until `close`.
     """
 
-    def __init__(self, trainer: Trainer, run: Run, *, clock: Callable[[], float] = time.monotonic):
-        """Take the run's lock; ValueError, naming the holder, when the run is being trained already."""
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: Run,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        saver: CheckpointSaver | None = None,
+        whole_model: Callable[[], Gaussians] | None = None,
+    ):
+        """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
+
+        Where the trainer has a part of the model alone, `saver` and `whole_model` know the others.
+        """
         self._clock = clock
         self.trainer = trainer
         # Called after each image of an evaluation; it may raise EvaluationAbandoned.
@@ -59,7 +71,8 @@ class Session:
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
-        self._saver = CheckpointSaver(run.path)
+        self._saver = CheckpointSaver(run.path) if saver is None else saver
+        self._whole_model = (lambda: trainer.gaussians) if whole_model is None else whole_model
         self._started = time.monotonic()
         self._saving_since = clock()  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
@@ -149,7 +162,7 @@ class Session:
         self._evaluating = True
         try:
             evaluation = evaluate(
-                trainer.gaussians,
+                self._whole_model(),
                 trainer.scene,
                 options=trainer.display_options,
                 on_image=lambda *_: self.breathe(),

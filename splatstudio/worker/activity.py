@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from splatstudio.distributed import ALONE, Ranks
 from splatstudio.model import Model
+from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import Command, Event
 
 
@@ -23,29 +26,24 @@ class Desk:
     # obeyed there are; it raises EvaluationAbandoned where one cannot wait.
     breathe: Callable[[], None]
     rank: int = 0
+    # The processes that do this job together; known when there is something to do.
+    ranks: Callable[[], Ranks] = lambda: ALONE
+    # Rank 0's way to tell the others what all do next; where there are no others, it does nothing.
+    tell: Callable[[Turn, bytes], None] = lambda turn, body: None
     # Called before what may take much longer than a step: a checkpoint on a slow disk.
     saving: Callable[[], None] = lambda: None
 
 
-class Activity(Protocol):
-    """Something with steps, orders about it, and an end. All is called on the worker's main thread."""
+class Part(Protocol):
+    """What every rank does of a job: steps, orders, an end. All is called on the process's main thread."""
 
     def begin(self) -> None:
         """Do what comes before the first order."""
         ...
 
     @property
-    def running(self) -> bool:
-        """Say whether there is a next step."""
-        ...
-
-    @property
     def step(self) -> int:
         """Return the number of steps done."""
-        ...
-
-    def model_copy(self) -> Model | None:
-        """Return the model as it is now, for a task beside the steps; None while there is none."""
         ...
 
     def execute(self, command: Command) -> None:
@@ -56,12 +54,37 @@ class Activity(Protocol):
         """Do the next step."""
         ...
 
-    def idle(self) -> None:
-        """Look after what goes on in the background; called now and then while there is no step to do."""
-        ...
-
     def close(self) -> None:
         """Save what is unsaved and let everything go."""
+        ...
+
+
+class SharedPart(Part, Protocol):
+    """What a rank other than 0 does: it follows."""
+
+    def take_part(self, turn: Turn, body: bytes) -> None:
+        """Do this rank's part of what rank 0 told all of them."""
+        ...
+
+
+class Activity(Part, Protocol):
+    """What rank 0, often the only one, does: it also decides and answers."""
+
+    @property
+    def running(self) -> bool:
+        """Say whether there is a next step."""
+        ...
+
+    def model_copy(self) -> Model | None:
+        """Return the model as it is now, for a task beside the steps; None while there is none."""
+        ...
+
+    def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
+        """Return what each of `looks` shows of a model that lies on several ranks."""
+        ...
+
+    def idle(self) -> None:
+        """Look after what goes on in the background; called now and then while there is no step to do."""
         ...
 
     def rescue(self, error: Exception) -> None:

@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.rendering import fastest_device
 from splatstudio.worker import messages
 from splatstudio.worker.messages import Command
 
@@ -30,6 +33,10 @@ class Turn(IntEnum):
     STEP = 1
     ORDER = 2
     LEAVE = 3
+    COPY = 4  # the model goes to rank 0
+    LOOK = 5  # what some cameras see of the model goes to rank 0
+    SAVE = 6  # each rank writes its part of a checkpoint
+    REPORT = 7  # the figures of all ranks go to rank 0
 
 
 class ControlGroup:
@@ -43,30 +50,44 @@ class ControlGroup:
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup), "every rank is a member"
         self._group = group
+        self._ranks = ProcessRanks(_rows_group(), dist.group.WORLD)
         self._header = torch.zeros(4, dtype=torch.int64)
 
-    def lead(self, turn: Turn, step: int, order: Command | None = None) -> None:
-        """Tell the other ranks what comes next, after `step` steps; for rank 0."""
-        body = b"" if order is None else encoded(order)
+    @property
+    def ranks(self) -> Ranks:
+        """Return the same processes as the training sees them."""
+        return self._ranks
+
+    def lead(self, turn: Turn, step: int, body: bytes = b"") -> None:
+        """Tell the other ranks what comes next, after `step` steps, as `body` says; for rank 0."""
         self._header[:] = torch.tensor([int(turn), step, len(body), 0])
         dist.broadcast(self._header, 0, group=self._group)
         if body:
             dist.broadcast(torch.frombuffer(bytearray(body), dtype=torch.uint8), 0, group=self._group)
 
-    def follow(self, step: int) -> tuple[Turn, Command | None]:
-        """Wait for rank 0's word, after `step` steps, and return it; for the other ranks."""
+    def follow(self, step: int) -> tuple[Turn, bytes]:
+        """Wait for rank 0's word, after `step` steps, and return it with its body; for the other ranks."""
         dist.broadcast(self._header, 0, group=self._group)
         turn, their_step, length, _ = self._header.tolist()
         assert their_step == step, f"rank 0 is at step {their_step}, this rank at step {step}"
         if not length:
-            return Turn(turn), None
+            return Turn(turn), b""
         body = torch.zeros(length, dtype=torch.uint8)
         dist.broadcast(body, 0, group=self._group)
-        return Turn(turn), decoded(body.numpy().tobytes())
+        return Turn(turn), body.numpy().tobytes()
 
     def close(self) -> None:
         """Leave the group; the ranks need not do so at the same time."""
         dist.destroy_process_group()
+
+
+def _rows_group() -> dist.ProcessGroup | None:
+    """Return the group that carries rows between GPUs; None: the default one, of gloo, does."""
+    if fastest_device().type != "cuda":
+        return None
+    rows = dist.new_group(backend="nccl", device_id=fastest_device())
+    assert isinstance(rows, dist.ProcessGroup), "every rank is a member"
+    return rows
 
 
 def encoded(order: Command) -> bytes:

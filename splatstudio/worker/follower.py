@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from splatstudio.worker.activity import Activity, Desk
-from splatstudio.worker.control import ControlGroup, Turn
+from splatstudio.distributed import Ranks
+from splatstudio.worker.activity import Desk, SharedPart
+from splatstudio.worker.control import ControlGroup, Turn, decoded
 from splatstudio.worker.group import Place
 from splatstudio.worker.heartbeat import Phase, Pulse
 from splatstudio.worker.messages import Command, Job, Start
@@ -14,12 +15,16 @@ from splatstudio.worker.messages import Command, Job, Start
 class Follower:
     """The main thread of a rank other than 0: the same activity, without a studio to talk to."""
 
-    def __init__(self, place: Place, job: Job, pulse: Pulse, make_activity: Callable[[Job, Desk], Activity]):
+    def __init__(
+        self, place: Place, job: Job, pulse: Pulse, make_activity: Callable[[Job, Desk], SharedPart]
+    ):
         self._place = place
         self._pulse = pulse
-        desk = Desk(lambda _: None, lambda _: None, lambda _: None, self._breathe, place.rank)
-        self._activity = make_activity(job, desk)
-        self._phase = Phase.STARTING
+        self._control: ControlGroup | None = None
+        desk = Desk(
+            lambda _: None, lambda _: None, lambda _: None, lambda: None, place.rank, ranks=self._ranks
+        )
+        self._activity: SharedPart = make_activity(job, desk)
 
     @property
     def step(self) -> int:
@@ -31,22 +36,25 @@ class Follower:
 
     def run(self) -> None:
         """Follow rank 0 until it says to leave."""
-        control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
+        control = self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
         self._enter(Phase.LOADING)
         self._activity.begin()
         while True:
-            turn, order = control.follow(self.step)
+            # Rank 0 may be at something long that is its own: this rank waits, it does not hang.
+            self._enter(Phase.WAITING)
+            turn, body = control.follow(self.step)
             if turn == Turn.LEAVE:
                 break
             if turn == Turn.STEP:
                 self._enter(Phase.TRAINING)
                 self._activity.advance()
             elif turn == Turn.ORDER:
-                assert order is not None
+                order = decoded(body)
                 self._enter(Phase.LOADING if isinstance(order, Start) else Phase.OBEYING)
                 self._activity.execute(order)
-            else:
-                self._enter(Phase.WAITING)
+            elif turn != Turn.IDLE:
+                self._enter(Phase.OBEYING)
+                self._activity.take_part(turn, body)
         self._activity.close()
 
     def rescue(self, error: Exception) -> None:
@@ -56,8 +64,8 @@ class Follower:
         """Do nothing: there is nobody to tell."""
 
     def _enter(self, phase: Phase) -> None:
-        self._phase = phase
         self._pulse.move(phase, self.step)
 
-    def _breathe(self) -> None:
-        self._enter(self._phase)
+    def _ranks(self) -> Ranks:
+        assert self._control is not None, "the ranks have not met"
+        return self._control.ranks

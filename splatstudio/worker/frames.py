@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,8 +20,9 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import Event, Frame, SetView, Warned
-from splatstudio.worker.painter import Painter
+from splatstudio.worker.painter import Painter, drawn_from
 
 log = logging.getLogger("splatstudio.worker")
 
@@ -42,12 +43,25 @@ class FrameRenderer:
     While `training()` holds, frames are rendered by half of the threads: they shall slow a step, not stop it.
     """
 
-    def __init__(self, slots: FrameSlots, send: Callable[[Event], None], training: Callable[[], bool]):
+    def __init__(
+        self,
+        slots: FrameSlots,
+        send: Callable[[Event], None],
+        training: Callable[[], bool],
+        fetch: Callable[[], None] | None = None,
+    ):
+        """Wait for a model and for somebody who looks.
+
+        `fetch`: the model is spread over several processes. It is called, on any thread, when somebody looks;
+        what `take_wanted` returns then is to be gathered and given to `show`.
+        """
         self._slots = slots
         self._send = send
         self._training = training
         self._model: ShownModel | None = None
         self._wanted: OrderedDict[int, SetView] = OrderedDict()
+        self._fetch = fetch
+        self._fetched: deque[tuple[SetView, ShownModel]] = deque()
         self._painter = Painter()
         self._free = set(range(slots.file.num_slots))
         self._changed = threading.Condition()
@@ -68,6 +82,26 @@ class FrameRenderer:
             # An update keeps the view's place in the queue: a view that moves does not starve.
             self._wanted[wanted.view] = wanted
             self._changed.notify_all()
+        if self._fetch is not None:
+            self._fetch()
+
+    def take_wanted(self) -> list[tuple[SetView, Look]]:
+        """Return the requests that can be drawn next, and what each looks at; they wait no more."""
+        with self._changed:
+            if self._model is None:
+                return []
+            taken: list[tuple[SetView, Look]] = []
+            while self._wanted and len(self._fetched) + len(taken) < len(self._free):
+                _, wanted = self._wanted.popitem(last=False)
+                camera = drawn_from(wanted.camera, wanted.options, self._model.scene)
+                taken.append((wanted, Look(camera, wanted.options)))
+            return taken
+
+    def show(self, wanted: SetView, model: ShownModel) -> None:
+        """Draw what was gathered for a request of `take_wanted`."""
+        with self._changed:
+            self._fetched.append((wanted, model))
+            self._changed.notify_all()
 
     def drop(self, view: int) -> None:
         """Forget a view."""
@@ -79,6 +113,9 @@ class FrameRenderer:
         with self._changed:
             self._free.add(slot)
             self._changed.notify_all()
+            waiting = bool(self._wanted)
+        if self._fetch is not None and waiting:
+            self._fetch()
 
     def close(self) -> None:
         """End the thread after the frame in progress."""
@@ -91,13 +128,11 @@ class FrameRenderer:
         torch.set_grad_enabled(False)  # holds for this thread alone
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or (self._wanted and self._free and self._model))
+                self._changed.wait_for(lambda: self._closed or (self._free and self._is_drawable()))
                 if self._closed:
                     return
-                _, wanted = self._wanted.popitem(last=False)
+                wanted, model = self._next()
                 slot = self._free.pop()
-                model = self._model
-            assert model is not None
             threads = ops.num_threads()
             try:
                 with ops.limited_threads(max(1, threads // 2) if self._training() else threads):
@@ -108,6 +143,15 @@ class FrameRenderer:
                 self._tell(error)
                 continue
             self._send(frame)
+
+    def _is_drawable(self) -> bool:
+        return bool(self._fetched if self._fetch is not None else self._wanted and self._model)
+
+    def _next(self) -> tuple[SetView, ShownModel]:
+        if self._fetch is not None:
+            return self._fetched.popleft()
+        assert self._model is not None
+        return self._wanted.popitem(last=False)[1], self._model
 
     def _tell(self, error: Exception) -> None:
         log.exception("a view could not be drawn")

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from splatstudio.rank_devices import RankDevices
 from splatstudio.worker.blame import RankEnd, read_report
 from splatstudio.worker.channel import FrameSlots, SlotsFile
 from splatstudio.worker.heartbeat import Heartbeats, Silence
@@ -34,6 +35,7 @@ class Place:
     folder: Path
     heartbeats: Heartbeats
     log_path: Path
+    devices: RankDevices | None = None  # None: the fastest that there is, with all cores
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,15 @@ def process_context() -> BaseContext:
 class RankGroup:
     """The processes of the ranks, their heartbeats, and rank 0's wires. Nothing runs before `start`."""
 
-    def __init__(self, main: RankMain, job: Job, num_ranks: int, log_path: Path, activity: Any):
+    def __init__(
+        self,
+        main: RankMain,
+        job: Job,
+        num_ranks: int,
+        log_path: Path,
+        activity: Any,
+        devices: RankDevices | None = None,
+    ):
         context = process_context()
         self.num_ranks = num_ranks
         self.slots = FrameSlots.create()
@@ -71,7 +81,7 @@ class RankGroup:
         self._ended_by_us: set[int] = set()
         self._processes: list[BaseProcess] = []
         for rank in range(num_ranks):
-            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path)
+            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path, devices)
             studio = Studio(self._child_end, self.slots.file) if rank == 0 else None
             # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
             self._processes.append(

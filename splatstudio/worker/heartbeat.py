@@ -122,9 +122,11 @@ class SilenceWatch:
         """
         # A studio that was stopped itself, or a machine that slept, must not blame the ranks for it.
         elapsed = min(elapsed, 1.0)
-        for rank, last in enumerate(self._last):
-            beat = self._last[rank] = self._heartbeats.read(rank)
-            expected = beat.phase != Phase.WAITING or order_waits
+        before = self._last
+        self._last = [self._heartbeats.read(rank) for rank in range(len(before))]
+        # A rank that waits for rank 0 is needed as soon as that one goes on.
+        expected = order_waits or any(beat.phase != Phase.WAITING for beat in self._last)
+        for rank, (last, beat) in enumerate(zip(before, self._last, strict=True)):
             if beat.alive != last.alive:
                 self._frozen_for[rank] = 0.0
             elif expected:

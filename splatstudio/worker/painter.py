@@ -57,7 +57,7 @@ class Painter:
             gaussians = scaled(gaussians, wanted.splat_scale)
         else:
             notice = f"Splats cannot be drawn {wanted.splat_scale} times as large; choose a number above 0."
-        options = _asked_for(options, wanted)
+        options = asked_for(options, wanted)
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice
         try:
@@ -90,7 +90,17 @@ class Painter:
         return kept
 
 
-def _asked_for(options: RenderOptions, wanted: ViewOptions) -> RenderOptions:
+def drawn_from(camera: Camera, wanted: ViewOptions, scene: Scene | None) -> Camera:
+    """Return the camera that a view is drawn from: a comparison stands where its photograph was taken."""
+    if wanted.mode != "error" or scene is None or wanted.photo is None:
+        return camera
+    if not 0 <= wanted.photo < len(scene.views):
+        return camera
+    return camera_at_photo(camera, scene.views[wanted.photo].camera)
+
+
+def asked_for(options: RenderOptions, wanted: ViewOptions) -> RenderOptions:
+    """Return the options of a model with what a view asks for in place of its own."""
     return replace(
         options,
         background=wanted.background,

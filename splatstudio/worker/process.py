@@ -17,12 +17,15 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
+from splatstudio.distributed import ALONE, Ranks
+from splatstudio.rank_devices import settle_device
 from splatstudio.session import EvaluationAbandoned
-from splatstudio.worker.activity import Activity, Desk
+from splatstudio.worker.activity import Activity, Desk, SharedPart
 from splatstudio.worker.blame import write_report
 from splatstudio.worker.channel import FrameSlots, Outbox
-from splatstudio.worker.control import ControlGroup, Turn
+from splatstudio.worker.control import ControlGroup, Turn, encoded
 from splatstudio.worker.follower import Follower
 from splatstudio.worker.frames import FrameRenderer
 from splatstudio.worker.group import Place, Studio
@@ -48,6 +51,7 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.training import Training
+from splatstudio.worker.training_part import TrainingPart
 from splatstudio.worker.viewing import Viewing
 
 TRAINING_NICENESS = 5
@@ -56,11 +60,14 @@ IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
 
 log = logging.getLogger("splatstudio.worker")
 
-MakeActivity = Callable[[Job, Desk], Activity]
+MakeActivity = Callable[[Job, Desk], Any]  # an Activity for rank 0, a SharedPart for the others
 
 
-def activity_of(job: Job, desk: Desk) -> Activity:
-    """Return what a worker does of a job."""
+def activity_of(job: Job, desk: Desk) -> Activity | SharedPart:
+    """Return what a rank does of a job."""
+    if desk.rank > 0:
+        assert isinstance(job, TrainJob), "one process shows a finished model"
+        return TrainingPart(job, desk)
     return Training(job, desk) if isinstance(job, TrainJob) else Viewing(job, desk)
 
 
@@ -71,6 +78,8 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), job)
+    if place.devices is not None:
+        settle_device(place.devices.gpus[place.rank], place.devices.num_threads)
     pulse = Pulse(place.heartbeats, place.rank)
     if studio is None:
         rank: Worker | Follower = Follower(place, job, pulse, make_activity)
@@ -100,6 +109,10 @@ class _ThreadError(Command):
         self.error = error
 
 
+class _Look(Command):
+    """Somebody looks at a model that is spread over the ranks."""
+
+
 class Worker:
     """The main thread of rank 0: one training or one finished model, and the orders about it."""
 
@@ -110,13 +123,23 @@ class Worker:
         self._mailbox = Mailbox()
         self._outbox = Outbox(studio.connection, "events")
         slots = FrameSlots.attach(studio.slots_file)
-        self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running)
+        fetch = self._want_looks if place.num_ranks > 1 else None
+        self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running, fetch)
+        self._looks_wanted = False
         _yield_to_others()
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._control: ControlGroup | None = None
         self._phase = Phase.STARTING
-        desk = Desk(self.emit, self._frames.publish, self._log_into, self._breathe, saving=self._begin_saving)
-        self._activity = make_activity(job, desk)
+        desk = Desk(
+            self.emit,
+            self._frames.publish,
+            self._log_into,
+            self._breathe,
+            ranks=self._ranks,
+            tell=self._tell_ranks,
+            saving=self._begin_saving,
+        )
+        self._activity: Activity = make_activity(job, desk)
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
 
     @property
@@ -150,15 +173,17 @@ class Worker:
                 raise command.error
             if isinstance(command, Close):
                 break
-            if command is None:
+            if isinstance(command, _Look):
+                self._serve_looks()
+            elif command is None:
                 self._tell_ranks(Turn.STEP)
                 self._enter(Phase.TRAINING)
                 self._activity.advance()
             else:
                 self._obey(command)
-        self._tell_ranks(Turn.LEAVE)
         self._enter(Phase.OBEYING)
         self._activity.close()
+        self._tell_ranks(Turn.LEAVE)
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker."""
@@ -176,9 +201,12 @@ class Worker:
         self._phase = phase
         self._pulse.move(phase, self.step)
 
-    def _tell_ranks(self, turn: Turn, order: Command | None = None) -> None:
+    def _ranks(self) -> Ranks:
+        return ALONE if self._control is None else self._control.ranks
+
+    def _tell_ranks(self, turn: Turn, body: bytes = b"") -> None:
         if self._control is not None:
-            self._control.lead(turn, self.step, order)
+            self._control.lead(turn, self.step, body)
 
     def _obey(self, command: Command) -> None:
         self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
@@ -186,9 +214,25 @@ class Worker:
         if isinstance(command, JobCommand):
             self._jobs.start(command, self._activity.model_copy)
         else:
-            self._tell_ranks(Turn.ORDER, command)
+            self._tell_ranks(Turn.ORDER, encoded(command) if self._control is not None else b"")
             self._activity.execute(command)
         self.emit(Receipt(command.number, done=True))
+
+    def _want_looks(self) -> None:
+        """Let the main thread serve those who look, after the step in progress; called on any thread."""
+        if not self._looks_wanted:
+            self._looks_wanted = True
+            self.post(_Look())
+
+    def _serve_looks(self) -> None:
+        """Gather from all ranks what is looked at; the frames' thread draws it."""
+        self._looks_wanted = False  # before the requests are taken: none is forgotten
+        taken = self._frames.take_wanted()
+        if not taken:
+            return
+        models = self._activity.seen_by([look for _, look in taken])
+        for (wanted, _), model in zip(taken, models, strict=True):
+            self._frames.show(wanted, model)
 
     def _breathe(self) -> None:
         """Obey what came during a long task of the main thread, or break that off for what cannot wait."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.rank_devices import RankDevices
 from splatstudio.worker.blame import Cause, blame
 from splatstudio.worker.channel import Outbox
 from splatstudio.worker.group import RankGroup, RankMain
@@ -52,6 +53,7 @@ class Plan:
     activity: Any
     num_ranks: int = 1
     limits: Limits = field(default_factory=Limits)
+    devices: RankDevices | None = None  # one a rank; None: the fastest that there is
 
 
 class Listener(Protocol):
@@ -137,7 +139,7 @@ class Supervisor:
 
     def _new_group(self) -> RankGroup:
         plan = self._plan
-        return RankGroup(plan.main, self.job, plan.num_ranks, self._log_path(), plan.activity)
+        return RankGroup(plan.main, self.job, plan.num_ranks, self._log_path(), plan.activity, plan.devices)
 
     def _run(self) -> None:
         while True:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from splatstudio.config import FREE_ON_RESUME
 from splatstudio.model import Model
 from splatstudio.run import Run
-from splatstudio.scene import load_training_scene
 from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
+from splatstudio.worker.crew import Leader
 from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
     Command,
     Evaluate,
@@ -43,6 +43,7 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.progress import ProgressTeller
 from splatstudio.worker.receipts import PausesAt
 from splatstudio.worker.reports import checkpoint_step
+from splatstudio.worker.trainers import trainer_of
 
 log = logging.getLogger("splatstudio.worker")
 
@@ -55,6 +56,7 @@ class Training:
         self._desk = desk
         self._emit = desk.emit
         self._session: Session | None = None
+        self._leader: Leader | None = None  # with the session
         self._state: State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
         self._progress = ProgressTeller(desk.emit)
@@ -75,10 +77,17 @@ class Training:
 
     def model_copy(self) -> Model | None:
         """Return the model as it is now, which no later step changes; None before the start."""
-        if self._session is None:
+        if self._session is None or self._leader is None:
             return None
-        model = self._model(self._session.trainer)
-        return replace(model, gaussians=model.gaussians.detach().map(Tensor.clone))
+        gaussians = self._leader.whole_model().detach()
+        if gaussians.means.data_ptr() == self._session.trainer.live_gaussians.means.data_ptr():
+            gaussians = gaussians.map(Tensor.clone)
+        return replace(self._model(self._session.trainer), gaussians=gaussians)
+
+    def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
+        """Return what each of `looks` shows of the model, of which each rank has a part."""
+        assert self._leader is not None, "nothing was published to look at"
+        return self._leader.seen_by(looks)
 
     def execute(self, command: Command) -> None:
         """Carry out one order; what cannot be done now is answered with a Warned."""
@@ -93,6 +102,9 @@ class Training:
         """Train one step and tell what came of it."""
         assert self._session is not None and self.running
         advance = self._session.advance()
+        assert self._leader is not None
+        if (report := self._leader.after_step(advance.stats.seconds)) is not None:
+            self._emit(report)
         self._show(self._session)
         self._report(self._session, advance)
         if self._session.finished:
@@ -144,19 +156,13 @@ class Training:
             return
         self._change_state("loading")
         job = self._job
-        scene = load_training_scene(job.scene_path, job.config)
-        if job.checkpoint is not None:
-            trainer = Trainer.resume(
-                scene, job.checkpoint, **{name: getattr(job.config, name) for name in FREE_ON_RESUME}
-            )
-            run = Run.open(job.run_dir)
-        else:
-            trainer = Trainer(scene, job.config)
-            run = self._first_run()
-        for path, value in job.settings:
-            trainer.update_setting(path, value)
+        trainer = trainer_of(job, self._desk.ranks())
+        run = self._first_run() if job.checkpoint is None else Run.open(job.run_dir)
         self._desk.log_into(run.path / "logs" / "worker.log")
-        session = self._session = Session(trainer, run)
+        leader = self._leader = Leader(trainer, self._desk.ranks(), self._desk.tell)
+        session = self._session = Session(
+            trainer, run, saver=leader.saver(run.path), whole_model=leader.whole_model
+        )
         session.breathe, session.saving = self._desk.breathe, self._desk.saving
         for note in session.notes:
             log.info("%s", note)
@@ -310,9 +316,7 @@ class Training:
     def _show(self, session: Session) -> None:
         trainer = session.trainer
         self._desk.publish(
-            ShownModel(
-                trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene
-            )
+            ShownModel(trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene)
         )
 
     def _report(self, session: Session, advance: Advance) -> None:

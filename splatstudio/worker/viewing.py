@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from splatstudio.model import Model, load_model
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
     Command,
     StateChanged,
@@ -55,6 +57,10 @@ class Viewing:
     def model_copy(self) -> Model | None:
         """Return the model for a job: nothing changes it, so that it needs no copy."""
         return self._model
+
+    def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
+        """Never called: one process shows a finished model."""
+        raise AssertionError("a finished model lies on one rank")
 
     def advance(self) -> None:
         """Never called: a finished model has no next step."""

@@ -1,0 +1,159 @@
+"""What the ranks of a training do together beside its steps: rank 0 tells the others, and all take part.
+
+Rank 0 alone decides what is done: a `Leader` announces it, and the `Follower` of each other rank lets its
+`Member` do the same. What is found comes together at rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from splatstudio.checkpoint_saver import CheckpointSaver
+from splatstudio.distributed import Ranks
+from splatstudio.gaussians import Gaussians
+from splatstudio.rendering import RenderOptions
+from splatstudio.shared_saver import PartSaver, SharedSaver
+from splatstudio.trainer import Trainer
+from splatstudio.worker.control import Turn
+from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gaussians_of_rows, seen_rows
+from splatstudio.worker.messages import RankFigures, RanksReport
+
+REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
+
+Tell = Callable[[Turn, bytes], None]
+
+
+class Stopwatch:
+    """How long a rank's steps take, and how much of that it waits for others."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+        self._since = time.perf_counter()
+        self._steps, self._seconds, self._waited = 0, 0.0, ranks.seconds
+
+    def count(self, seconds: float) -> None:
+        """Note a step of `seconds`."""
+        self._steps += 1
+        self._seconds += seconds
+
+    def take(self, num_gaussians: int) -> RankFigures:
+        """Return the means since the last call."""
+        steps = max(self._steps, 1)
+        figures = RankFigures(
+            rank=self._ranks.rank,
+            num_gaussians=num_gaussians,
+            step_seconds=self._seconds / steps,
+            wait_seconds=min(self._ranks.seconds - self._waited, self._seconds) / steps,
+        )
+        self._steps, self._seconds, self._waited = 0, 0.0, self._ranks.seconds
+        return figures
+
+
+def gathered(gaussians: Gaussians, ranks: Ranks) -> Gaussians | None:
+    """Return the whole model on rank 0, on the CPU; None on the others, which have to call it too."""
+    parts = {name: ranks.gather_to_first(tensor) for name, tensor in gaussians.tensors().items()}
+    if ranks.rank > 0:
+        return None
+    return Gaussians(**{name: torch.cat(rows) for name, rows in parts.items()})
+
+
+def reported(watch: Stopwatch, trainer: Trainer, ranks: Ranks) -> tuple[RankFigures, ...]:
+    """Return the figures of all ranks, which all have to call it."""
+    own = watch.take(len(trainer.live_gaussians))
+    message = [own.num_gaussians, own.step_seconds, own.wait_seconds]
+    answers = ranks.gather_bytes(json.dumps(message).encode())
+    return tuple(RankFigures(rank, *json.loads(answer)) for rank, answer in enumerate(answers))
+
+
+class Leader:
+    """Rank 0 of a training; of one process only, it does everything itself."""
+
+    def __init__(self, trainer: Trainer, ranks: Ranks, tell: Tell):
+        self._trainer = trainer
+        self._ranks = ranks
+        self._tell = tell
+        self._watch = Stopwatch(ranks)
+        self._report_due = time.monotonic() + REPORT_SECONDS
+
+    @property
+    def _several(self) -> bool:
+        return self._ranks.num_ranks > 1
+
+    def saver(self, run_dir: Path) -> CheckpointSaver:
+        """Return what writes the run's checkpoints."""
+        if not self._several:
+            return CheckpointSaver(run_dir)
+
+        def announce(staging: Path) -> None:
+            self._tell(Turn.SAVE, str(staging.resolve()).encode())
+
+        return SharedSaver(run_dir, self._ranks.num_ranks, announce)
+
+    def whole_model(self) -> Gaussians:
+        """Return the model: of one process the tensors that are trained, else a copy on the CPU."""
+        if not self._several:
+            return self._trainer.gaussians
+        self._tell(Turn.COPY, b"")
+        model = gathered(self._trainer.gaussians, self._ranks)
+        assert model is not None, "this is rank 0"
+        return model
+
+    def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
+        """Return what each of `looks` shows of the model."""
+        self._tell(Turn.LOOK, encoded_looks(looks))
+        trainer, models = self._trainer, []
+        options, device = trainer.display_options, trainer.live_gaussians.device
+        for look in looks:
+            rows = self._ranks.gather_to_first(seen_rows(trainer.live_gaussians, look, options))
+            model = gaussians_of_rows(rows).to(device)
+            models.append(ShownModel(model, options, trainer.step, trainer.scene))
+        return models
+
+    def after_step(self, seconds: float) -> RanksReport | None:
+        """Note a step of `seconds`; return the figures of all ranks when it is time to, and there are any."""
+        self._watch.count(seconds)
+        if not self._several or time.monotonic() < self._report_due:
+            return None
+        self._report_due = time.monotonic() + REPORT_SECONDS
+        self._tell(Turn.REPORT, b"")
+        return RanksReport(self._trainer.step, reported(self._watch, self._trainer, self._ranks))
+
+
+class Member:
+    """Another rank of a training: takes part in what rank 0 announces."""
+
+    def __init__(self, trainer: Trainer, ranks: Ranks):
+        self._trainer = trainer
+        self._ranks = ranks
+        self._watch = Stopwatch(ranks)
+        self._saver = PartSaver(ranks.rank, ranks.num_ranks)
+
+    def after_step(self, seconds: float) -> None:
+        """Note a step of `seconds`."""
+        self._watch.count(seconds)
+
+    def take_part(self, turn: Turn, body: bytes) -> None:
+        """Do this rank's part of what rank 0 announced."""
+        if turn == Turn.SAVE:
+            self._saver.write(Path(body.decode()), self._trainer.checkpoint())
+        elif turn == Turn.COPY:
+            gathered(self._trainer.gaussians, self._ranks)
+        elif turn == Turn.LOOK:
+            self._show(decoded_looks(body), self._trainer.display_options)
+        else:
+            assert turn == Turn.REPORT, turn
+            reported(self._watch, self._trainer, self._ranks)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._saver.close()
+
+    def _show(self, looks: Sequence[Look], options: RenderOptions) -> None:
+        for look in looks:
+            self._ranks.gather_to_first(seen_rows(self._trainer.live_gaussians, look, options))

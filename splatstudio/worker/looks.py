@@ -1,0 +1,87 @@
+"""What a camera sees of a model that is spread over several processes: enough to draw it, and no more.
+
+Each process sends the Gaussians that the camera sees of its part, with the colour that they have from there.
+What comes together is a model of degree 0, which is drawn as any other, in every mode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.mode_pictures import projected_by, scaled
+from splatstudio.rendering import RenderOptions
+from splatstudio.worker.messages import ViewOptions
+from splatstudio.worker.painter import asked_for
+
+COLUMNS = 14  # means 3, quats 4, scales 3, opacity 1, rgb 3
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A camera that a model is drawn from, and how it is drawn."""
+
+    camera: Camera
+    options: ViewOptions
+
+
+@torch.no_grad()
+def seen_rows(gaussians: Gaussians, look: Look, options: RenderOptions) -> Tensor:
+    """Return the Gaussians that are seen, [M, COLUMNS] float32, with their colours from there.
+
+    `options` are the model's own.
+    """
+    factor = look.options.splat_scale
+    drawn = scaled(gaussians, factor) if factor > 0 else gaussians
+    projected, _ = projected_by(drawn, look.camera, asked_for(options, look.options))
+    seen = (projected.radii > 0).all(dim=1)
+    g = gaussians
+    columns = (g.means, g.quats, g.scales, g.opacities[:, None], projected.colors)
+    return torch.cat([column[seen] for column in columns], dim=1)
+
+
+def gaussians_of_rows(rows: Sequence[Tensor]) -> Gaussians:
+    """Return the model, of degree 0, that the rows of all processes make up."""
+    means, quats, scales, opacities, rgb = torch.cat(list(rows)).split((3, 4, 3, 1, 3), dim=1)
+    return Gaussians(
+        means=means.contiguous(),
+        quats=quats.contiguous(),
+        scales=scales.contiguous(),
+        opacities=opacities[:, 0].contiguous(),
+        sh0=rgb_to_sh0(rgb)[:, None].contiguous(),
+        shN=rgb.new_zeros(len(rgb), 0, 3),
+    )
+
+
+def encoded_looks(looks: Sequence[Look]) -> bytes:
+    """Return looks as JSON."""
+    return json.dumps(
+        [
+            {
+                "viewmat": look.camera.viewmat.tolist(),
+                "K": look.camera.K.tolist(),
+                "size": [look.camera.width, look.camera.height],
+                "model": look.camera.model,
+                "options": asdict(look.options),
+            }
+            for look in looks
+        ]
+    ).encode()
+
+
+def decoded_looks(body: bytes) -> list[Look]:
+    """Return the looks that `encoded_looks` wrote."""
+    return [
+        Look(
+            Camera(np.array(one["viewmat"]), np.array(one["K"]), *one["size"], model=one["model"]),
+            ViewOptions(**{**one["options"], "background": tuple(one["options"]["background"])}),
+        )
+        for one in json.loads(body)
+    ]

@@ -1,0 +1,28 @@
+"""The Trainer of a TrainJob, on one rank or on each of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splatstudio.config import FREE_ON_RESUME
+from splatstudio.distributed import Ranks
+from splatstudio.scene import load_training_scene
+from splatstudio.trainer import Trainer
+from splatstudio.worker.messages import TrainJob
+
+
+def trainer_of(job: TrainJob, ranks: Ranks) -> Trainer:
+    """Return the Trainer of this rank, with the job's live settings; all ranks call it.
+
+    Raises what loading the scene, the checkpoint and the start of a training raise.
+    """
+    scene = load_training_scene(job.scene_path, job.config)
+    together: dict[str, Any] = {"ranks": ranks} if ranks.num_ranks > 1 else {}
+    if job.checkpoint is not None:
+        overrides = {name: getattr(job.config, name) for name in FREE_ON_RESUME}
+        trainer = Trainer.resume(scene, job.checkpoint, **together, **overrides)
+    else:
+        trainer = Trainer(scene, job.config, **together)
+    for path, value in job.settings:
+        trainer.update_setting(path, value)
+    return trainer

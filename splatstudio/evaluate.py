@@ -7,7 +7,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,10 @@ class Measures:
     color_correct: bool = False
     notes: tuple[str, ...] = ()
 
+    def to(self, device: torch.device) -> Measures:
+        """Return the measures with their networks on `device`."""
+        return replace(self, lpips=tuple(network.to(device) for network in self.lpips))
+
 
 PSNR_AND_SSIM = Measures()
 
@@ -209,7 +213,7 @@ def evaluate(
     ValueError when there is nothing to compare with.
     """
     indices = scene.test_indices if indices is None else indices
-    networks = tuple(network.to(gaussians.device) for network in measures.lpips)
+    measures = measures.to(gaussians.device)
     scores: list[ImageScore] = []
     seconds = 0.0
     for index in indices:
@@ -217,16 +221,36 @@ def evaluate(
         target, mask = target_image(scene.photo(index), options.background, gaussians.device)
         if mask is not None and not mask.any():
             continue
-        started = _now(gaussians.device)
+        started = now(gaussians.device)
         rgb = render(gaussians, view.camera, options).rgb
-        seconds += _now(gaussians.device) - started
-        corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
-        distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in networks}
-        scores.append(
-            ImageScore(view.name, psnr(rgb, target, mask), ssim(rgb, target, mask), corrected, **distances)
-        )
+        seconds += now(gaussians.device) - started
+        scores.append(score_of(view.name, rgb, target, mask, measures))
         if on_image is not None:
             on_image(scores[-1], rgb)
+    return summary(scores, scene, num_gaussians=len(gaussians), seconds=seconds, notes=measures.notes)
+
+
+def score_of(
+    name: str, rgb: Tensor, target: Tensor, mask: Tensor | None, measures: Measures = PSNR_AND_SSIM
+) -> ImageScore:
+    """Return the scores of a render [H, W, 3] of the photograph `name`, see `target_image`."""
+    corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
+    distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in measures.lpips}
+    return ImageScore(name, psnr(rgb, target, mask), ssim(rgb, target, mask), corrected, **distances)
+
+
+def summary(
+    scores: Sequence[ImageScore],
+    scene: Scene,
+    *,
+    num_gaussians: int,
+    seconds: float,
+    notes: Sequence[str] = (),
+) -> Evaluation:
+    """Return the evaluation of a model on some photographs of `scene`; `seconds` are those of rendering.
+
+    Raises ValueError when there are none.
+    """
     if not scores:
         raise ValueError(
             f"{scene.path} has no test photographs to compare with: load it with test_every of 2 or more"
@@ -236,10 +260,10 @@ def evaluate(
     averages: dict[str, Any] = {name: _mean(values) for name, values in known.items()}
     return Evaluation(
         **averages,
-        num_gaussians=len(gaussians),
+        num_gaussians=num_gaussians,
         images=tuple(scores),
         seconds_per_image=seconds / len(scores),
-        notes=(*measures.notes, *_left_out(known)),
+        notes=(*notes, *_left_out(known)),
     )
 
 
@@ -312,7 +336,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Return the seconds of a clock when everything given to `device` until now is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -154,13 +154,16 @@ def render_shared(
     settings = project_settings(gaussians, options)
     shared = project_for_all(gaussians.detach(), [camera for part in by_rank for camera in part], settings)
     received = share(ranks, shared, [len(part) for part in by_rank])
-    background = gaussians.means.new_tensor(options.background)
+    background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
     pictures = []
     for number, camera in enumerate(cameras):
         rows = rows_of_camera(received, number)
         projected = projected_from(received.rows[rows], received.radii[rows])
         raster_settings = RasterSettings(camera.width, camera.height, background)
-        pictures.append(stages_for(gaussians.means).rasterize(projected, raster_settings))
+        raster = stages_for(gaussians.means).rasterize(projected, raster_settings)
+        if options.sky is not None:
+            raster = replace(raster, rgb=options.sky.over(raster.rgb, raster.alpha, camera))
+        pictures.append(raster)
     return pictures
 
 

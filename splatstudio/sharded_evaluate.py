@@ -1,0 +1,92 @@
+"""The evaluation of a model that lies on several ranks: each draws its share of the test photographs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from splatstudio.distributed import Ranks
+from splatstudio.evaluate import (
+    PSNR_AND_SSIM,
+    Evaluation,
+    ImageScore,
+    Measures,
+    evaluate,
+    now,
+    score_of,
+    summary,
+    target_image,
+)
+from splatstudio.gaussians import Gaussians
+from splatstudio.rendering import RenderOptions
+from splatstudio.scene.scene import Scene
+from splatstudio.sharded_view import render_shared
+
+
+class AbandonedElsewhere(Exception):
+    """An evaluation of several ranks was broken off by another rank, which has the reason."""
+
+
+@torch.no_grad()
+def evaluate_together(
+    ranks: Ranks,
+    gaussians: Gaussians,
+    scene: Scene,
+    *,
+    options: RenderOptions = RenderOptions(),
+    measures: Measures = PSNR_AND_SSIM,
+    on_image: Callable[[ImageScore, Tensor], None] | None = None,
+) -> Evaluation:
+    """Evaluate the model whose rows all ranks have, as `evaluate` does the whole; all get the result.
+
+    Called by all ranks, each with its own rows; everything else is the same on all but `on_image`, which gets
+    the pictures that this rank drew. When it raises, the others raise AbandonedElsewhere. Raises ValueError
+    when there is nothing to compare with.
+    """
+    if ranks.num_ranks == 1:
+        return evaluate(gaussians, scene, options=options, measures=measures, on_image=on_image)
+    measures = measures.to(gaussians.device)
+    indices, num = scene.test_indices, ranks.num_ranks
+    scores: list[ImageScore] = []
+    seconds = 0.0
+    for start in range(0, len(indices), num):
+        own = (
+            indices[start + ranks.rank : start + ranks.rank + 1] if start + ranks.rank < len(indices) else []
+        )
+        started = now(gaussians.device)
+        pictures = render_shared(ranks, gaussians, [scene.views[index].camera for index in own], options)
+        seconds += now(gaussians.device) - started
+        score, broken_off = None, True
+        try:
+            if own:
+                score = _score(scene, own[0], pictures[0].rgb, options, measures)
+            if score is not None and on_image is not None:
+                on_image(score, pictures[0].rgb)
+            broken_off = False
+        finally:  # also on the way out of an error: the others wait for this word
+            broken_off = ranks.any(broken_off)
+        if broken_off:
+            raise AbandonedElsewhere("another rank broke the evaluation off")
+        scores += _of_all(ranks, score)
+    num_gaussians = int(ranks.sum(torch.tensor([len(gaussians)], device="cpu")))
+    return summary(scores, scene, num_gaussians=num_gaussians, seconds=seconds, notes=measures.notes)
+
+
+def _score(
+    scene: Scene, index: int, rgb: Tensor, options: RenderOptions, measures: Measures
+) -> ImageScore | None:
+    """Return the scores of a render; None for a photograph that is masked altogether."""
+    target, mask = target_image(scene.photo(index), options.background, rgb.device)
+    if mask is not None and not mask.any():
+        return None
+    return score_of(scene.views[index].name, rgb, target, mask, measures)
+
+
+def _of_all(ranks: Ranks, score: ImageScore | None) -> Sequence[ImageScore]:
+    """Return the scores that the ranks have, rank 0's first."""
+    message = b"" if score is None else json.dumps(asdict(score)).encode()
+    return [ImageScore(**json.loads(text)) for text in ranks.gather_bytes(message) if text]

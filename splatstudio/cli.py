@@ -209,6 +209,7 @@ def export(
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     trim: OmitArgPrefixes[Trim] = KEEP_ALL,
     placement: OmitArgPrefixes[Placement] = AS_IN_THE_FILES,
+    normals: bool = False,
     overwrite: bool = False,
 ) -> int:
     """Write a model for other programs, in the coordinates of the scene's files or upright.
@@ -219,6 +220,8 @@ def export(
             .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
         placement: Where the model shall lie.
+        normals: Write normals into a PLY or a point cloud, where they are 0 or absent by default:
+            the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
         overwrite: Replace files that are there already.
     """
     from splatstudio.durable import refuse_existing
@@ -228,7 +231,7 @@ def export(
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     _tell_part(path, "Use splatstudio merge.")
-    exported = export_model(path, output, trim, placement)
+    exported = export_model(path, output, trim, placement, normals=normals)
     form, size = exported.form, output.stat().st_size / 1e6
     console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
     if exported.num_left_out:

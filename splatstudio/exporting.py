@@ -11,6 +11,7 @@ from splatstudio.camera_file import write_cameras
 from splatstudio.formats import Format, format_to_write, write_gaussians
 from splatstudio.gaussian_transform import transformed
 from splatstudio.model import load_model, origin_of
+from splatstudio.normals import normals_of
 from splatstudio.placement import AS_IN_THE_FILES, Placement, export_transform, knows_no_scene
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -29,32 +30,41 @@ class ExportedModel:
 
 
 def export_model(
-    path: Path, output: Path, trim: Trim = KEEP_ALL, placement: Placement = AS_IN_THE_FILES
+    path: Path,
+    output: Path,
+    trim: Trim = KEEP_ALL,
+    placement: Placement = AS_IN_THE_FILES,
+    *,
+    normals: bool = False,
 ) -> ExportedModel:
     """Write the model at `path` in the format of the ending of `output`, and the cameras where asked.
 
-    The box of `trim` is in the coordinates of the scene's files. Raises ValueError for what cannot be read,
-    written or found, and then writes nothing of the model.
+    The box of `trim` is in the coordinates of the scene's files. `normals` face the cameras of the scene, if
+    it is known (see `normals_of`). Raises ValueError for what cannot be read, written or found, and then
+    writes nothing of the model.
     """
     form = format_to_write(output)
     model = load_model(path)
     # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
-    shown = placement.upright or (form.is_page and placement.scene is not None)
+    shown = placement.upright or ((form.is_page or normals) and placement.scene is not None)
     lost = shown and knows_no_scene(model.transform)
     scene = _scene_of(path, placement) if lost or placement.cameras is not None else None
     if scene is not None:
         model = model.in_frame_of(scene)
-    first, note = None, None
-    if form.is_page and not knows_no_scene(model.transform):
-        entered, note = (scene, None) if scene is not None else _scene_to_enter(path, placement)
-        if entered is not None:
-            first = entered.cameras[0].transformed(model.transform @ np.linalg.inv(entered.transform))
+    cameras, note = (), None
+    if (form.is_page or normals) and not knows_no_scene(model.transform):
+        seen, note = (scene, None) if scene is not None else _scene_if_there(path, placement)
+        if seen is not None:
+            there = model.transform @ np.linalg.inv(seen.transform)
+            cameras = tuple(camera.transformed(there) for camera in seen.cameras)
     transform = export_transform(model.transform, upright=placement.upright)
     gaussians = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), trim)
     if placement.upright:
         gaussians = transformed(gaussians, transform @ model.transform)
-    page = model.page_view(np.linalg.inv(transform), first)
-    write_gaussians(output, gaussians, step=model.step, page=page)
+    page = model.page_view(np.linalg.inv(transform), cameras[0] if cameras else None)
+    eyes = [camera.transformed(transform).position for camera in cameras]
+    facing = normals_of(gaussians, np.reshape(eyes, (-1, 3))) if normals else None
+    write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
     if placement.cameras is not None and scene is not None:
         write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
     return ExportedModel(form, len(gaussians), len(model) - len(gaussians), note, model.part)
@@ -69,13 +79,10 @@ def _scene_of(path: Path, placement: Placement) -> Scene:
     return load_scene(scene_path, downscale=origin.config.downscale if origin else 1)
 
 
-def _scene_to_enter(path: Path, placement: Placement) -> tuple[Scene | None, str | None]:
-    """Return the scene whose first photograph's camera a web page begins with, or why there is none."""
+def _scene_if_there(path: Path, placement: Placement) -> tuple[Scene | None, str | None]:
+    """Return the scene for its cameras, or why there is none."""
     try:
         return _scene_of(path, placement), None
     except ValueError as error:
-        # A page needs no photographs: it is complete without them.
-        return (
-            None,
-            f"The page begins with a view of the whole model, and not of a photograph's camera: {error}",
-        )
+        # Pages and normals are possible without; they only are better with them.
+        return None, f"The photographs' cameras are not known, and the file is made without them: {error}"

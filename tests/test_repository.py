@@ -51,6 +51,7 @@ LAYERS = [
     "initialize",
     "gaussian_transform",
     "normals",
+    "normals",
     "trimming",
     "strategy",
     "corrections",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
@@ -27,6 +29,7 @@ from splatstudio.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 
 Reader = Callable[[Path], Gaussians]
 Writer = Callable[[Path, Gaussians], None]
+NormalsWriter = Callable[[Path, Gaussians, torch.Tensor], None]
 ZIP = b"PK\x03\x04"
 PLY = (b"ply\n", b"ply\r")
 
@@ -43,6 +46,7 @@ class Format:
     read: Reader | None
     write: Writer | None
     bytes_once: int = 0  # of a file, beside its Gaussians
+    write_normals: NormalsWriter | None = None  # the same with normals [N, 3], where it has room for them
 
     @property
     def keeps_everything(self) -> bool:
@@ -98,6 +102,7 @@ FORMATS = (
         bytes_each=(68, 104, 164, 248),
         read=_read_ply,
         write=write_ply,
+        write_normals=write_ply,
     ),
     Format(
         name="Compressed PLY",
@@ -162,6 +167,7 @@ FORMATS = (
         bytes_each=(15, 15, 15, 15),
         read=None,
         write=write_point_cloud,
+        write_normals=write_point_cloud,
     ),
     Format(
         name="gsplat checkpoint",
@@ -201,17 +207,28 @@ def format_to_write(path: Path | str) -> Format:
 
 
 def write_gaussians(
-    path: Path | str, gaussians: Gaussians, *, step: int | None = None, page: PageView = AS_IT_LIES
+    path: Path | str,
+    gaussians: Gaussians,
+    *,
+    step: int | None = None,
+    page: PageView = AS_IT_LIES,
+    normals: torch.Tensor | None = None,
 ) -> None:
     """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
 
-    `step` is the training's, for the formats that note it; `page` how a web page shows them. An older file of
-    that name stays until the new one is complete. Raises ValueError, and writes nothing, for an unknown
-    ending, a parameter that is not finite, or a file that cannot be written.
+    `step` is the training's, for the formats that note it; `page` how a web page shows them; `normals` [N, 3]
+    (CPU) are for the formats that have room for them. An older file of that name stays until the new one is
+    complete. Raises ValueError, and writes nothing, for an unknown ending, normals that cannot be kept, a
+    parameter that is not finite, or a file that cannot be written.
     """
     form = format_to_write(path)
     assert form.write is not None
-    if form.write is write_gsplat_checkpoint and step is not None:
+    if normals is not None:
+        if form.write_normals is None:
+            able = " and ".join(other.endings[0] for other in FORMATS if other.write_normals)
+            raise ValueError(f"{path} has no room for normals; files with the endings {able} have")
+        form.write_normals(Path(path), gaussians, normals)
+    elif form.write is write_gsplat_checkpoint and step is not None:
         write_gsplat_checkpoint(path, gaussians, step=step)
     elif form.write is write_viewer_page:
         write_viewer_page(path, gaussians, page)

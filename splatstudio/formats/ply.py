@@ -1,7 +1,7 @@
 """Gaussians as PLY files in the layout of Kerbl et al. 2023, which nearly every viewer and tool reads.
 
-One element "vertex" of float32: x y z, nx ny nz (always 0), f_dc_0..2, f_rest_0.. (channel by channel),
-opacity (logit), scale_0..2 (logarithm), rot_0..3 (w, x, y, z).
+One element "vertex" of float32: x y z, nx ny nz (0, or normals where they are asked for), f_dc_0..2,
+f_rest_0.. (channel by channel), opacity (logit), scale_0..2 (logarithm), rot_0..3 (w, x, y, z).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cach
 NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
 
 
-def write_ply(path: Path | str, gaussians: Gaussians) -> None:
-    """Write the Gaussians, in the frame they are given, to `path`.
+def write_ply(path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None) -> None:
+    """Write the Gaussians, in the frame they are given, to `path`; `normals` [N, 3] are 0 by default.
 
     An older file of that name stays until the new one is complete. Raises ValueError, and writes nothing,
     when a parameter is not finite or the file cannot be written.
@@ -38,18 +38,22 @@ def write_ply(path: Path | str, gaussians: Gaussians) -> None:
     num_rest = 3 * gaussians.shN.shape[1]
     names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
     try:
-        write_parts_durably(path, _content(path, gaussians, names))
+        write_parts_durably(path, _content(path, gaussians, names, normals))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _content(path: Path, gaussians: Gaussians, names: list[str]) -> Iterator[bytes | memoryview]:
+def _content(
+    path: Path, gaussians: Gaussians, names: list[str], normals: torch.Tensor | None
+) -> Iterator[bytes | memoryview]:
     """Yield the header and the rows, in chunks that are made in one place, so that it stays in the cache."""
     num = len(gaussians)
     yield _header(num, names)
     parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
-    rows = np.zeros((min(CHUNK, num), len(names)), "<f4")  # normals stay 0
+    rows = np.zeros((min(CHUNK, num), len(names)), "<f4")
     views = _column_views(rows, names)
+    if normals is not None:
+        parts["normals"], views["normals"] = normals.numpy(), rows[:, 3:6]
     for start in range(0, num, CHUNK):
         here = min(CHUNK, num - start)
         for name, part in parts.items():

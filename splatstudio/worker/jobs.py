@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from splatstudio import ops
-from splatstudio.camera import Camera
+from splatstudio.camera import Camera, similarity_scale
 from splatstudio.camera_file import write_cameras
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
 from splatstudio.formats import write_gaussians
 from splatstudio.gaussian_transform import transformed
 from splatstudio.model import Model
+from splatstudio.normals import normals_of
 from splatstudio.placement import export_transform
 from splatstudio.rendering import render_image
 from splatstudio.trimming import trimmed
@@ -233,10 +234,14 @@ def _export(task: Task, model: Model) -> bool:
     command = task.command
     assert isinstance(command, Export)
     transform = export_transform(model.transform, upright=command.upright)
-    kept = transformed(trimmed(model.gaussians, command.trim), transform)
+    kept = trimmed(model.gaussians, command.trim)
+    # A similarity keeps directions up to its rotation.
+    rotation = torch.from_numpy(transform[:3, :3] / similarity_scale(transform)).float()
+    normals = normals_of(kept, np.reshape(command.eyes, (-1, 3))) @ rotation.T if command.normals else None
+    kept = transformed(kept, transform)
     page = model.page_view(np.linalg.inv(transform), command.first)
     # The name under which it is written first is no title.
-    notes = {"step": model.step, "page": replace(page, title=command.path.stem)}
+    notes = {"step": model.step, "page": replace(page, title=command.path.stem), "normals": normals}
     done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, **notes))
     if done:
         if command.cameras:

@@ -182,8 +182,8 @@ class JobCommand(Command):
 class Export(JobCommand):
     """Write the model in the format of the ending, in the frame of the scene's own files or `upright`.
 
-    The box of `trim`, the named `cameras` and `first`, where a web page begins, are in the model's frame. The
-    cameras are written beside the model, where there are any.
+    The box of `trim`, the named `cameras`, `first`, where a web page begins, and `eyes`, the positions that
+    normals face, are in the model's frame. The cameras are written beside the model, where there are any.
     """
 
     path: Path
@@ -191,6 +191,8 @@ class Export(JobCommand):
     upright: bool = False
     cameras: tuple[tuple[str, Camera], ...] = ()
     first: Camera | None = None
+    normals: bool = False
+    eyes: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

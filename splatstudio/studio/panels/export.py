@@ -48,6 +48,11 @@ class ExportPanel(Panel):
             hint="The photographs' cameras as NAME.cameras.json, in the same coordinates.",
             visible=scene is not None,
         )
+        self._normals = server.gui.add_checkbox(
+            "Normals",
+            False,
+            hint="The shortest axis of each splat, on the side of the nearest camera; else 0.",
+        )
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
         self._jobs = page.jobs
         self._bar = JobBar(server.gui, page.jobs, Export)
@@ -94,6 +99,7 @@ class ExportPanel(Panel):
     def _choose(self) -> None:
         chosen = self._chosen
         self._export.label = f"Export {chosen.name}"
+        self._normals.visible = chosen.write_normals is not None
         untouched = self._path.value == self._suggested
         self._path.value = with_ending(self._path.value, chosen)
         if untouched:
@@ -114,8 +120,13 @@ class ExportPanel(Panel):
         if path != wanted:
             text = f"{wanted} exists and stays as it is."
             self._notify(Notice(f"Writing {path.name}", text))
-        first = scene.cameras[0] if scene is not None else None
-        self._jobs.submit(Export(path, self._trim.trim, self._upright.value, cameras, first))
+        wishes = {}
+        if scene is not None:
+            eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
+            wishes = {"first": scene.cameras[0], "eyes": eyes}
+        normals = self._normals.value and self._chosen.write_normals is not None
+        command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
+        self._jobs.submit(command)
         self._bar.refresh()
 
 

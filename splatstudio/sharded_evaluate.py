@@ -54,9 +54,7 @@ def evaluate_together(
     scores: list[ImageScore] = []
     seconds = 0.0
     for start in range(0, len(indices), num):
-        own = (
-            indices[start + ranks.rank : start + ranks.rank + 1] if start + ranks.rank < len(indices) else []
-        )
+        own = indices[start + ranks.rank :][:1]  # none where they run out
         started = now(gaussians.device)
         pictures = render_shared(ranks, gaussians, [scene.views[index].camera for index in own], options)
         seconds += now(gaussians.device) - started

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
+from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
 from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
 
 from splatstudio.camera import Camera, look_at

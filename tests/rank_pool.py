@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
@@ -66,12 +68,13 @@ def _serve(wire: Connection, rank: int, store: str) -> None:
     torch.set_num_threads(1)
     patience = timedelta(seconds=PATIENCE)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, MOST_RANKS), rank=rank, world_size=MOST_RANKS, timeout=patience
+        "gloo", store=FileStore(store, MOST_RANKS), rank=rank, world_size=MOST_RANKS, timeout=patience
     )
     groups: dict[int, Ranks] = {1: ALONE}
     for size in range(2, MOST_RANKS + 1):
         group = dist.new_group(list(range(size)))
         if rank < size:
+            assert isinstance(group, dist.ProcessGroup)
             groups[size] = ProcessRanks(group)
     while True:
         try:
@@ -83,3 +86,11 @@ def _serve(wire: Connection, rank: int, store: str) -> None:
         except BaseException:
             answer = (False, traceback.format_exc())
         wire.send_bytes(pickle.dumps(answer))
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """The processes of all tests on ranks."""
+    ranks = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()

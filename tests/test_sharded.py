@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -39,13 +38,6 @@ CASES = [
     Case((200,), (((0, 1, 2),), ((3,),)), absgrad=True),
     Case((120, 80), (((NOTHING,), (NOTHING + 1,)),)),
 ]
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield pool
-    pool.close()
 
 
 def views_of(case: Case) -> list[int]:

@@ -1,8 +1,14 @@
 """LPIPS: how differently two images look to a network (Zhang et al. 2018, version 0.1, lower is more alike).
 
 The networks are AlexNet and VGG16 as torchvision trained them on ImageNet, cut behind their rectifiers, with
-the linear heads of the `lpips` package. Weights are never part of this program: they are read from where
-torch, `lpips` or torchmetrics keep them, or from our own cache folder.
+the linear heads of the `lpips` package. Weights are never part of this program. To have them, put these files
+into ~/.cache/splatstudio/lpips (below $XDG_CACHE_HOME where that is set), or let `splatstudio eval RUN
+--fetch-lpips` do it on a machine that reaches the internet:
+
+    AlexNet  alexnet-owt-7be5be79.pth of BACKBONES_URL, alex.pth of HEADS_URL
+    VGG16    vgg16-397923af.pth of BACKBONES_URL, vgg.pth of HEADS_URL
+
+What torch keeps in its own cache and the heads that an installed `lpips` or torchmetrics has are found too.
 """
 
 from __future__ import annotations

@@ -14,7 +14,14 @@ from typing import Any
 
 from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.setting import Setting, documented, setting
-from splatstudio.strategy_config import AbsgradConfig, DensifyConfig, StrategyName
+from splatstudio.strategy_config import (
+    AbsgradConfig,
+    CoarseConfig,
+    DensifyConfig,
+    FastConfig,
+    McmcConfig,
+    StrategyName,
+)
 from splatstudio.typed_path import typed_path
 
 
@@ -105,6 +112,9 @@ class TrainConfig:
     sky: SkyConfig = field(default_factory=SkyConfig)
     depth: DepthConfig = field(default_factory=DepthConfig)
     shapes: ShapeConfig = field(default_factory=ShapeConfig)
+    mcmc: McmcConfig = field(default_factory=McmcConfig)
+    fast: FastConfig = field(default_factory=FastConfig)
+    coarse: CoarseConfig = field(default_factory=CoarseConfig)
 
 
 def check(config: Any, path: str = "") -> None:

@@ -26,6 +26,13 @@ class Gaussians:
     sh0: Tensor  # [N, 1, 3]
     shN: Tensor  # [N, K-1, 3], K = (degree + 1)^2
 
+    def finite_rows(self) -> Tensor:
+        """Return [N] bool: the Gaussians of which every number is finite."""
+        finite = [
+            tensor.isfinite().flatten(1).all(dim=1) for tensor in self.tensors().values() if tensor.dim() > 1
+        ]
+        return torch.stack([*finite, self.opacities.isfinite()]).all(dim=0)
+
     def __len__(self) -> int:
         return self.means.shape[0]
 

@@ -65,6 +65,10 @@ class PhotoQueue:
             indices, tuple(tuple(place for place in one if place in photos) for one in rounds), photos
         )
 
+    def photo(self, index: int) -> Photo:
+        """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""
+        return self._loader.get(index)
+
     def close(self) -> None:
         """Stop the threads that decode photographs."""
         self._loader.close()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from splatstudio.config import TrainConfig, changed, value_of
 
-PresetName = Literal["preview", "default", "quality", "fast"]
+PresetName = Literal["preview", "default", "quality", "mcmc", "fast"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,18 @@ _PRESETS = (
         "The best picture, however long it takes.",
         {"strategy": "absgrad", "absgrad.grow_grad": 4e-4},
     ),
-    Preset("fast", "About default's picture with fewer Gaussians.", {"strategy": "absgrad"}),
+    Preset(
+        "mcmc",
+        "A chosen number of Gaussians that move to where they are needed (Kheradmand et al. 2024).",
+        {
+            "strategy": "mcmc",
+            "init_opacity": 0.5,
+            "init_scale": 0.1,
+            "shapes.opacity_weight": 0.01,
+            "shapes.scale_weight": 0.01,
+        },
+    ),
+    Preset("fast", "About default's picture with fewer Gaussians.", {"strategy": "fast"}),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 

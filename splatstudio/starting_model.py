@@ -10,6 +10,7 @@ import torch
 
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
+from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.model import load_model
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
@@ -18,6 +19,32 @@ log = logging.getLogger(__name__)
 
 MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
 ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
+
+
+def first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:
+    """Return what a training begins with: `config.init`, the scene's points, or Gaussians at random.
+
+    Raises ValueError for a model to start from that cannot be read or is of another scene.
+    """
+    if config.init and scene.train_indices:
+        return gaussians_to_start_from(scene, config)
+    if len(scene.points):
+        return from_points(
+            scene.points,
+            scene.colors,
+            sh_degree=config.sh_degree,
+            init_scale=config.init_scale,
+            init_opacity=config.init_opacity,
+            generator=generator,
+        )
+    return random_in_cameras(
+        [scene.views[index].camera for index in scene.train_indices],
+        config.init_random,
+        sh_degree=config.sh_degree,
+        init_scale=config.init_scale,
+        init_opacity=config.init_opacity,
+        generator=generator,
+    )
 
 
 def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:

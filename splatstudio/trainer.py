@@ -22,19 +22,20 @@ from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, unless_out_of_memory
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
-from splatstudio.initialize import from_points, random_in_cameras
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.photo_queue import Batch, PhotoQueue
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
+from splatstudio.resolution import divisor_at, reduced
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.sharded_descent import Work, descend_together
-from splatstudio.starting_model import gaussians_to_start_from
+from splatstudio.starting_model import first_gaussians
 from splatstudio.strategy import Change, Population, trainable
 from splatstudio.strategy.choice import make_strategy
 from splatstudio.strategy.rebalance import rebalance
+from splatstudio.survey import survey, views_of_step
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
@@ -91,7 +92,7 @@ class Trainer:
         check(config)
         config = with_whole_init(config)
         generator = torch.Generator().manual_seed(config.seed)
-        first = _first_gaussians(scene, config, generator)
+        first = first_gaussians(scene, config, generator)
         first = first[ranks.share(len(first))]
         gaussians = trainable(first.to(fastest_device() if device is None else device))
         self._prepare(scene, config, generator, ranks)
@@ -151,7 +152,9 @@ class Trainer:
         self.whole = True  # not while a step changes tensors one after the other: an error there tears them
         self._generator = generator
         self._extent = scene.extent * EXTENT_MARGIN
-        self._strategy = make_strategy(config, extent=self._extent, generator=generator)
+        self._strategy = make_strategy(
+            scene, config, extent=self._extent, generator=generator, survey=self._survey
+        )
         self.ranks = ranks
         self._queue = PhotoQueue(scene, generator, ranks)
         self._fault = Fault.from_environment()
@@ -350,7 +353,19 @@ class Trainer:
     def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
         target, mask = target_image(photo, background, self._population.gaussians.device)
         camera = self._corrections.camera(index)
-        return Shot(index, self.scene.views[index].name, camera, target, mask, background)
+        shot = Shot(index, self.scene.views[index].name, camera, target, mask, background)
+        return reduced(shot, divisor_at(self.step, self.config))
+
+    def _survey(self, step: int, num_views: int) -> list[Tensor]:
+        """Return what this rank's Gaussians contribute to photographs that are drawn for the step."""
+        config, background = self.config, self._corrections.behind(self.config.background)
+        return survey(
+            self._population,
+            views_of_step(self.scene, config.seed, step, num_views),
+            lambda index: self._shot(index, self._queue.photo(index), background),
+            self._options_at(step, config),
+            config.fast.error_ratio,
+        )
 
     def _background(self) -> tuple[float, float, float]:
         if self.config.random_background:
@@ -368,25 +383,3 @@ def _sh_degree_at(index: int, config: TrainConfig) -> int:
     # A model to start from has settled base colours already, and must not lose what depends on the view.
     reached = config.sh_degree if config.init else index // config.sh_degree_every
     return min(reached, config.sh_degree, config.sh_degree_limit)
-
-
-def _first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:
-    if config.init and scene.train_indices:
-        return gaussians_to_start_from(scene, config)
-    if len(scene.points):
-        return from_points(
-            scene.points,
-            scene.colors,
-            sh_degree=config.sh_degree,
-            init_scale=config.init_scale,
-            init_opacity=config.init_opacity,
-            generator=generator,
-        )
-    return random_in_cameras(
-        [scene.views[index].camera for index in scene.train_indices],
-        config.init_random,
-        sh_degree=config.sh_degree,
-        init_scale=config.init_scale,
-        init_opacity=config.init_opacity,
-        generator=generator,
-    )

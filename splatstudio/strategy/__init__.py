@@ -23,16 +23,19 @@ class Change:
     split: int = 0
     pruned: int = 0
     opacities_reset: bool = False
+    relocated: int = 0  # transparent ones that went to where there is more
     capped: int = 0  # Gaussians that should have grown, but for the limit on their number
 
     @property
     def num_changed(self) -> int:
         """Return how many Gaussians were born of others or removed."""
-        return self.cloned + self.split + self.pruned
+        return self.cloned + self.split + self.pruned + self.relocated
 
     def __str__(self) -> str:
         parts = []
-        if self.num_changed:
+        if self.relocated:
+            parts.append(f"{self.cloned} added, {self.relocated} moved")
+        elif self.num_changed:
             parts.append(f"{self.cloned} cloned, {self.split} split, {self.pruned} removed")
         if self.capped:
             parts.append(f"{self.capped} not grown: the limit is reached")

@@ -7,8 +7,11 @@ from dataclasses import replace
 import torch
 
 from splatstudio.config import TrainConfig
+from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.default import DefaultStrategy
+from splatstudio.strategy.fast import FastStrategy, Survey
+from splatstudio.strategy.mcmc import McmcStrategy
 
 
 class AbsgradStrategy(DefaultStrategy):
@@ -25,11 +28,20 @@ class AbsgradStrategy(DefaultStrategy):
         self.config = replace(config.densify, grow_grad=config.absgrad.grow_grad)
 
 
-def make_strategy(config: TrainConfig, *, extent: float, generator: torch.Generator) -> Strategy:
-    """Return the strategy that `config` names, in the state before the first step.
+def make_strategy(
+    scene: Scene, config: TrainConfig, *, extent: float, generator: torch.Generator, survey: Survey
+) -> Strategy:
+    """Return the strategy that `config` names for a training on `scene`, in the state before the first step.
 
-    `extent` is the scene's radius in scene units; every random choice comes of `generator`, on the CPU.
+    `extent` is the scene's radius in scene units. Random choices come of `generator`, on the CPU, or of the
+    seed and the step.
     """
+    if config.strategy == "mcmc":
+        cameras = [scene.views[index].camera for index in scene.train_indices]
+        num_pixels = sum(camera.width * camera.height for camera in cameras)
+        return McmcStrategy(config, extent=extent, num_pixels=num_pixels)
+    if config.strategy == "fast":
+        return FastStrategy(config, extent=extent, generator=generator, survey=survey)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]
     strategy = rules(config.densify, extent=extent, steps=config.steps, generator=generator)
     strategy.follow(config)

@@ -149,11 +149,7 @@ class DefaultStrategy:
     def _to_prune(self, gaussians: Gaussians, radius2d: Tensor, step: int) -> Tensor:
         config = self.config
         keep = torch.sigmoid(gaussians.opacities) >= config.prune_opacity
-        for tensor in gaussians.tensors().values():
-            finite = tensor.isfinite()
-            while finite.dim() > 1:
-                finite = finite.all(dim=-1)
-            keep &= finite
+        keep &= gaussians.finite_rows()
         if step > config.reset_every:
             keep &= gaussians.scales.amax(dim=1).exp() <= config.prune_scale3d * self.extent
             if step < config.stop_scale2d_step:

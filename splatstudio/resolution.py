@@ -1,0 +1,52 @@
+"""Coarse to fine: small pictures first, whose few pixels show all that the first steps can learn.
+
+After DashGaussian (Chen et al. 2025), with a fixed schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from splatstudio.config import TrainConfig
+from splatstudio.descent import Shot
+
+SMALLEST_SIDE = 32  # px: smaller pictures say nothing and cost no less
+
+
+def divisor_at(step: int, config: TrainConfig) -> float:
+    """Return by what to divide the sides of the photographs at the step after `step` others.
+
+    It falls geometrically from `coarse.first` to 1 at `coarse.until` of the steps.
+    """
+    coarse = config.coarse
+    progress = step / max(config.steps, 1)
+    if progress >= coarse.until:
+        return 1.0
+    return coarse.first ** (1.0 - progress / coarse.until)
+
+
+def reduced(shot: Shot, divisor: float) -> Shot:
+    """Return a shot of which the sides are divided by `divisor`, 1 or more: its pixels are means of areas.
+
+    A pixel counts where all that it covers does. No side becomes shorter than `SMALLEST_SIDE`.
+    """
+    camera = shot.camera
+    divisor = min(divisor, max(min(camera.width, camera.height) / SMALLEST_SIDE, 1.0))
+    width, height = round(camera.width / divisor), round(camera.height / divisor)
+    if (width, height) == (camera.width, camera.height):
+        return shot
+    mask = None
+    if shot.mask is not None:
+        mask = _means(shot.mask[..., None].float(), height, width)[..., 0] >= 1.0
+    target = _means(shot.target, height, width)
+    return replace(shot, camera=camera.resized(width, height), target=target, mask=mask)
+
+
+def _means(image: Tensor, height: int, width: int) -> Tensor:
+    planes = image.permute(2, 0, 1)[None]
+    return (
+        torch.nn.functional.interpolate(planes, (height, width), mode="area")[0].permute(1, 2, 0).contiguous()
+    )

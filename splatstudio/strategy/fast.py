@@ -1,0 +1,97 @@
+"""Few Gaussians, where several photographs agree that they are needed.
+
+After FastGS (Ren et al. 2025) and Speedy-Splat (Hanson et al. 2025), by their papers, with an own measure:
+the weight with which a Gaussian is in chosen pixels, which one pass back through the rasteriser gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from splatstudio.config import TrainConfig
+from splatstudio.strategy import Change, Observation
+from splatstudio.strategy.default import DefaultStrategy
+from splatstudio.strategy.population import Population, edit, largest
+
+# Given a step and a number of photographs: what this rank's Gaussians contribute to each, see `survey`.
+Survey = Callable[[int, int], list[Tensor]]
+
+
+class FastStrategy(DefaultStrategy):
+    """Grow where several photographs agree on an error, and drop what no photograph needs.
+
+    Absolute gradients say who grows, as in *absgrad*, but only of Gaussians that have a weight in the pixels
+    of high error of several photographs. What has hardly a weight in any photograph goes, and at some steps a
+    share of all, the least needed. Opacities are never reset: that is what pruning by weight replaces.
+    """
+
+    absgrad = True
+
+    def __init__(
+        self, config: TrainConfig, *, extent: float, generator: torch.Generator, survey: Survey
+    ) -> None:
+        super().__init__(config.densify, extent=extent, steps=config.steps, generator=generator)
+        self._survey = survey
+        self.follow(config)
+
+    def follow(self, config: TrainConfig) -> None:
+        """Take the settings of a training, which may have changed since the last step."""
+        super().follow(config)
+        self.fast = config.fast
+        self.config = replace(
+            config.densify, grow_grad=config.fast.grow_grad, every=config.fast.every, reset_every=1 << 62
+        )
+
+    @property
+    def start_step(self) -> int:
+        """Return the step after which Gaussians are added and removed."""
+        return min(self.config.start_step, int(self.steps * self.fast.grow_from))
+
+    @property
+    def stop_step(self) -> int:
+        """Return the step from which none are added."""
+        return min(self.config.stop_step, int(self.steps * self.fast.grow_until))
+
+    @torch.no_grad()
+    def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
+        """Count what was seen, grow and prune where that is due, and thin out at the steps for it."""
+        change = super().after_step(population, seen, step)
+        if not (self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]):
+            return change
+        weights = _largest_weights(self._survey(step, 2 * self.fast.views))
+        num_kept = population.num_all() - int(population.num_all() * self.fast.thin_share)
+        kept = largest(population.ranks, weights, num_kept)
+        return _with_pruned(change, _keep(population, kept))
+
+    def _densify(self, population: Population, step: int) -> Change:
+        fast, views = self.fast, self._survey(step, self.fast.views)
+        wrong = torch.stack([view[:, 0] for view in views])
+        agreed = (wrong > fast.min_error_weight).sum(dim=0) >= min(fast.min_views, len(views))
+        population.counts["grad2d"] *= agreed
+        # What none of these photographs shows may be needed in others.
+        needed = _largest_weights(views)
+        pruned = _keep(population, (needed >= fast.min_weight) | (needed == 0.0))
+        return _with_pruned(super()._densify(population, step), pruned)
+
+
+def _largest_weights(views: list[Tensor]) -> Tensor:
+    """Return for each Gaussian the largest sum of its weights in a photograph, px, [N]."""
+    return torch.stack([view[:, 2] for view in views]).amax(dim=0)
+
+
+def _keep(population: Population, kept: Tensor) -> int:
+    """Drop the rows outside `kept` [N] bool; return how many of all ranks were dropped."""
+    num = int(population.ranks.sum((~kept).sum().cpu()))
+    if not bool(kept.all()):
+        nobody = torch.zeros(0, dtype=torch.int64, device=kept.device)
+        edit(population, keep=kept, newborn=population.gaussians.detach()[nobody], parents=nobody)
+    return num
+
+
+def _with_pruned(change: Change | None, num: int) -> Change:
+    change = change or Change()
+    return replace(change, pruned=change.pruned + num)

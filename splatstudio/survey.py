@@ -1,0 +1,53 @@
+"""What each Gaussian contributes to some photographs, and to what is wrong in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from splatstudio.contributions import contributions
+from splatstudio.descent import Shot
+from splatstudio.distributed import ALONE
+from splatstudio.rendering import RenderOptions
+from splatstudio.scene.scene import Scene
+from splatstudio.strategy import Population
+
+
+def views_of_step(scene: Scene, seed: int, step: int, num: int) -> list[int]:
+    """Return `num` of the views to train on, drawn for the step, the same on all ranks; all, where fewer."""
+    order = torch.randperm(len(scene.train_indices), generator=ALONE.generator(seed, step))
+    return [scene.train_indices[i] for i in order[:num].tolist()]
+
+
+def survey(
+    population: Population,
+    views: Sequence[int],
+    shot_of: Callable[[int], Shot],
+    options: RenderOptions,
+    error_ratio: float,
+) -> list[Tensor]:
+    """Return for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
+
+    The columns are the sums over the pixels of high error, over all pixels times their error, and over all
+    pixels. An error is the mean absolute difference of the three channels, and high above `error_ratio` times
+    the picture's mean. The ranks draw a view each at a time; all must call this together.
+    """
+
+    def maps_of(shot: Shot, rgb: Tensor) -> Tensor:
+        error = (rgb - shot.target).abs().mean(dim=-1)
+        counted = torch.ones_like(error) if shot.mask is None else shot.mask.to(error)
+        error = error * counted
+        high = (error > error_ratio * error.mean()).to(error)
+        return torch.stack([high, error, counted], dim=-1)
+
+    ranks = population.ranks
+    population.optimizer.settle(population.gaussians)
+    found: list[Tensor] = []
+    for first in range(0, len(views), ranks.num_ranks):
+        shots = [
+            shot_of(view) for view in views[first : first + ranks.num_ranks][ranks.rank : ranks.rank + 1]
+        ]
+        found += contributions(ranks, population.gaussians, shots, options, maps_of)
+    return found

@@ -1,0 +1,158 @@
+"""The effect of each rule of mcmc: parting, moving, adding up to the cap, and the noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ring_of_cameras
+from test_strategy import population, rows
+
+from splatstudio.config import DensifyConfig, McmcConfig, TrainConfig
+from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam
+from splatstudio.rendering import render
+from splatstudio.strategy import Population, trainable
+from splatstudio.strategy.chance import drawn, share_out
+from splatstudio.strategy.mcmc import McmcStrategy, part, parted, tremble
+
+STEP = 600
+QUIET = McmcConfig(noise=0.0, grow_factor=1.0)
+
+
+def strategy(mcmc: McmcConfig = QUIET, *, steps: int = 30_000, **settings: object) -> McmcStrategy:
+    config = TrainConfig(steps=steps, strategy="mcmc", mcmc=mcmc, **settings)  # type: ignore[arg-type]
+    return McmcStrategy(config, extent=1.0, num_pixels=100_000)
+
+
+@pytest.mark.parametrize(("opacity", "copies"), [(0.5, 2), (0.9, 3), (0.1, 51), (0.999999, 51), (0.3, 1)])
+def test_parts_follow_the_equation_of_the_paper(opacity: float, copies: int) -> None:
+    each, factor = parted(torch.tensor([opacity]), torch.tensor([copies]))
+    whole = float(torch.tensor(opacity))
+    new = 1.0 - (1.0 - whole) ** (1.0 / copies)
+    total = 0.0
+    for i in range(1, copies + 1):
+        total += sum(math.comb(i - 1, k) * (-1) ** k * new ** (k + 1) / math.sqrt(k + 1) for k in range(i))
+    assert float(each) == pytest.approx(new, rel=1e-9)
+    assert float(factor) == pytest.approx(whole / total, rel=1e-6)
+
+
+def test_a_parted_gaussian_looks_as_before() -> None:
+    blob = Gaussians(
+        means=torch.zeros(1, 3),
+        quats=torch.tensor([[1.0, 0.3, 0.2, 0.1]]),
+        scales=torch.tensor([[0.5, 0.3, 0.4]]).log(),
+        opacities=torch.logit(torch.tensor([0.8])),
+        sh0=torch.full((1, 1, 3), 1.5),
+        shN=torch.zeros(1, 0, 3),
+    )
+    camera = ring_of_cameras()[0]
+    before = render(blob, camera).rgb
+    model = trainable(blob.map(torch.clone))
+    group = Population(model, SplatAdam.zeros(model), {})
+    parents = torch.tensor([0, 0])
+    part(group, parents, 0.005)
+    three = group.gaussians.detach()[torch.tensor([0, 0, 0])]
+    doubled = blob[torch.tensor([0, 0, 0])]
+    error = (render(three, camera).rgb - before).abs().max()
+    assert error < 0.06 < 0.2 < (render(doubled, camera).rgb - before).abs().max()
+    assert before.max() > 0.5
+
+
+def test_the_dead_move_to_the_living_and_nobody_else_does() -> None:
+    group = population(scales=[0.01] * 4, opacities=[0.9, 0.004, 0.9, 0.001])
+    before = group.gaussians.detach()
+    change = strategy(McmcConfig(noise=0.0, max_gaussians=4)).after_step(group, (), STEP)
+    assert change is not None and (change.relocated, change.cloned, len(group)) == (2, 0, 4)
+    after = group.gaussians.detach()
+    assert torch.equal(after.means[:2], before.means[[0, 2]])
+    assert all(any(torch.equal(row, old) for old in before.means[[0, 2]]) for row in after.means[2:])
+    assert (torch.sigmoid(after.opacities) > 0.3).all()
+    assert not group.optimizer.exp_avg.means[2:].any() and not group.optimizer.exp_avg_sq.sh0[2:].any()
+
+
+def test_the_parents_of_what_is_born_are_smaller_fainter_and_without_moments() -> None:
+    group = population(scales=[0.01] * 2, opacities=[0.9, 0.0])
+    old = group.gaussians.detach()[torch.tensor([0])]
+    strategy(McmcConfig(noise=0.0, max_gaussians=2)).after_step(group, (), STEP)
+    new = group.gaussians.detach()
+    expected, factor = parted(torch.tensor([0.9]), torch.tensor([2]))
+    torch.testing.assert_close(torch.sigmoid(new.opacities), expected.float().expand(2))
+    torch.testing.assert_close(new.scales.exp(), (old.scales.exp() * factor).float().expand(2, 3))
+    assert torch.equal(new.means, old.means.expand(2, 3)) and not group.optimizer.exp_avg.means.any()
+
+
+def test_the_opaque_are_chosen_more_often() -> None:
+    chosen = drawn(torch.tensor([0.0, 0.9, 0.1, 0.0]), 10_000, torch.Generator().manual_seed(1))
+    counts = chosen.bincount(minlength=4).tolist()
+    assert counts[0] == counts[3] == 0 and counts[1] == pytest.approx(9000, abs=150)
+
+
+def test_numbers_grow_to_the_cap_and_stay_there() -> None:
+    group = population(scales=[0.01] * 100)
+    rule = strategy(McmcConfig(noise=0.0, grow_factor=1.05, max_gaussians=200, every=10), steps=3000)
+    sizes = []
+    for step in range(500, 2600, 10):
+        rule.after_step(group, (), step)
+        sizes.append(len(group))
+    assert sizes[0] == 100 and sizes[1] == 105, "the first step after the start, by the factor"
+    assert sizes[-1] == 200 and sorted(sizes) == sizes
+    below = population(scales=[0.01] * 100)
+    assert strategy(McmcConfig(noise=0.0, max_gaussians=50)).after_step(below, (), STEP) is not None
+    assert len(below) == 100, "none is taken away"
+
+
+def test_short_trainings_come_to_the_cap_by_the_middle() -> None:
+    group = population(scales=[0.01] * 10)
+    rule = strategy(McmcConfig(noise=0.0, max_gaussians=1000), steps=2000)
+    for step in range(0, 1000):
+        rule.after_step(group, (), step)
+    assert len(group) == 1000
+    assert rule.start_step == 333 and rule.stop_step == 1666
+
+
+def test_without_a_number_the_pixels_and_the_common_limit_say_how_many() -> None:
+    assert strategy(McmcConfig()).cap == 2000
+    assert strategy(McmcConfig(), densify=DensifyConfig(max_gaussians=700)).cap == 700
+
+
+def test_the_faint_tremble_along_their_axes_and_the_opaque_stay() -> None:
+    many = 4000
+    group = population(scales=[0.1] * many, opacities=[0.001] * (many - 1) + [0.9])
+    turn = math.sqrt(0.5)  # by 90 degrees about z: the longest axis, x, points along y
+    quats = torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4)
+    gaussians = replace(group.gaussians.detach(), means=torch.zeros(many, 3), quats=quats.contiguous())
+    tremble(gaussians, 2.0, 0.005, torch.Generator().manual_seed(1))
+    assert not gaussians.means[-1].any()
+    share = 1.0 / (1.0 + math.exp(-100.0 * (0.005 - 0.001)))
+    spread = 2.0 * share * torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)]) ** 2
+    torch.testing.assert_close(gaussians.means[:-1].std(dim=0), spread, rtol=0.05, atol=0.0)
+
+
+def test_the_noise_follows_the_step_and_the_rate_of_the_means() -> None:
+    moved = []
+    for step, lr in ((STEP, 1.6e-4), (STEP, 1.6e-4), (STEP + 1, 1.6e-4), (STEP, 0.0)):
+        group = population(scales=[0.1] * 3, opacities=[0.01] * 3)
+        before = group.gaussians.means.detach().clone()
+        rule = strategy(McmcConfig(grow_factor=1.0, max_gaussians=1))
+        rule.follow(replace(rule.config, optim=replace(rule.config.optim, means_lr=lr)))
+        rule.after_step(group, (), step)
+        moved.append(group.gaussians.means.detach() - before)
+    assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[0], moved[2])
+    assert moved[0].abs().min() > 0 and not moved[3].any()
+
+
+def test_disabled_it_changes_nothing() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.001, 0.5, 0.01])
+    before = rows(group.gaussians)
+    rule = strategy(McmcConfig(), densify=DensifyConfig(enabled=False))
+    assert rule.after_step(group, (), STEP) is None and torch.equal(rows(group.gaussians), before)
+
+
+def test_things_are_shared_out_wholly_and_in_proportion() -> None:
+    assert share_out(10, [1.0, 1.0, 2.0]) == [3, 2, 5]
+    assert share_out(7, [0.0, 3.0]) == [0, 7]
+    assert share_out(5, [0.0, 0.0]) == [0, 0]
+    assert sum(share_out(1001, [0.1, 0.7, 0.3, 0.9])) == 1001

@@ -21,6 +21,7 @@ from splatstudio.studio.gate import open_server
 from splatstudio.studio.hotkeys import Hotkeys
 from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.network import LOOPBACK, Network, advice
+from splatstudio.studio.news import News
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import DevicesPanel
 from splatstudio.studio.panels.evaluate import EvaluatePanel
@@ -65,8 +66,9 @@ class Studio:
         self.port = self._gated.port
         self._server = self._gated.server
         self.url = self._gated.url
-        self.controller = Controller(self.project, self._notify)
-        self._jobs = JobBoard(self.controller, self._notify)
+        self._news = News(self._server)
+        self.controller = Controller(self.project, self._news.tell)
+        self._jobs = JobBoard(self.controller, self._news.tell)
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if self.project.path.is_file() else "+z")
         self._viewport = Viewport(self._server, self.controller, self.project.scene)
@@ -138,7 +140,7 @@ class Studio:
             self._first_view,
             Hotkeys(server),
             self._jobs,
-            self._notify,
+            self._news.tell,
         )
         self._panels.append(StatusPanel(page))
         tabs = gui.add_tab_group()
@@ -149,7 +151,7 @@ class Studio:
         with left.add_tab("Devices") as tab:
             self._panels.append(DevicesPanel(page, tab))
         with left.add_tab("Log"):
-            self._panels.append(LogPanel(page))
+            self._panels.append(LogPanel(page, self._news))
         left.dock_left()
         left.set_width(LEFT_WIDTH)
         self._refresh()
@@ -205,16 +207,7 @@ class Studio:
         if not self._failures[name] and self._server.get_clients():
             self._failures[name] = True
             sentence = f"{type(error).__name__}: {error}. The training and the other parts go on."
-            self._notify(Notice(f"{name} may show old figures", sentence, bad=True))
-
-    def _notify(self, notice: Notice) -> None:
-        for client in self._server.get_clients().values():
-            client.add_notification(
-                notice.title,
-                notice.text,
-                auto_close_seconds=None if notice.bad else 8.0,
-                color="red" if notice.bad else ACCENT,
-            )
+            self._news.tell(Notice(f"{name} may show old figures", sentence, bad=True))
 
 
 def open_studio(

@@ -10,9 +10,9 @@ from pathlib import Path
 import viser
 
 from splatstudio.studio.jobs import JobBoard, JobStatus
-from splatstudio.studio.theme import ACCENT, MUTED, duration, size
+from splatstudio.studio.theme import ACCENT, BAD, MUTED, duration, size
 from splatstudio.worker.jobs import num_bytes
-from splatstudio.worker.messages import JobCommand, JobDone
+from splatstudio.worker.messages import JobCommand, JobDone, JobFailed
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
 
@@ -43,14 +43,18 @@ class JobBar:
         self._shown = status
         running = status.end is None
         done, total = (status.progress.done, status.progress.total) if status.progress else (0, 0)
-        self._bar.visible = self._text.visible = self._cancel.visible = running
+        self._bar.visible = self._cancel.visible = running
+        self._text.visible = True
         if running:
             self._bar.animated = total == 0 or done == total
             self._bar.value = 100.0 * done / total if total else 100.0
-            self._text.content = (
-                f'<div data-splatstudio="job" style="padding:0 10px;font-size:12px;color:{MUTED}">'
-                f"{html.escape(progress_text(status))}</div>"
-            )
+        # The end stays to be read by who was not there when it came.
+        color = BAD if isinstance(status.end, JobFailed) else MUTED
+        text = progress_text(status) if running else end_text(status)
+        self._text.content = (
+            f'<div data-splatstudio="job" style="padding:0 10px;font-size:12px;overflow-wrap:anywhere;'
+            f'color:{color}">{html.escape(text)}</div>'
+        )
         if isinstance(status.end, JobDone):
             self._download.visible = status.end.num_bytes < MAX_DOWNLOAD_BYTES
             self._download.label = f"Download {status.end.path.name} ({size(status.end.num_bytes)})"
@@ -74,6 +78,16 @@ def progress_text(status: JobStatus) -> str:
         return f"{status.doing}: finishing …"
     text = f"{status.doing}: {progress.done:,} of {progress.total:,}"
     return text if progress.eta_seconds is None else f"{text}, {duration(progress.eta_seconds)} left"
+
+
+def end_text(status: JobStatus) -> str:
+    """Return what became of a task that has ended, in words."""
+    end = status.end
+    if isinstance(end, JobDone):
+        return f"Complete: {end.path} ({size(end.num_bytes)})"
+    if isinstance(end, JobFailed):
+        return f"{status.doing} failed: {end.sentence}"
+    return f"{status.doing}: cancelled, nothing of it was kept."
 
 
 def download(client: viser.ClientHandle, path: Path) -> None:

@@ -164,6 +164,7 @@ class Jobs:
         finally:
             with self._lock:
                 del self._tasks[job]
+        log.info("%s: %s", output, end)
         self._emit(end)
 
 

@@ -6,14 +6,18 @@ import html
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import viser
 
+from splatstudio.studio.news import News, NewsItem
 from splatstudio.studio.page import Page, Panel
-from splatstudio.studio.theme import MUTED
+from splatstudio.studio.theme import BAD, MUTED
 
 NUM_LINES = 200
+NUM_NEWS = 50
+NEWS_HEIGHT = "22vh"
 TAIL_BYTES = 64 * 1024
 LOOK_SECONDS = 1.0
 MAX_DOWNLOAD_BYTES = 50_000_000
@@ -23,11 +27,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class LogPanel(Panel):
-    """The worker's log, followed to its end; errors are red."""
+    """What the studio has told, and the worker's log, followed to its end; errors are red."""
 
-    def __init__(self, page: Page):
+    def __init__(self, page: Page, news: News):
         gui = page.server.gui
-        self._controller = page.controller
+        self._controller, self._news, self._num_told = page.controller, news, 0
+        self._told = gui.add_html("")
         self._lines = gui.add_html("")
         self._follow = gui.add_checkbox(
             "Follow", True, hint="Off: the text stands still, to be read or copied."
@@ -35,11 +40,14 @@ class LogPanel(Panel):
         self._download = gui.add_button("Download the log", color="gray")
         self._download.on_click(self._send)
         self._place = gui.add_html("")
-        self._shown: tuple[Path, int, int] | None = None
+        self._shown: tuple[Path, int, int, bool] | None = None
         self._look_due = 0.0
 
     def refresh(self) -> None:
-        """Read the end of the log again when it has grown."""
+        """Show what was told, and read the end of the log again when it has grown."""
+        if self._num_told != self._news.num_told:
+            self._num_told = self._news.num_told
+            self._told.content = news_html(self._news.items[-NUM_NEWS:])
         if time.monotonic() < self._look_due or not self._follow.value:
             return
         self._look_due = time.monotonic() + LOOK_SECONDS
@@ -47,14 +55,16 @@ class LogPanel(Panel):
         try:
             found = os.stat(path)
         except OSError:
-            self._lines.content = log_html(["The background process has not written anything yet."])
+            self._lines.content = log_html(
+                ["The background process has not written anything yet."], with_news=self._num_told > 0
+            )
             self._shown = None
             return
-        shown = (path, found.st_size, found.st_mtime_ns)
+        shown = (path, found.st_size, found.st_mtime_ns, self._num_told > 0)
         if shown == self._shown:
             return
         self._shown = shown
-        self._lines.content = log_html(tail(path))
+        self._lines.content = log_html(tail(path), with_news=self._num_told > 0)
         self._place.content = (
             f'<div style="padding:0 10px;font-size:11px;color:{MUTED};overflow-wrap:anywhere">'
             f"{html.escape(str(path))}</div>"
@@ -85,13 +95,37 @@ def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
     return [line.rpartition("\r")[2] for line in lines[-num_lines:]]
 
 
-def log_html(lines: list[str]) -> str:
-    """Return lines as a scrolling box that shows its end; the text is escaped, errors are marked."""
+def news_html(items: Sequence[NewsItem]) -> str:
+    """Return what was told as a scrolling box that shows its end, nothing for nothing; it is escaped."""
+    if not items:
+        return ""
+    rows = ""
+    for item in items:
+        color = BAD if item.notice.bad else "#e0e0e0"
+        mark = ' data-splatstudio="bad"' if item.notice.bad else ""
+        text = f"<br>{html.escape(item.notice.text)}" if item.notice.text else ""
+        rows += (
+            f'<div{mark} style="margin-top:3px;color:{color}"><span style="color:{MUTED}">'
+            f"{item.time:%m-%d %H:%M:%S}</span> {html.escape(item.notice.title)}{text}</div>"
+        )
+    return (
+        '<div data-splatstudio="news" style="display:flex;flex-direction:column-reverse;overflow-y:auto;'
+        f"max-height:{NEWS_HEIGHT};margin:4px 10px;font-size:12px;line-height:1.4;"
+        f'overflow-wrap:anywhere"><div style="margin-bottom:auto">{rows}</div></div>'
+    )
+
+
+def log_html(lines: list[str], *, with_news: bool = False) -> str:
+    """Return lines as a scrolling box that shows its end; the text is escaped, errors are marked.
+
+    The box leaves room for the news above it where there are any.
+    """
+    above = f"235px - {NEWS_HEIGHT}" if with_news else "235px"
     rows = "".join(f"<div{_style(line)}>{html.escape(line) or '&nbsp;'}</div>" for line in lines)
     # The reversed column keeps the end in sight without a script.
     return (
         '<div data-splatstudio="log" style="display:flex;flex-direction:column-reverse;overflow-y:auto;'
-        "height:calc(100vh - 235px);margin:4px 10px 10px 10px;padding:6px 8px;border-radius:6px;"
+        f"height:calc(100vh - {above});margin:4px 10px 10px 10px;padding:6px 8px;border-radius:6px;"
         'background:rgba(0,0,0,.28);font:11px/1.45 ui-monospace,monospace;overflow-wrap:anywhere">'
         f'<div style="margin-bottom:auto;white-space:pre-wrap">{rows}</div></div>'
     )

@@ -1,0 +1,75 @@
+"""What the studio has told: shown to who watches, kept for who comes back, listed in the Log tab."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+
+import viser
+
+from splatstudio.studio.status import Notice
+from splatstudio.studio.theme import ACCENT
+
+NUM_KEPT = 200
+MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
+
+
+@dataclass(frozen=True)
+class NewsItem:
+    """Something that was told, and when."""
+
+    time: datetime
+    notice: Notice
+
+
+class News:
+    """Tells every browser; what is told while none is open waits for the next. Any thread may call."""
+
+    def __init__(self, server: viser.ViserServer):
+        self._server = server
+        self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
+        self._missed: list[Notice] = []
+        self._lock = threading.Lock()
+        self.num_told = 0
+        server.on_client_connect(self._catch_up)
+
+    @property
+    def items(self) -> tuple[NewsItem, ...]:
+        """Return what was told last, the newest at the end."""
+        with self._lock:
+            return tuple(self._items)
+
+    def tell(self, notice: Notice) -> None:
+        """Show a notice in every browser, and keep it."""
+        with self._lock:
+            clients = list(self._server.get_clients().values())
+            self._items.append(NewsItem(datetime.now(), notice))
+            self.num_told += 1
+            if not clients:
+                self._missed = [*self._missed, notice][-NUM_KEPT:]
+        for client in clients:
+            _show(client, notice, stays=notice.bad)
+
+    def _catch_up(self, client: viser.ClientHandle) -> None:
+        """Tell the first who comes what happened while nobody watched."""
+        with self._lock:
+            missed, self._missed = self._missed, []
+        # What went wrong is said before what went well, and the newest of each.
+        chosen = sorted(missed, key=lambda notice: notice.bad)[-MAX_MISSED_SHOWN:]
+        for notice in missed:
+            if any(notice is other for other in chosen):
+                _show(client, notice, stays=True)
+        if len(missed) > len(chosen):
+            more = f"{len(missed) - len(chosen):,} more messages while nobody watched"
+            _show(client, Notice(more, "They are in the Log tab."), stays=True)
+
+
+def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> None:
+    client.add_notification(
+        notice.title,
+        notice.text,
+        auto_close_seconds=None if stays else 8.0,
+        color="red" if notice.bad else ACCENT,
+    )

@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
+from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -49,6 +50,7 @@ def open_(
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
     listen: OmitArgPrefixes[Listen] = Listen(),
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
     train: bool = False,
     browser: bool = True,
@@ -60,6 +62,7 @@ def open_(
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
+        devices: What trains.
         run: Folder of the run; a new one below runs/ by default.
         train: Start training at once.
         browser: Open the default browser, where there is a display.
@@ -71,7 +74,7 @@ def open_(
     config, given = _with_preset(config, preset, given)
     port = None if listen.port == "auto" else listen.port
     network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
-    asked = {"config": config, "given": given, "run_dir": run}
+    asked = {"config": config, "given": given, "run_dir": run, "devices": devices.chosen()}
     studio = open_studio(path, network=network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
@@ -83,6 +86,7 @@ def train_(
     /,
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
     resume: bool = False,
 ) -> int:
@@ -92,6 +96,7 @@ def train_(
         scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
+        devices: What trains.
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
@@ -102,7 +107,8 @@ def train_(
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
-    return train_scene(scene, with_whole_init(config), run, resume=resume, given=given)
+    asked = {"resume": resume, "given": given, "devices": devices.chosen()}
+    return train_scene(scene, with_whole_init(config), run, **asked)
 
 
 @dataclass(frozen=True)

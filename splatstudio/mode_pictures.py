@@ -117,7 +117,7 @@ def _depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pict
 
 
 def _median_depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    projected, settings = projected_by(gaussians, camera, options)
+    projected, settings = _projected(gaussians, camera, options)
     depth = _modes_for(gaussians).rasterize_median(projected, settings).depth
     return _heat(depth, depth > 0, options)
 
@@ -129,7 +129,7 @@ def _alpha(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pict
 
 
 def _count(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    projected, settings = projected_by(gaussians, camera, options)
+    projected, settings = _projected(gaussians, camera, options)
     count = _modes_for(gaussians).rasterize_median(projected, settings).count.float()
     legend = Legend(0.0, max(float(count.max()), 1.0), "splats", "viridis")
     return Picture(colored(count, legend.low, legend.high, legend.color_map).cpu().numpy(), legend)
@@ -137,7 +137,7 @@ def _count(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pict
 
 def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
     """Draw normals as usual: red to the right, green up, blue towards the camera."""
-    projected, settings = projected_by(gaussians, camera, options)
+    projected, settings = _projected(gaussians, camera, options)
     normals = _shapes(gaussians, projected, camera).normals
     black = replace(settings, background=torch.zeros_like(settings.background))
     raster = stages_for(gaussians.means).rasterize(replace(projected, colors=normals), black)
@@ -147,7 +147,7 @@ def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pi
 
 
 def _ellipsoids(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    projected, settings = projected_by(gaussians, camera, options)
+    projected, settings = _projected(gaussians, camera, options)
     a, b, c = projected.conics.unbind(-1)
     extent = (torch.stack([c, a], dim=-1) / (a * c - b * b)[:, None]).sqrt() * ELLIPSOID_HULL
     # Where rounding has eaten a needle's determinant, the box of the projection has to do.
@@ -161,7 +161,7 @@ def _ellipsoids(gaussians: Gaussians, camera: Camera, options: RenderOptions) ->
 
 
 def _points(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    projected, settings = projected_by(gaussians, camera, options)
+    projected, settings = _projected(gaussians, camera, options)
     round_conic = projected.conics.new_tensor([POINT_RADIUS**-2, 0.0, POINT_RADIUS**-2])
     radii = (projected.radii > 0).to(torch.int32) * math.ceil(POINT_RADIUS)
     points = replace(projected, conics=round_conic.expand_as(projected.conics))
@@ -186,10 +186,9 @@ def _modes_for(gaussians: Gaussians) -> ModuleType:
     return ops_modes if stages_for(gaussians.means) is ops else reference_modes
 
 
-def projected_by(
+def _projected(
     gaussians: Gaussians, camera: Camera, options: RenderOptions
 ) -> tuple[Projected, RasterSettings]:
-    """Return how `camera` sees the Gaussians, and how they are composited."""
     degree = gaussians.sh_degree if options.sh_degree is None else min(options.sh_degree, gaussians.sh_degree)
     project_settings = ProjectSettings(degree, options.antialiased, options.near, options.far)
     means, quats, scales, opacities, sh0, shN = gaussians.tensors().values()

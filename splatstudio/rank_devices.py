@@ -36,6 +36,9 @@ class RankDevices:
         return RankDevices(self.gpus[:1])
 
 
+ONE_PROCESS = RankDevices()
+
+
 def choose_devices(gpus: tuple[int, ...] | None = None, ranks: int | None = None) -> RankDevices:
     """Return where to train: on the GPUs named, else on `ranks` processes of the CPU, else on all GPUs.
 

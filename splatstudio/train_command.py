@@ -15,11 +15,12 @@ from types import FrameType
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
 from splatstudio.config import TrainConfig, resumed
 from splatstudio.evaluate import evaluation_from_json
+from splatstudio.rank_devices import RankDevices, choose_devices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
-from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -49,12 +50,13 @@ def train_scene(
     *,
     resume: bool,
     given: Collection[str],
+    devices: RankDevices | None = None,
 ) -> int:
     """Train to the last step or to Ctrl-C, which saves, and return the exit code.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
-    others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
-    training.
+    others. `devices` None: all GPUs that can be used, else the CPU. Raises ValueError with one sentence for
+    what cannot be trained or resumed, and for what ended the training.
     """
     checkpoint = None
     if resume:
@@ -74,7 +76,7 @@ def train_scene(
         raise ValueError(f"the run folder {run_dir} is not empty: resume it, or name another one")
     job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint)
     del scene  # the background process has its own
-    return _Attendance(job, first).run()
+    return _Attendance(job, first, choose_devices() if devices is None else devices).run()
 
 
 def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:
@@ -126,10 +128,10 @@ def interruptible() -> Iterator[Interrupt]:
 class _Attendance:
     """Follows one training: prints what its process tells, and has it stop when Ctrl-C is pressed."""
 
-    def __init__(self, job: TrainJob, first: int):
+    def __init__(self, job: TrainJob, first: int, devices: RankDevices):
         self._job = job
         self._first = first
-        self._client = WorkerClient(job)
+        self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
         self._num_gaussians = 0
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again

@@ -9,12 +9,14 @@ import signal
 import threading
 import webbrowser
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import viser
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
+from splatstudio.rank_devices import RankDevices, choose_devices
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
@@ -55,8 +57,10 @@ class Studio:
         config: TrainConfig = TrainConfig(),
         given: Collection[str] | None = None,
         run_dir: Path | None = None,
+        devices: RankDevices | None = None,
     ):
-        self.project = open_project(path, config, run_dir, given)
+        devices = choose_devices() if devices is None else devices
+        self.project = replace(open_project(path, config, run_dir, given), devices=devices)
         self._gated = open_server(
             host=network.host,
             port=network.port,
@@ -219,15 +223,17 @@ def open_studio(
     config: TrainConfig = TrainConfig(),
     given: Collection[str] | None = None,
     run_dir: Path | None = None,
+    devices: RankDevices | None = None,
 ) -> Studio:
     """Open a scene folder, a .ply file or a run folder in the studio and print its address.
 
     Only who has the printed address, which holds a secret, gets in. `train` starts at once, `browser` opens
     the default browser where there is a display. `given` are the names of the settings in `config` that the
-    user asked for, None: those that differ from the defaults. Raises ValueError with one sentence for a path
+    user asked for, None: those that differ from the defaults. `devices` None: all GPUs that can be used, else
+    the CPU. Raises ValueError with one sentence for a path
     or an address that cannot be used.
     """
-    studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir)
+    studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)
     print(f"The studio is open at {studio.url}", flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
     for note in (*told, *studio.project.notes):

@@ -18,7 +18,7 @@ from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, RankFigures, Status, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
-from splatstudio.worker.client import ReceivedFrame, WorkerClient
+from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
     Command,
     Event,
@@ -289,7 +289,7 @@ class Controller(FrameSource):
     # ---- the worker
 
     def _new_worker(self, job: Job) -> WorkerClient:
-        worker = WorkerClient(job)
+        worker = WorkerClient(job, plan_for(job, self.project.devices))
         worker.subscribe(lambda event: self._take(worker, event))
         return worker
 

@@ -18,6 +18,7 @@ from splatstudio.config import (
     with_whole_init,
 )
 from splatstudio.formats import format_of
+from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_training_scene
@@ -37,6 +38,7 @@ class Project:
     run_dir: Path | None
     config: TrainConfig
     notes: tuple[str, ...] = ()
+    devices: RankDevices = ONE_PROCESS  # that a training runs on
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.rank_devices import RankDevices
 from splatstudio.worker.messages import (
     Close,
     Command,
@@ -39,6 +40,12 @@ LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has not
 log = logging.getLogger(__name__)
 
 ONE_RANK = Plan(worker_main, activity_of)
+
+
+def plan_for(job: Job, devices: RankDevices) -> Plan:
+    """Return how a job is done on some devices: a training by one rank on each, all else by one."""
+    devices = devices if isinstance(job, TrainJob) else devices.alone()
+    return Plan(worker_main, activity_of, devices.num_ranks, devices=devices)
 
 
 @dataclass(frozen=True, eq=False)

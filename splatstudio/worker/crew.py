@@ -11,18 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from splatstudio.checkpoint_saver import CheckpointSaver
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
+from splatstudio.sharded_view import gathered
 from splatstudio.shared_saver import PartSaver, SharedSaver
 from splatstudio.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gaussians_of_rows, seen_rows
-from splatstudio.worker.messages import RankFigures, RanksReport
+from splatstudio.worker.ranks_report import RankFigures, RanksReport
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
 
@@ -53,14 +52,6 @@ class Stopwatch:
         )
         self._steps, self._seconds, self._waited = 0, 0.0, self._ranks.seconds
         return figures
-
-
-def gathered(gaussians: Gaussians, ranks: Ranks) -> Gaussians | None:
-    """Return the whole model on rank 0, on the CPU; None on the others, which have to call it too."""
-    parts = {name: ranks.gather_to_first(tensor) for name, tensor in gaussians.tensors().items()}
-    if ranks.rank > 0:
-        return None
-    return Gaussians(**{name: torch.cat(rows) for name, rows in parts.items()})
 
 
 def reported(watch: Stopwatch, trainer: Trainer, ranks: Ranks) -> tuple[RankFigures, ...]:
@@ -100,7 +91,7 @@ class Leader:
         if not self._several:
             return self._trainer.gaussians
         self._tell(Turn.COPY, b"")
-        model = gathered(self._trainer.gaussians, self._ranks)
+        model = gathered(self._ranks, self._trainer.gaussians)
         assert model is not None, "this is rank 0"
         return model
 
@@ -143,7 +134,7 @@ class Member:
         if turn == Turn.SAVE:
             self._saver.write(Path(body.decode()), self._trainer.checkpoint())
         elif turn == Turn.COPY:
-            gathered(self._trainer.gaussians, self._ranks)
+            gathered(self._ranks, self._trainer.gaussians)
         elif turn == Turn.LOOK:
             self._show(decoded_looks(body), self._trainer.display_options)
         else:

@@ -7,6 +7,10 @@ from splatstudio.model import Model
 from splatstudio.worker.messages import ModelLoaded
 
 
-def model_loaded(model: Model) -> ModelLoaded:
-    """Describe a model for a viewer that must find its first point of view."""
-    return ModelLoaded(model.step, len(model), *central_bounds(model.gaussians))
+def model_loaded(model: Model, num_gaussians: int | None = None) -> ModelLoaded:
+    """Describe a model for a viewer that must find its first point of view.
+
+    `num_gaussians` are those of all ranks where `model` has a part of them alone.
+    """
+    num_gaussians = len(model) if num_gaussians is None else num_gaussians
+    return ModelLoaded(model.step, num_gaussians, *central_bounds(model.gaussians))

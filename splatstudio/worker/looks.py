@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
-from splatstudio.gaussians import Gaussians, rgb_to_sh0
-from splatstudio.mode_pictures import projected_by, scaled
+from splatstudio.gaussians import Gaussians
+from splatstudio.mode_pictures import scaled
 from splatstudio.rendering import RenderOptions
+from splatstudio.sharded_view import as_seen_from
 from splatstudio.worker.messages import ViewOptions
 from splatstudio.worker.painter import asked_for
 
-COLUMNS = 14  # means 3, quats 4, scales 3, opacity 1, rgb 3
+COLUMNS = 14  # means 3, quats 4, scales 3, opacity 1, sh0 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +39,24 @@ def seen_rows(gaussians: Gaussians, look: Look, options: RenderOptions) -> Tenso
 
     `options` are the model's own.
     """
-    factor = look.options.splat_scale
-    drawn = scaled(gaussians, factor) if factor > 0 else gaussians
-    projected, _ = projected_by(drawn, look.camera, asked_for(options, look.options))
-    seen = (projected.radii > 0).all(dim=1)
-    g = gaussians
-    columns = (g.means, g.quats, g.scales, g.opacities[:, None], projected.colors)
-    return torch.cat([column[seen] for column in columns], dim=1)
+    factor = look.options.splat_scale if look.options.splat_scale > 0 else 1.0
+    # Larger splats are seen from farther away; the painter makes them larger itself.
+    seen = as_seen_from(scaled(gaussians, factor), look.camera, asked_for(options, look.options))
+    seen = scaled(seen, 1.0 / factor)
+    columns = (seen.means, seen.quats, seen.scales, seen.opacities[:, None], seen.sh0[:, 0])
+    return torch.cat(columns, dim=1)
 
 
 def gaussians_of_rows(rows: Sequence[Tensor]) -> Gaussians:
     """Return the model, of degree 0, that the rows of all processes make up."""
-    means, quats, scales, opacities, rgb = torch.cat(list(rows)).split((3, 4, 3, 1, 3), dim=1)
+    means, quats, scales, opacities, sh0 = torch.cat(list(rows)).split((3, 4, 3, 1, 3), dim=1)
     return Gaussians(
         means=means.contiguous(),
         quats=quats.contiguous(),
         scales=scales.contiguous(),
         opacities=opacities[:, 0].contiguous(),
-        sh0=rgb_to_sh0(rgb)[:, None].contiguous(),
-        shN=rgb.new_zeros(len(rgb), 0, 3),
+        sh0=sh0[:, None].contiguous(),
+        shN=sh0.new_zeros(len(sh0), 0, 3),
     )
 
 

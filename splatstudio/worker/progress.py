@@ -94,7 +94,7 @@ class ProgressTeller:
                 total_steps=trainer.config.steps,
                 loss=self._loss,
                 psnr=self._psnr,
-                num_gaussians=len(trainer.live_gaussians),
+                num_gaussians=trainer.num_gaussians,
                 steps_per_second=rate,
                 eta_seconds=left / rate if rate > 0 else None,
                 elapsed_seconds=now - self._started,

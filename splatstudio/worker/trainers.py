@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from splatstudio.config import FREE_ON_RESUME
 from splatstudio.distributed import Ranks
 from splatstudio.scene import load_training_scene
@@ -17,12 +15,11 @@ def trainer_of(job: TrainJob, ranks: Ranks) -> Trainer:
     Raises what loading the scene, the checkpoint and the start of a training raise.
     """
     scene = load_training_scene(job.scene_path, job.config)
-    together: dict[str, Any] = {"ranks": ranks} if ranks.num_ranks > 1 else {}
     if job.checkpoint is not None:
         overrides = {name: getattr(job.config, name) for name in FREE_ON_RESUME}
-        trainer = Trainer.resume(scene, job.checkpoint, **together, **overrides)
+        trainer = Trainer.resume(scene, job.checkpoint, ranks=ranks, **overrides)
     else:
-        trainer = Trainer(scene, job.config, **together)
+        trainer = Trainer(scene, job.config, ranks=ranks)
     for path, value in job.settings:
         trainer.update_setting(path, value)
     return trainer

@@ -105,6 +105,8 @@ class Training:
         assert self._leader is not None
         if (report := self._leader.after_step(advance.stats.seconds)) is not None:
             self._emit(report)
+        if advance.stats.problem is not None:
+            self._emit(Warned(advance.stats.problem))
         self._show(self._session)
         self._report(self._session, advance)
         if self._session.finished:
@@ -169,7 +171,7 @@ class Training:
         if session.lock_problem is not None:
             self._emit(Warned(session.lock_problem))
         self._show(session)
-        self._emit(model_loaded(self._model(trainer)))
+        self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
         self._announce(session)
         if session.finished:
             self._finish(session)
@@ -188,9 +190,7 @@ class Training:
     def _announce(self, session: Session) -> None:
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
-        self._emit(
-            Started(trainer.step, trainer.config.steps, len(trainer.live_gaussians), num_train, num_test)
-        )
+        self._emit(Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test))
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_after(pause_at)

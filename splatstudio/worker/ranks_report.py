@@ -1,0 +1,25 @@
+"""What is told of the ranks of a training, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splatstudio.worker.messages import Event
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one rank of a training does: means over the last second of training."""
+
+    rank: int
+    num_gaussians: int
+    step_seconds: float
+    wait_seconds: float  # of that, waiting for other ranks and exchanging with them
+
+
+@dataclass(frozen=True)
+class RanksReport(Event):
+    """The figures of all ranks of a training on several, by rank; about once a second while it trains."""
+
+    step: int
+    ranks: tuple[RankFigures, ...]

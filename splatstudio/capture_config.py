@@ -58,7 +58,7 @@ class DepthConfig:
     """The depth of the sparse points as a guide: for COLMAP scenes, which tell who sees which point."""
 
     weight: float = setting(
-        0.0, "Weight of the mean error of 1/depth at each view's sparse points; 0: off.", 0, 100, live=True
+        0.0, "Weight of the mean error of extent/depth at each view's sparse points; 0: off.", 0, 100
     )
     weight_decay: float = setting(0.01, "That weight at the last step over that at the first.", 1e-6, 1)
 

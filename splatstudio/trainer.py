@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_share import load_share, save_together
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
 from splatstudio.corrections import Corrections
+from splatstudio.depth_guide import DepthGuide, depth_weight
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, unless_out_of_memory
@@ -30,6 +31,7 @@ from splatstudio.rendering import RenderOptions, fastest_device, options_for_dis
 from splatstudio.resolution import divisor_at, reduced
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
+from splatstudio.shapes import LIMIT_EVERY, limit_shapes, remove_unseen
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
 from splatstudio.strategy import Change, Population, trainable
@@ -157,6 +159,7 @@ class Trainer:
         )
         self.ranks = ranks
         self._queue = PhotoQueue(scene, generator, ranks)
+        self._guide = DepthGuide.of(scene, config.depth)
         self._fault = Fault.from_environment()
 
     def _take(self, population: Population) -> None:
@@ -214,6 +217,7 @@ class Trainer:
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
+        change = self._after_strategy(change, config)
         if change is not None:
             rebalance(self._population)
             self.num_gaussians = self._population.num_all()
@@ -297,7 +301,27 @@ class Trainer:
         penalty = self._corrections.penalty(shot, self.config)
         if self._fault is not None:
             loss = loss * self._fault.strike(self.step + 1, self.ranks.rank)
-        return loss if penalty is None else loss + penalty
+        return self._guided(loss if penalty is None else loss + penalty, shot, drawing)
+
+    def _guided(self, loss: Tensor, shot: Shot, drawing: Drawing) -> Tensor:
+        if self._guide is None:
+            return loss
+        error = self._guide.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum)
+        weight = depth_weight(self.config.depth, step=self.step, steps=self.config.steps)
+        return loss if error is None else loss + weight * error
+
+    def _after_strategy(self, change: Change | None, config: TrainConfig) -> Change | None:
+        """Hold the shapes in their limits and remove what is not seen; return all that was changed."""
+        shapes, step = config.shapes, self.step + 1
+        if step % LIMIT_EVERY == 0:
+            limit_shapes(self._population.gaussians, shapes, extent=self._extent)
+        if not shapes.min_views > 0 or step % shapes.min_views_every:
+            return change
+        cameras = [self._corrections.camera(index) for index in self.scene.train_indices]
+        options = self._options_at(self.step, config)
+        removed = remove_unseen(self._population, cameras, options, min_views=shapes.min_views)
+        change = change or Change()
+        return replace(change, pruned=change.pruned + removed)
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(

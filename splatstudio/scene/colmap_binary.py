@@ -27,6 +27,7 @@ CAMERA_HEAD = struct.Struct("<IiQQ")  # id, model, width, height
 POINT_BYTES = 43  # id, position, colour, error
 COUNT = struct.Struct("<Q")
 MAX_NAME_BYTES = 4096
+NO_POINT = 2**64 - 1  # what an observation has for a point that was not triangulated
 
 
 class _Cursor:
@@ -113,6 +114,30 @@ def read_images(path: Path) -> list[ColmapImage]:
         images.append(ColmapImage(name, values[8], viewmat))
     cursor.end()
     return images
+
+
+def read_observed_points(path: Path) -> dict[str, np.ndarray]:
+    """Return the ids [M] uint64 of the points that each image observes, by the image's name.
+
+    Raises ValueError for a damaged file.
+    """
+    cursor = _Cursor(path)
+    observed = {}
+    layout = np.dtype([("place", "<f8", 2), ("point", "<u8")])
+    for i in range(cursor.count(IMAGE_HEAD.size + 1 + COUNT.size, "images")):
+        cursor.record = f"image {i + 1}"
+        cursor.unpack(IMAGE_HEAD, "an image")
+        end = cursor.data.find(b"\0", cursor.position, cursor.position + MAX_NAME_BYTES)
+        if end < 0:
+            raise cursor.damaged("its name has no end")
+        name = os.fsdecode(cursor.data[cursor.position : end])
+        cursor.position = end + 1
+        num = cursor.count(layout.itemsize, "observations")
+        ids = np.frombuffer(cursor.data, layout, num, cursor.position)["point"].copy()
+        cursor.position += num * layout.itemsize
+        observed[name] = ids[ids != NO_POINT]
+    cursor.end()
+    return observed
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -72,6 +72,23 @@ def read_images(path: Path) -> list[ColmapImage]:
     return images
 
 
+def read_observed_points(path: Path) -> dict[str, np.ndarray]:
+    """Return the ids [M] uint64 of the points that each image observes, by the image's name.
+
+    Raises ValueError naming the line that cannot be read.
+    """
+    observed = {}
+    lines = _lines(path)
+    for _, line in lines:
+        if not line.strip():
+            continue
+        number, observations = next(lines, (0, ""))
+        words = observations.split()[2::3]
+        ids = _integers(words, f"{path}, line {number},")
+        observed[line.split(maxsplit=9)[-1].strip()] = np.array([i for i in ids if i >= 0], np.uint64)
+    return observed
+
+
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return ids [P] uint64, positions [P, 3] float64 and colours [P, 3] uint8.
 

@@ -1,0 +1,66 @@
+"""The depths of the sparse points as a guide: where one is shown, the model should be as far away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.config import DepthConfig
+from splatstudio.scene.scene import Scene
+from splatstudio.scene.tracks import visible_points
+
+MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
+
+
+class DepthGuide:
+    """The points that each training photograph of a scene shows."""
+
+    def __init__(self, points: Mapping[int, np.ndarray], extent: float) -> None:
+        """`points` [M, 3], in the scene's frame, by the view's index; `extent` the scene's radius."""
+        self._points = points
+        self._extent = extent
+
+    @classmethod
+    def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide | None:
+        """Return the guide that the settings ask for; None: they ask for none.
+
+        Raises ValueError for a scene that does not know which photograph shows which point.
+        """
+        if not config.weight > 0:
+            return None
+        shown = visible_points(scene)
+        views = ((index, scene.views[index].name) for index in scene.train_indices)
+        return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
+
+    def error(self, index: int, camera: Camera, alpha: Tensor, depth_sum: Tensor) -> Tensor | None:
+        """Return how wrong the drawn depths are at the points that the view `index` shows, a scalar.
+
+        It is the mean of |1/drawn - 1/true| in units of 1/extent, over the points at whose pixel more than
+        half is covered; `alpha` and `depth_sum` [H, W] as of `Drawing`. None: there is no such point.
+        """
+        points = self._points.get(index)
+        if points is None:
+            return None
+        seen = points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+        seen = seen[seen[:, 2] > 0]
+        pixels = seen @ camera.K.T
+        columns, rows = np.floor(pixels[:, :2] / pixels[:, 2:]).T
+        inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
+        place = torch.as_tensor(rows[inside] * camera.width + columns[inside]).long().to(alpha.device)
+        true = torch.as_tensor(seen[inside, 2]).to(alpha)
+        covered = alpha.reshape(-1)[place]
+        counts = (covered.detach() > MIN_ALPHA).to(alpha)
+        if not bool(counts.any()):
+            return None
+        drawn = depth_sum.reshape(-1)[place] / covered.clamp_min(1e-6)
+        wrong = (1.0 / drawn.clamp_min(1e-6) - 1.0 / true).abs() * self._extent
+        return (wrong * counts).sum() / counts.sum()
+
+
+def depth_weight(config: DepthConfig, *, step: int, steps: int) -> float:
+    """Return the weight of the guide after `step` of `steps` steps: it falls exponentially."""
+    return config.weight * config.weight_decay ** min(step / max(steps, 1), 1.0)

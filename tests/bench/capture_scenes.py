@@ -1,0 +1,99 @@
+"""Scenes as real captures are: one in changing light, one with cameras that are off, one under an open sky.
+
+The first two are made of a scene of photographs, the last by the program that draws the demo scene.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from splatstudio.camera import Camera
+from splatstudio.corrections.poses import corrected_camera
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 30, 320, 200, 230.0
+
+
+def in_changing_light(folder: Path, target: Path) -> Path:
+    """Write a copy of a COLMAP scene whose training photographs differ in exposure and white balance.
+
+    A photograph is brighter or darker by a quarter (one standard deviation), its channels apart by 6 %, and
+    its black is lifted by up to 0.04. The test photographs (every eighth) stay as they are, and the mean gain
+    is 1, so that plain PSNR tells whether the model has kept the scene's own light.
+    """
+    if target.exists():
+        return target
+    training = {view.name for i, view in enumerate(load_scene(folder).views) if i % 8 != 0}
+    random = np.random.default_rng(11)
+    gains = np.exp(
+        random.normal(0.0, 0.25, (len(training), 1)) + random.normal(0.0, 0.06, (len(training), 3))
+    )
+    gains /= gains.mean(axis=0)
+    lifts = random.uniform(0.0, 0.04, len(training))
+    shutil.copytree(folder / "sparse", target / "sparse")
+    (target / "images").mkdir()
+    for file in sorted((folder / "images").iterdir()):
+        if file.name not in training:
+            shutil.copy(file, target / "images" / file.name)
+            continue
+        number = sorted(training).index(file.name)
+        pixels = cv2.imread(str(file))
+        assert pixels is not None, f"{file} cannot be read"
+        changed = pixels / 255.0 * gains[number, ::-1] + lifts[number]
+        stored = np.rint(np.clip(changed, 0.0, 1.0) * 255.0).astype(np.uint8)
+        cv2.imwrite(str(target / "images" / file.name), stored, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    return target
+
+
+def with_cameras_off(scene: Scene) -> Scene:
+    """Return the scene with training cameras turned by 0.2 degrees and shifted by 0.003 extents an axis."""
+    random, views = np.random.default_rng(12), list(scene.views)
+    for index in scene.train_indices:
+        off = np.concatenate([random.normal(0.0, 0.003, 3), random.normal(0.0, np.radians(0.2), 3)])
+        views[index] = replace(views[index], camera=_moved(views[index].camera, off))
+    return replace(scene, views=tuple(views))
+
+
+def _moved(camera: Camera, off: np.ndarray) -> Camera:
+    return corrected_camera(camera, off)
+
+
+def under_an_open_sky(target: Path) -> Path:
+    """Draw the demo's garden from lower down, with half of each picture sky and far hills: a COLMAP scene."""
+    if target.exists():
+        return target
+    sys.path.insert(0, str(DEMO))
+    import make_demo  # pyright: ignore[reportMissingImports]
+    from demo_points import sparse_points  # pyright: ignore[reportMissingImports]
+    from demo_render import Pinhole, render  # pyright: ignore[reportMissingImports]
+
+    make_demo.WIDTH, make_demo.HEIGHT, make_demo.FOCAL = SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL
+    views, photos = [], []
+    for number in range(SKY_VIEWS):
+        angle = 2.0 * np.pi * number / SKY_VIEWS
+        radius, height = 2.0 + 0.3 * np.sin(3.0 * angle), 1.15 + 0.25 * np.cos(5.0 * angle)
+        position = np.array([radius * np.cos(angle), radius * np.sin(angle), height])
+        forward = np.array([0.0, 0.0, 1.05]) - position
+        forward /= np.linalg.norm(forward)
+        right = np.cross(forward, [0.0, 0.0, 1.0])
+        right /= np.linalg.norm(right)
+        rotation = np.stack([right, np.cross(forward, right), forward])
+        views.append(Pinhole(rotation, position, SKY_FOCAL, SKY_WIDTH, SKY_HEIGHT))
+        photos.append(render(views[-1]))
+    staging = target.with_name(target.name + ".tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    (staging / "images").mkdir(parents=True)
+    for number, photo in enumerate(photos):
+        file = staging / "images" / make_demo.photo_name(number)
+        cv2.imwrite(str(file), photo[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
+    make_demo.write_sparse(staging / "sparse" / "0", views, photos, sparse_points(views, photos))
+    staging.rename(target)
+    return target

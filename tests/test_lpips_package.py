@@ -1,7 +1,7 @@
 """LPIPS beside the `lpips` package of its authors, both with the same weights of chance.
 
 The package is not needed by anything else here and is not installed for the tests; where somebody has it
-(`pip install lpips`), this compares. What stays unchecked without the published weights are those weights alone.
+(`pip install lpips`), this compares. What stays unchecked without the published weights are these alone.
 """
 
 from __future__ import annotations

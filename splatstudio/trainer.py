@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_share import load_share, save_together
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
 from splatstudio.corrections import Corrections
-from splatstudio.depth_guide import DepthGuide, depth_weight
+from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, unless_out_of_memory
@@ -29,9 +28,10 @@ from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.photo_queue import Batch, PhotoQueue
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
 from splatstudio.resolution import divisor_at, reduced
+from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
-from splatstudio.shapes import LIMIT_EVERY, limit_shapes, remove_unseen
+from splatstudio.shapes import hold_shapes
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
 from splatstudio.strategy import Change, Population, trainable
@@ -43,10 +43,6 @@ EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the camer
 MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
 ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
-FIXED_AT_START = (
-    *("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random"),
-    *("test_every", "test_images", "strategy"),
-)
 
 
 class TrainingDiverged(FloatingPointError, ValueError):
@@ -119,22 +115,7 @@ class Trainer:
         be changed any more.
         """
         checkpoint = load_share(Path(checkpoint_dir), ranks)
-        config = checkpoint.config
-        for path, value in overrides.items():
-            new = changed(config, path, value)
-            if path in FIXED_AT_START and new != config:
-                raise ValueError(f"setting {path} cannot be changed when a training is resumed")
-            config = new
-        if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
-            raise ValueError(
-                f"{checkpoint_dir} was trained in another frame than {scene.path} has now: its cameras have"
-                " changed since; train the scene anew"
-            )
-        if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
-            raise ValueError(
-                f"{checkpoint_dir} was trained with {_split(config)}, but {scene.path} was "
-                f"loaded with {_split(scene)}: test photographs would be trained on"
-            )
+        config = config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
         trainer = cls.__new__(cls)
         trainer._prepare(scene, config, torch.Generator(), ranks)
         trainer._generator.set_state(checkpoint.rng_state)
@@ -217,7 +198,8 @@ class Trainer:
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
-        change = self._after_strategy(change, config)
+        removed = hold_shapes(self._population, config.shapes, self._corrections.cameras, plan.options, index)
+        change = change if removed is None else replace(change or Change(), pruned=removed)
         if change is not None:
             rebalance(self._population)
             self.num_gaussians = self._population.num_all()
@@ -298,30 +280,12 @@ class Trainer:
     def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
         rgb = self._corrections.shown(shot, drawing)
         loss = photometric(rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
-        penalty = self._corrections.penalty(shot, self.config)
+        guide = self._guide.penalty(shot, drawing, self.config, step=self.step)
         if self._fault is not None:
             loss = loss * self._fault.strike(self.step + 1, self.ranks.rank)
-        return self._guided(loss if penalty is None else loss + penalty, shot, drawing)
-
-    def _guided(self, loss: Tensor, shot: Shot, drawing: Drawing) -> Tensor:
-        if self._guide is None:
-            return loss
-        error = self._guide.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum)
-        weight = depth_weight(self.config.depth, step=self.step, steps=self.config.steps)
-        return loss if error is None else loss + weight * error
-
-    def _after_strategy(self, change: Change | None, config: TrainConfig) -> Change | None:
-        """Hold the shapes in their limits and remove what is not seen; return all that was changed."""
-        shapes, step = config.shapes, self.step + 1
-        if step % LIMIT_EVERY == 0:
-            limit_shapes(self._population.gaussians, shapes, extent=self._extent)
-        if not shapes.min_views > 0 or step % shapes.min_views_every:
-            return change
-        cameras = [self._corrections.camera(index) for index in self.scene.train_indices]
-        options = self._options_at(self.step, config)
-        removed = remove_unseen(self._population, cameras, options, min_views=shapes.min_views)
-        change = change or Change()
-        return replace(change, pruned=change.pruned + removed)
+        for penalty in (self._corrections.penalty(shot, self.config), guide):
+            loss = loss if penalty is None else loss + penalty
+        return loss
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(
@@ -396,10 +360,6 @@ class Trainer:
             red, green, blue = torch.rand(3, generator=self._generator).tolist()
             return red, green, blue
         return self._corrections.behind(self.config.background)
-
-
-def _split(of: TrainConfig | Scene) -> str:
-    return f"test_images {','.join(of.test_images)}" if of.test_images else f"test_every {of.test_every}"
 
 
 def _sh_degree_at(index: int, config: TrainConfig) -> int:

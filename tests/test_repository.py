@@ -82,6 +82,7 @@ LAYERS = [
     "video",
     "starting_model",
     "photo_queue",
+    "resuming",
     "trainer",
     "session",
     "devices",

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
-from splatstudio.config import DepthConfig
+from splatstudio.config import DepthConfig, TrainConfig
+from splatstudio.descent import Drawing, Shot
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
 
@@ -25,16 +26,21 @@ class DepthGuide:
         self._extent = extent
 
     @classmethod
-    def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide | None:
-        """Return the guide that the settings ask for; None: they ask for none.
+    def of(cls, scene: Scene, config: DepthConfig) -> DepthGuide:
+        """Return the guide that the settings ask for; where they ask for none it knows no points.
 
         Raises ValueError for a scene that does not know which photograph shows which point.
         """
         if not config.weight > 0:
-            return None
+            return cls({}, scene.extent)
         shown = visible_points(scene)
         views = ((index, scene.views[index].name) for index in scene.train_indices)
         return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
+
+    def penalty(self, shot: Shot, drawing: Drawing, config: TrainConfig, *, step: int) -> Tensor | None:
+        """Return what the loss of a drawing gains after `step` steps, a scalar; None: nothing."""
+        error = self.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum)
+        return None if error is None else error * depth_weight(config.depth, step=step, steps=config.steps)
 
     def error(self, index: int, camera: Camera, alpha: Tensor, depth_sum: Tensor) -> Tensor | None:
         """Return how wrong the drawn depths are at the points that the view `index` shows, a scalar.

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.config import ShapeConfig
+from splatstudio.contributions import contributions
+from splatstudio.descent import Shot
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, stages_for
-from splatstudio.sharded_view import project_for_all, project_settings, projected_from, share
-from splatstudio.stages import RasterSettings
-from splatstudio.strategy import Population, edit
+from splatstudio.rendering import RenderOptions
+from splatstudio.strategy import Change, Population, edit
 
 LIMIT_EVERY = 10  # steps between two looks at the shapes; a step changes them by less than a percent
 SHOWN = 0.5  # pixels' worth of a picture that a Gaussian must make up to be shown by it
+
+
+@dataclass(frozen=True)
+class ShapeLimits:
+    """What shapes may be: the settings, the scene's radius in scene units, and how pictures are drawn."""
+
+    config: ShapeConfig
+    extent: float
+    options: RenderOptions
+
+
+def hold_shapes(
+    population: Population,
+    limits: ShapeLimits,
+    cameras: Callable[[], Sequence[Camera]],
+    change: Change | None,
+    step: int,
+) -> Change | None:
+    """Hold the shapes in their limits, and when it is time remove what the training `cameras` do not show.
+
+    `change` is what the strategy did in this step, after `step` others; returns that with what was removed.
+    """
+    config = limits.config
+    if (step + 1) % LIMIT_EVERY == 0:
+        limit_shapes(population.gaussians, config, extent=limits.extent)
+    if not config.min_views > 0 or (step + 1) % config.min_views_every:
+        return change
+    removed = remove_unseen(population, cameras(), limits.options, min_views=config.min_views)
+    change = change or Change()
+    return replace(change, pruned=change.pruned + removed)
 
 
 @torch.no_grad()
@@ -63,31 +93,10 @@ def views_showing(
     same on all ranks, which draw one each at a time.
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
+    nothing = torch.zeros(0)  # there is no photograph to compare with
     for start in range(0, len(cameras), ranks.num_ranks):
-        turn = cameras[start : start + ranks.num_ranks]
-        with torch.no_grad():
-            shared = project_for_all(gaussians, turn, project_settings(gaussians, options))
-        shared = replace(shared, rows=shared.rows.detach().requires_grad_())
-        received = share(ranks, shared, [int(rank < len(turn)) for rank in range(ranks.num_ranks)])
-        v_rows = torch.zeros_like(received.rows)
-        if ranks.rank < len(turn):
-            v_rows[:, DEPTH_COLUMN] = _weights(turn[ranks.rank], received.rows.detach(), received.radii)
-        (weights,) = torch.autograd.grad(received.rows, shared.rows, v_rows)
-        parts = weights[:, DEPTH_COLUMN].split([len(rows) for rows in shared.visible])
-        for rows, part in zip(shared.visible, parts, strict=True):
-            counts[rows] += part >= SHOWN
+        own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
+        shots = [Shot(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
+        for weights in contributions(ranks, gaussians, shots, options, lambda _, rgb: torch.ones_like(rgb)):
+            counts += weights[:, 0] >= SHOWN
     return counts
-
-
-DEPTH_COLUMN = 5  # of a row of the exchange
-
-
-def _weights(camera: Camera, rows: Tensor, radii: Tensor) -> Tensor:
-    """Return the sums of the weights over all pixels of a camera's picture, [K]."""
-    projected = projected_from(rows, radii)
-    projected.depths.requires_grad_()
-    settings = RasterSettings(camera.width, camera.height, rows.new_zeros(3))
-    raster = stages_for(rows).rasterize(projected, settings)
-    # The picture of depths is the sum of weights times depths.
-    (weights,) = torch.autograd.grad(raster.depth_sum.sum(), projected.depths)
-    return weights

@@ -31,7 +31,7 @@ from splatstudio.resolution import divisor_at, reduced
 from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
-from splatstudio.shapes import hold_shapes
+from splatstudio.shapes import ShapeLimits, hold_shapes
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
 from splatstudio.strategy import Change, Population, trainable
@@ -198,8 +198,9 @@ class Trainer:
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
-        removed = hold_shapes(self._population, config.shapes, self._corrections.cameras, plan.options, index)
-        change = change if removed is None else replace(change or Change(), pruned=removed)
+        options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
+        limits = ShapeLimits(config.shapes, self._extent, options)
+        change = hold_shapes(self._population, limits, cameras, change, index)
         if change is not None:
             rebalance(self._population)
             self.num_gaussians = self._population.num_all()

@@ -67,7 +67,8 @@ def test_scenes_that_do_not_tell_are_refused(blob_scene: Scene, tracked: Scene) 
         DepthGuide.of(blob_scene, DepthConfig(weight=0.1))
     with pytest.raises(ValueError, match=r"does not tell which photographs show its sparse points"):
         DepthGuide.of(replace(tracked, format="Blender"), DepthConfig(weight=0.1))
-    assert DepthGuide.of(blob_scene, DepthConfig()) is None
+    camera = blob_scene.views[1].camera
+    assert DepthGuide.of(blob_scene, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
 
 
 def flat(camera: Camera, depth: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:

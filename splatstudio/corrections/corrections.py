@@ -95,6 +95,10 @@ class Corrections:
             return self._cameras[row]
         return corrected_camera(self._cameras[row], self._correction(row))
 
+    def cameras(self) -> list[Camera]:
+        """Return the cameras of all training photographs, as they are known now."""
+        return [self.camera(index) for index in self._row_of]
+
     def begin(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the leaf tensors of a step on the photographs `indices` of the scene, of all ranks."""
         self._rows = sorted({self._row_of[index] for index in indices})

@@ -76,6 +76,7 @@ class Studio:
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if self.project.path.is_file() else "+z")
         self._viewport = Viewport(self._server, self.controller, self.project.scene)
+        self.controller.beside.redraw = self._viewport.invalidate
         self._stopped = threading.Event()
         self._panels: list[Panel] = []
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told

@@ -13,6 +13,7 @@ from typing import Any
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.run import Run
+from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
@@ -56,6 +57,7 @@ class Controller(FrameSource):
         self.status = Status(total_steps=project.config.steps if project.can_train else 0)
         self.last_export: Exported | None = None
         self.last_saved: Saved | None = None
+        self.beside = Beside(notify)
         self._notify = notify
         self._lock = threading.RLock()
         self._seq = count(1)
@@ -209,15 +211,18 @@ class Controller(FrameSource):
         return self.status.state in ("loading", "training", "paused", "finished", "restarting")
 
     def view(self, path: Path) -> None:
-        """Show a model from the disk in place of the present one.
+        """Show a model from the disk in place of the present one; a training in progress goes on behind it.
 
-        Raises ValueError while a training holds the model.
+        Raises ValueError when its process cannot be started.
         """
         with self._lock:
-            if self.status.state not in ("ready", "viewing", "finished", "failed", "ended"):
-                raise ValueError("A training is in progress: stop it first, then open another model.")
             scene = self.project.scene
             frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
+            if self.status.state not in ("ready", "viewing", "finished", "failed", "ended"):
+                job = ViewJob(path, frame)
+                self.beside.show(job, plan_for(job, self.project.devices))
+                return
+            self.beside.leave()
             old = self._worker
             self._resume_step = self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
@@ -240,10 +245,12 @@ class Controller(FrameSource):
 
     def close(self) -> None:
         """Let the worker save what is unsaved and leave."""
+        self.beside.close()
         self._worker.close()
 
     def kill(self) -> None:
         """End the worker at once; what is unsaved is lost."""
+        self.beside.close()
         self._worker.kill()
 
     @property
@@ -273,18 +280,22 @@ class Controller(FrameSource):
 
     def model_state(self) -> ModelState:
         """Return whether there is a model to see, its step, and whether it trains now."""
-        status = self.status
+        other, status = self.beside.worker, self.status
+        if other is not None:
+            return ModelState(other.step, False)
         return ModelState(status.step if status.has_model else None, status.state == "training")
 
     def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        seq, worker = next(self._seq), self._worker
+        seq, worker = next(self._seq), self.beside.worker or self._worker
         worker.send(SetView(view, seq, camera, options))
         return worker.wait_for_frame(view, seq, FRAME_SECONDS)
 
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
-        self._worker.drop_view(view)
+        for worker in (self.beside.worker, self._worker):
+            if worker is not None:
+                worker.drop_view(view)
 
     # ---- the worker
 

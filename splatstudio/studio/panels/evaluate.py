@@ -23,6 +23,7 @@ from splatstudio.scoring import EvaluationTask
 from splatstudio.studio.free_path import free_path
 from splatstudio.studio.job_bar import download
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.beside_bar import BesideBar
 from splatstudio.studio.panels.model_rows import PLAIN, facts_html, note_html, row_color, row_label
 from splatstudio.studio.panels.scores import ScoresSection
 from splatstudio.studio.status import Notice
@@ -97,6 +98,7 @@ class EvaluatePanel(Panel):
             if time.monotonic() >= self._scan_due:
                 self._scan()
             self._show_progress()
+            self._beside.refresh()
             self._scores.refresh(self._shown_folder())
 
     def follow(self, event: Event) -> None:
@@ -127,6 +129,7 @@ class EvaluatePanel(Panel):
         self._more = gui.add_button_group(
             "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
         )
+        self._beside = BesideBar(self._page)
         self._question = gui.add_html("", visible=False)
         self._answer = gui.add_button_group("Delete?", ("Keep it", "Delete it"), visible=False)
 
@@ -303,13 +306,16 @@ class EvaluatePanel(Panel):
             self._page.controller.view(entry.path)
         except ValueError as error:
             self._page.notify(Notice("Not opened", str(error), bad=True))
-        else:
+            return
+        if self._page.controller.beside.path is None:
             self._opened = entry.owner
 
     def _shown_folder(self) -> Path | None:
         """Return the run, or the folder of results, of the model in the view."""
         controller = self._page.controller
-        project = controller.project
+        project, beside = controller.project, controller.beside.path
+        if beside is not None:
+            return run_folder_of(beside) or folder_of_model(beside)
         if self._opened is not None and controller.status.state in ("loading", "viewing"):
             return self._opened
         if project.run_dir is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+
+from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
-from splatstudio.evaluate import Against, Evaluation, evaluate, write_evaluation
-from splatstudio.gaussians import Gaussians
+from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
@@ -21,6 +23,16 @@ METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for 
 
 class EvaluationAbandoned(Exception):
     """Raised between two images of an evaluation, by who has something to do that cannot wait."""
+
+
+OnImage = Callable[[ImageScore, Tensor], None]
+Evaluator = Callable[[OnImage], Evaluation]
+
+
+def evaluate_alone(trainer: Trainer, on_image: OnImage) -> Evaluation:
+    """Evaluate the model of a training of one process."""
+    options = trainer.display_options
+    return evaluate(trainer.gaussians, trainer.scene, options=options, on_image=on_image)
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,11 @@ class Session:
         *,
         clock: Callable[[], float] = time.monotonic,
         saver: CheckpointSaver | None = None,
-        whole_model: Callable[[], Gaussians] | None = None,
+        evaluator: Evaluator | None = None,
     ):
         """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
 
-        Where the trainer has a part of the model alone, `saver` and `whole_model` know the others.
+        Where the trainer has a part of the model alone, `saver` and `evaluator` know the others.
         """
         self._clock = clock
         self.trainer = trainer
@@ -72,7 +84,7 @@ class Session:
         self.run = run
         self._lock = RunLock(run.path)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
-        self._whole_model = (lambda: trainer.gaussians) if whole_model is None else whole_model
+        self._evaluator = evaluator or partial(evaluate_alone, trainer)
         self._started = time.monotonic()
         self._saving_since = clock()  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
@@ -161,12 +173,7 @@ class Session:
         trainer = self.trainer
         self._evaluating = True
         try:
-            evaluation = evaluate(
-                self._whole_model(),
-                trainer.scene,
-                options=trainer.display_options,
-                on_image=lambda *_: self.breathe(),
-            )
+            evaluation = self._evaluator(lambda *_: self.breathe())
         finally:
             self._evaluating = False
         config = trainer.config

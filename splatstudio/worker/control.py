@@ -37,6 +37,7 @@ class Turn(IntEnum):
     LOOK = 5  # what some cameras see of the model goes to rank 0
     SAVE = 6  # each rank writes its part of a checkpoint
     REPORT = 7  # the figures of all ranks go to rank 0
+    EVALUATE = 8
 
 
 class ControlGroup:

@@ -7,14 +7,18 @@ Rank 0 alone decides what is done: a `Leader` announces it, and the `Follower` o
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from splatstudio.checkpoint_saver import CheckpointSaver
 from splatstudio.distributed import Ranks
+from splatstudio.evaluate import Evaluation
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
+from splatstudio.session import OnImage
+from splatstudio.sharded_evaluate import AbandonedElsewhere, evaluate_together
 from splatstudio.sharded_view import gathered
 from splatstudio.shared_saver import PartSaver, SharedSaver
 from splatstudio.trainer import Trainer
@@ -24,6 +28,8 @@ from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gaussia
 from splatstudio.worker.ranks_report import RankFigures, RanksReport
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
+
+log = logging.getLogger("splatstudio.worker")
 
 Tell = Callable[[Turn, bytes], None]
 
@@ -95,6 +101,21 @@ class Leader:
         assert model is not None, "this is rank 0"
         return model
 
+    def evaluate(self, on_image: OnImage) -> Evaluation:
+        """Evaluate the model on the test photographs, of which each rank takes its share."""
+        trainer = self._trainer
+        self._tell(Turn.EVALUATE, b"")
+        try:
+            return evaluate_together(
+                self._ranks,
+                trainer.gaussians,
+                trainer.scene,
+                options=trainer.display_options,
+                on_image=on_image,
+            )
+        except AbandonedElsewhere:
+            raise ValueError("another rank could not compare a photograph; the log says why") from None
+
     def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
         """Return what each of `looks` shows of the model."""
         self._tell(Turn.LOOK, encoded_looks(looks))
@@ -137,6 +158,8 @@ class Member:
             gathered(self._ranks, self._trainer.gaussians)
         elif turn == Turn.LOOK:
             self._show(decoded_looks(body), self._trainer.display_options)
+        elif turn == Turn.EVALUATE:
+            self._evaluate()
         else:
             assert turn == Turn.REPORT, turn
             reported(self._watch, self._trainer, self._ranks)
@@ -144,6 +167,15 @@ class Member:
     def close(self) -> None:
         """Wait for what is being written."""
         self._saver.close()
+
+    def _evaluate(self) -> None:
+        trainer, options = self._trainer, self._trainer.display_options
+        try:
+            evaluate_together(self._ranks, trainer.gaussians, trainer.scene, options=options)
+        except AbandonedElsewhere:
+            pass  # rank 0 knows why, and tells
+        except (OSError, ValueError) as error:
+            log.warning("rank %d could not evaluate: %s", self._ranks.rank, error)
 
     def _show(self, looks: Sequence[Look], options: RenderOptions) -> None:
         for look in looks:

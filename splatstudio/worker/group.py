@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import tempfile
 import time
@@ -23,6 +24,7 @@ from splatstudio.worker.heartbeat import Heartbeats, Silence
 from splatstudio.worker.messages import Job
 
 LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
+HANDED_ON = ("CUDA_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "SPLATSTUDIO_")  # environment variables
 LEAVE_SECONDS = 60.0  # for the other ranks to leave after the first one that was told to
 
 
@@ -36,6 +38,7 @@ class Place:
     heartbeats: Heartbeats
     log_path: Path
     devices: RankDevices | None = None  # None: the fastest that there is, with all cores
+    environment: tuple[tuple[str, str], ...] = ()  # variables as they are where the group is started
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,17 @@ class Studio:
 RankMain = Callable[[Place, Job, "Studio | None", Any], None]
 
 
-def process_context() -> BaseContext:
-    """Return how ranks are started: forked from a server that has torch loaded, where that exists."""
+def process_context(*, several: bool = False) -> BaseContext:
+    """Return how ranks are started: forked from a server that has torch loaded, where that exists.
+
+    The server that the first call describes serves all: `several` ranks need more of torch.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["splatstudio.worker.process"])
+    # What the first backward pass between ranks loads, which takes a second and more.
+    backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
+    context.set_forkserver_preload(["splatstudio.worker.process", *backward])
     return context
 
 
@@ -71,7 +79,7 @@ class RankGroup:
         activity: Any,
         devices: RankDevices | None = None,
     ):
-        context = process_context()
+        context = process_context(several=num_ranks > 1)
         self.num_ranks = num_ranks
         self.slots = FrameSlots.create()
         self.connection, self._child_end = context.Pipe()
@@ -81,7 +89,7 @@ class RankGroup:
         self._ended_by_us: set[int] = set()
         self._processes: list[BaseProcess] = []
         for rank in range(num_ranks):
-            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path, devices)
+            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path, devices, _environment())
             studio = Studio(self._child_end, self.slots.file) if rank == 0 else None
             # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
             self._processes.append(
@@ -171,6 +179,11 @@ class RankGroup:
         if self._silence is not None and self._silence.rank == rank:
             silence = _in_words(self._silence)
         return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    """Return the variables that say how a rank computes and talks: the fork server has old ones."""
+    return tuple((name, value) for name, value in os.environ.items() if name.startswith(HANDED_ON))
 
 
 def _in_words(silence: Silence) -> str:

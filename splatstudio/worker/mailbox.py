@@ -39,6 +39,11 @@ class Mailbox:
             self._waiting.popleft()
         return self._waiting[0] if self._waiting else None
 
+    def holds(self, *kinds: type[Command]) -> bool:
+        """Say whether an order of one of these kinds waits, behind others or not."""
+        self.peek()
+        return any(isinstance(command, kinds) for command in self._waiting)
+
     def take(self) -> Command | None:
         """Return the next order and forget it; None when there is none."""
         command = self.peek()

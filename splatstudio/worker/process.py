@@ -75,6 +75,7 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     """Run one rank until it is told to leave; the process's entry point."""
     # Ctrl-C reaches the whole foreground process group, but only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(place.environment)
     redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), job)
@@ -239,7 +240,10 @@ class Worker:
         phase = self._phase
         self._enter(phase)
         if self._control is not None:
-            return  # the other ranks are in the midst of the task too
+            # The other ranks are in the midst of the task: it can be broken off, but nothing else be done.
+            if self._mailbox.holds(Stop, Close, _ThreadError):
+                raise EvaluationAbandoned
+            return
         while (command := self._mailbox.peek()) is not None:
             if isinstance(command, (Stop, Close, _ThreadError)):
                 raise EvaluationAbandoned

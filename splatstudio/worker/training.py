@@ -163,7 +163,7 @@ class Training:
         self._desk.log_into(run.path / "logs" / "worker.log")
         leader = self._leader = Leader(trainer, self._desk.ranks(), self._desk.tell)
         session = self._session = Session(
-            trainer, run, saver=leader.saver(run.path), whole_model=leader.whole_model
+            trainer, run, saver=leader.saver(run.path), evaluator=leader.evaluate
         )
         session.breathe, session.saving = self._desk.breathe, self._desk.saving
         for note in session.notes:

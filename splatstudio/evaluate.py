@@ -29,11 +29,15 @@ DEFINITIONS = {
     "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
     " data range 1; mean over windows and channels; with a mask over the windows centred in it",
     "psnr_corrected": "PSNR after the affine map of colours [r g b 1] -> [r g b] that brings the render"
-    " closest to the photograph (least squares over the image, clamped to 0..1)",
+    " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
+    " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
     "lpips_alex": "Zhang et al. 2018, version 0.1, AlexNet; images in -1..1 (as gsplat's default); lower is"
     " better; mean over positions",
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
     " program and gsplat's lpips_net vgg); lower is better; mean over positions",
+    "test_photographs": "nothing is learnt of them: where a training learns exposures, poses or depths, it is"
+    " those of its own photographs; a test photograph is compared with the uncorrected render from the camera"
+    " that the scene's files tell",
     "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
     " from the mean of that score",
     "seconds_per_image": "rendering alone, on the machine that evaluated",

@@ -17,6 +17,11 @@ from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.trimming import KEEP_ALL, Trim, trimmed
 
+NO_SKY = (
+    "The model has learnt a sky, which no file of Gaussians holds: other programs show their own background"
+    " there, a web page the sky's mean colour."
+)
+
 
 @dataclass(frozen=True)
 class ExportedModel:
@@ -67,7 +72,8 @@ def export_model(
     write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
     if placement.cameras is not None and scene is not None:
         write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
-    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), note, model.part)
+    notes = " ".join(text for text in (note, NO_SKY if model.options.sky is not None else None) if text)
+    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), notes or None, model.part)
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:

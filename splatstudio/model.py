@@ -58,7 +58,8 @@ class Model:
 
         `camera`, in this model's frame, is where one stands at first.
         """
-        background = self.options.background
+        options = self.options
+        background = options.background if options.sky is None else options.sky.mean_color
         if knows_no_scene(self.transform):
             return PageView(background=background)
         if camera is not None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
+from splatstudio.gaussians import SH_C0
 from splatstudio.reference import sh_basis
-
-MAX_SKY_DEGREE = 3
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,12 @@ class Sky:
     def of(cls, coefficients: Tensor) -> Sky:
         """Return the sky of a tensor [(degree + 1)^2, 3]."""
         return cls(tuple(tuple(row) for row in coefficients.detach().cpu().tolist()))
+
+    @property
+    def mean_color(self) -> tuple[float, float, float]:
+        """Return the mean over all directions, RGB, within 0..1."""
+        red, green, blue = (min(max(0.5 + SH_C0 * value, 0.0), 1.0) for value in self.coefficients[0])
+        return red, green, blue
 
     def over(self, rgb: Tensor, alpha: Tensor, camera: Camera) -> Tensor:
         """Return a picture [H, W, 3] that was drawn over black, with alpha [H, W], over this sky."""

@@ -22,6 +22,7 @@ from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluate import evaluate
+from splatstudio.exporting import export_model
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed_sky
 from splatstudio.manifest import read_manifest
@@ -301,3 +302,32 @@ def test_other_photographs_start_without_corrections(uneven: Scene, tmp_path: Pa
     assert saved is not None and saved.photographs[2] == "view_03b.png"
     learnt = saved.tensors["exposure.values"].flatten(1).any(dim=1)
     assert learnt.tolist() == [index != 2 for index in range(len(saved.photographs))]
+
+
+def test_an_exported_file_is_told_to_have_no_sky_and_a_page_has_its_mean(
+    uneven: Scene, tmp_path: Path
+) -> None:
+    folder = save_checkpoint(tmp_path, trained(uneven, ALL_ON, 12).checkpoint())
+    note = export_model(folder, tmp_path / "model.ply").note
+    assert note is not None and "has learnt a sky, which no file of Gaussians holds" in note
+    model = load_model(folder)
+    assert model.options.sky is not None
+    assert model.page_view(model.transform).background == model.options.sky.mean_color
+    plain = save_checkpoint(tmp_path / "plain", trained(uneven, TrainConfig(steps=2)).checkpoint())
+    assert export_model(plain, tmp_path / "plain.ply").note is None
+
+
+def test_the_mean_of_a_sky_is_that_of_all_directions() -> None:
+    sky = Sky(((0.3, -0.2, 0.5), (0.1, 0.0, 0.2), (0.0, 0.1, 0.0), (0.2, 0.0, 0.1)))
+    K = np.array([[16 / np.pi, 0, 16], [0, 16 / np.pi, 16], [0, 0, 1]])
+    halves = []
+    for turn in (1.0, -1.0):  # two fisheye cameras back to back see everything
+        viewmat = np.diag([1.0, turn, turn, 1.0])
+        camera = Camera(viewmat, K, 32, 32, model="fisheye")
+        x, y = np.meshgrid(np.arange(32) - 15.5, np.arange(32) - 15.5)
+        angle = np.hypot(x, y) * np.pi / 16
+        area = torch.as_tensor(np.where(angle < np.pi / 2, np.sinc(angle / np.pi), 0.0))[..., None]
+        black = torch.zeros(32, 32, 3, dtype=torch.float64)
+        halves.append(((sky.over(black, black[..., 0], camera) * area).sum((0, 1)), area.sum()))
+    mean = (halves[0][0] + halves[1][0]) / (halves[0][1] + halves[1][1])
+    np.testing.assert_allclose(mean.numpy(), sky.mean_color, atol=0.01)

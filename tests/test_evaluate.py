@@ -122,7 +122,7 @@ def test_the_file_has_the_promised_keys(truth: Gaussians, blob_scene: Scene, tmp
     values = json.loads(path.read_text())
     keys = {"step", "psnr", "ssim", "num_gaussians", "images", "seconds_per_image", "notes", "definitions"}
     assert set(values) == keys
-    assert set(values["definitions"]) == {"psnr", "ssim", "mean", "seconds_per_image"}
+    assert set(values["definitions"]) == {"psnr", "ssim", "mean", "seconds_per_image", "test_photographs"}
     assert values["images"][0] == {
         "name": "view_01.png",
         "psnr": evaluation.images[0].psnr,

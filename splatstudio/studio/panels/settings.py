@@ -18,6 +18,10 @@ GROUPS = {
     "": "Training",
     "optim": "Learning rates",
     "densify": "Densification",
+    "exposure": "Exposure of photographs",
+    "poses": "Places of cameras",
+    "sky": "Sky",
+    "shapes": "Shapes of splats",
     "absgrad": "Densification by absolute gradients",
 }
 

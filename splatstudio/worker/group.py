@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -108,8 +110,9 @@ class RankGroup:
 
     def start(self) -> None:
         """Start all processes."""
-        for process in self._processes:
-            process.start()
+        with _no_ctrl_c():
+            for process in self._processes:
+                process.start()
         self._child_end.close()
 
     def wait(self) -> bool:
@@ -179,6 +182,22 @@ class RankGroup:
         if self._silence is not None and self._silence.rank == rank:
             silence = _in_words(self._silence)
         return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
+
+
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """Let what is started in here never hear of Ctrl-C: it reaches every process of the terminal.
+
+    Ranks ignore it themselves, but the fork server, while it loads torch, would end by it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

@@ -293,11 +293,11 @@ def target_image(
 
     A photograph with alpha (not premultiplied) is put over `background`, linear RGB.
     """
-    rgb = torch.tensor(photo.rgb).to(device).float() / 255.0
+    rgb = torch.tensor(photo.rgb, device=device).float() / 255.0
     if photo.alpha is not None:
-        alpha = torch.tensor(photo.alpha).to(device)[..., None].float() / 255.0
+        alpha = torch.tensor(photo.alpha, device=device)[..., None].float() / 255.0
         rgb = alpha * rgb + (1.0 - alpha) * rgb.new_tensor(tuple(background))
-    mask = None if photo.mask is None else torch.tensor(photo.mask).to(device)
+    mask = None if photo.mask is None else torch.tensor(photo.mask, device=device)
     return rgb, mask
 
 

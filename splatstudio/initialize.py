@@ -50,9 +50,9 @@ def from_points(
         means=positions,
         quats=torch.nn.functional.normalize(torch.randn(num, 4, generator=generator), dim=1),
         scales=sizes.log().float()[:, None].repeat(1, 3),
-        opacities=torch.full((num,), init_opacity).logit(),
+        opacities=torch.full((num,), init_opacity, device="cpu").logit(),
         sh0=rgb_to_sh0(rgb)[:, None, :],
-        shN=torch.zeros(num, (sh_degree + 1) ** 2 - 1, 3),
+        shN=torch.zeros(num, (sh_degree + 1) ** 2 - 1, 3, device="cpu"),
     )
 
 

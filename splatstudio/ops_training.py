@@ -51,8 +51,10 @@ class LateRows:
     """
 
     def __init__(self, num_gaussians: int, used_columns: int) -> None:
-        self.steps_done = torch.zeros(num_gaussians, dtype=torch.int32)  # of the `num_steps` below, by row
-        self.history = torch.zeros(HISTORY, 2)  # what the kernels need to know of each step
+        self.steps_done = torch.zeros(
+            num_gaussians, dtype=torch.int32, device="cpu"
+        )  # of the `num_steps` below, by row
+        self.history = torch.zeros(HISTORY, 2, device="cpu")  # what the kernels need to know of each step
         self.num_steps = 0
         self.used_columns = used_columns  # floats of a row that have moments or gradients
 

@@ -209,7 +209,8 @@ def _regularized(
 
 def _used_columns(*moments: Tensor) -> int:
     """Return how many floats of a row lie before the last column that is not zero everywhere."""
-    used = torch.zeros(moments[0][0].numel() if len(moments[0]) else 0, dtype=torch.bool)
+    num = moments[0][0].numel() if len(moments[0]) else 0
+    used = torch.zeros(num, dtype=torch.bool, device=moments[0].device)
     for moment in moments:
         for rows in moment.flatten(1).split(1 << 16) if moment.numel() else ():
             used |= (rows != 0).any(dim=0)

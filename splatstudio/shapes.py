@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,10 +61,10 @@ def limit_shapes(gaussians: Gaussians, config: ShapeConfig, *, extent: float) ->
     """
     scales = gaussians.scales.detach()
     if config.max_scale > 0:
-        scales.clamp_(max=float(torch.tensor(config.max_scale * extent).log()))
+        scales.clamp_(max=math.log(config.max_scale * extent))
     if config.max_ratio > 0:
         middle = scales.median(dim=1, keepdim=True).values
-        torch.minimum(scales, middle + float(torch.tensor(config.max_ratio).log()), out=scales)
+        torch.minimum(scales, middle + math.log(config.max_ratio), out=scales)
 
 
 def remove_unseen(
@@ -93,7 +94,7 @@ def views_showing(
     same on all ranks, which draw one each at a time.
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
-    nothing = torch.zeros(0)  # there is no photograph to compare with
+    nothing = gaussians.means.new_zeros(0)  # there is no photograph to compare with
     for start in range(0, len(cameras), ranks.num_ranks):
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
         shots = [Shot(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]

@@ -130,10 +130,8 @@ def rows_of_camera(received: Received, camera: int) -> Tensor | slice:
     if counts.shape[1] == 1:
         return slice(0, len(received.rows))
     ends = counts.reshape(-1).cumsum(0).view_as(counts)
-    parts = [
-        torch.arange(int(ends[r, camera] - counts[r, camera]), int(ends[r, camera])) for r in range(len(ends))
-    ]
-    return torch.cat(parts).to(received.rows.device)
+    device, own = received.rows.device, zip(counts[:, camera].tolist(), ends[:, camera].tolist(), strict=True)
+    return torch.cat([torch.arange(end - count, end, device=device) for count, end in own])
 
 
 def projected_from(rows: Tensor, radii: Tensor) -> Projected:

@@ -64,7 +64,7 @@ class Corrections:
             shape = size if exposure.grid else (3, 4)
             self._add("exposure", torch.zeros(num, *shape, device=device))
         if config.poses.enabled:
-            self._add("poses", torch.zeros(num, 6, dtype=torch.float64))
+            self._add("poses", torch.zeros(num, 6, dtype=torch.float64, device="cpu"))
         if config.sky.enabled:
             self._add("sky", torch.zeros(1, (config.sky.degree + 1) ** 2, 3, device=device))
         self._rows: list[int] = []

@@ -88,7 +88,8 @@ class McmcStrategy:
         opacities = torch.sigmoid(gaussians.opacities)
         alive = (opacities > self.config.mcmc.min_opacity) & gaussians.finite_rows()
         masses = torch.where(alive, opacities, torch.zeros_like(opacities))
-        known = torch.tensor([[len(gaussians), int(alive.sum()), float(masses.sum())]], dtype=torch.float64)
+        numbers = [[len(gaussians), int(alive.sum()), float(masses.sum())]]
+        known = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         table = torch.cat(ranks.gather(known))
         num, num_alive = int(table[:, 0].sum()), int(table[:, 1].sum())
         num_born = self._wanted(num, step) - num_alive

@@ -9,6 +9,7 @@ import base64
 import os
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,14 @@ from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussian_transform import transformed
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.losses import psnr
+from splatstudio.model import Model
 from splatstudio.placement import Placement
 from splatstudio.rendering import RenderOptions, render_image
 from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.viewer_page import PAGE_SIZE, PageView, page_frame, write_viewer_page
+from splatstudio.worker.jobs import Jobs
+from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 PLY, BANANA = SHARED / "bench" / "banana_114k.ply", SHARED / "scenes" / "banana"
@@ -153,6 +158,33 @@ def test_a_page_begins_where_the_first_photograph_was_taken(tmp_path: Path) -> N
     assert messages["SetCameraFovMessage"]["fov"] == pytest.approx(camera.fov_y)
     forward = np.array(messages["SetCameraLookAtMessage"]["look_at"]) - position
     assert np.allclose(forward / np.linalg.norm(forward), camera.viewmat[2, :3], atol=1e-6)
+
+
+def test_the_tab_s_job_writes_the_same_page(tmp_path: Path, blob_scene: Scene) -> None:
+    """In the scene's own coordinates or upright: a page shows the model as it stands."""
+    gaussians = model(80)
+    trained = Model(gaussians, blob_scene.transform)
+    pages: list[str] = []
+    for upright in (False, True):
+        path, ended = tmp_path / f"{upright}" / "bowl.html", threading.Event()
+        events: list[Event] = []
+
+        def take(event: Event, events: list[Event] = events, ended: threading.Event = ended) -> None:
+            events.append(event)
+            if isinstance(event, (JobDone, JobFailed)):
+                ended.set()
+
+        jobs = Jobs(take, lambda: False)
+        jobs.start(Export(path, upright=upright, first=blob_scene.cameras[0]), lambda: trained)
+        assert ended.wait(30.0) and isinstance(events[-1], JobDone), events
+        pages.append(path.read_text())
+        messages = recorded(path)
+        position = messages["SetCameraPositionMessage"]["position"]
+        assert np.allclose(position, PAGE_SIZE * blob_scene.cameras[0].position, atol=1e-3)
+        rows = np.frombuffer(messages["GaussianSplatsMessage"]["buffer"], np.float32).reshape(80, 8)
+        assert np.allclose(rows[:, :3], PAGE_SIZE * gaussians.means.numpy(), atol=1e-3)
+        assert [file.name for file in path.parent.iterdir()] == ["bowl.html"]
+    assert all("<title>bowl</title>" in page for page in pages)
 
 
 class TestInABrowser:

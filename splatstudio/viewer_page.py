@@ -1,7 +1,7 @@
 """Gaussians as one HTML file that shows them in any browser: viser's own client with the model inside.
 
-Nothing is fetched: the page works from a disk without a network. The client is viser's (Apache License 2.0),
-as it is installed; its splats have one colour each, whatever the direction one looks from.
+Nothing is fetched: the page works from a disk without a network. The client is viser's, as it is installed,
+with a notice of its licence; its splats have one colour each, whatever the direction one looks from.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ LONGEST_TEXT = 2**29 - 25  # letters that a browser keeps in one text
 NOTICE = """<!--
 {title}, written by splatstudio.
 The viewer in this page is the client of viser {version} (https://github.com/viser-project/viser), Copyright
-the viser authors, under the Apache License, Version 2.0 (http://www.apache.org/licenses/LICENSE-2.0). It
-contains React, three.js, Mantine and further libraries under the MIT License; viser's repository lists them.
+the viser authors: its LICENSE is the Apache License, Version 2.0 (http://www.apache.org/licenses/LICENSE-2.0),
+its package names the MIT License. It contains React, three.js, Mantine and further libraries under the MIT
+License; viser's repository lists them.
 -->
 """
 # Chromium starts no module worker of a blob in a page from a disk, without a word: the splats would be drawn

@@ -26,7 +26,8 @@ class BesideBar:
         if path != self._shown:
             self._shown = path
             self._text.visible = self._back.visible = path is not None
-            self._text.content = note_html(f"In the view: {path}. The training goes on behind it.")
+            behind = "The training goes on behind it; Render and Export take the training's model."
+            self._text.content = note_html(f"In the view: {path}. {behind}")
 
     def _leave(self) -> None:
         self._beside.leave()

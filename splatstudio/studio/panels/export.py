@@ -83,7 +83,10 @@ class ExportPanel(Panel):
                 expected = chosen.estimated_bytes(num, controller.project.config.sh_degree)
                 rows += [("Size", f"about {size(expected)}")]
         upright = self._upright.value
-        rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
+        if not chosen.is_page:
+            rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
+        elif controller.project.scene is not None:
+            rows += [("Begins", "where the first photo was taken")]
         self._facts.content = table_html(rows)
         suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
         if self._path.value == self._suggested and suggestion != self._suggested:

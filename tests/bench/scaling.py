@@ -1,0 +1,231 @@
+"""Measure what ranks cost each other in a training, and say on paper where more of them stop helping.
+
+python tests/bench/scaling.py --scene SCENE --init model.ply --downscale 4 --ranks 1 2 4 --steps 20
+
+Processes of this machine, each with one photograph a step, train together over gloo. Of each step are
+printed: the seconds, the shares of them in which ranks wait for each other and in which they exchange rows,
+the megabytes that a rank sends, the Gaussians that a photograph shows, and the slowest rank's own work over
+the mean. More ranks than cores share these: then the first columns say nothing about scaling. From the rest
+follows the model printed below: what a step on GPUs would take, from the time of a photograph on one and from
+bandwidths, both stated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from splatstudio.config import TrainConfig, changed
+from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.scene import load_scene
+from splatstudio.trainer import Trainer
+
+WARM_UP = 3  # steps that are not measured
+FORWARD_BYTES, BACKWARD_BYTES = 48, 40  # of a visible Gaussian in the exchange and of its gradients
+SMALL_MESSAGES = 4  # a step: cameras (their number and they), counts, losses
+
+# GB/s that a GPU sends while it receives as many, and seconds until the first byte is there.
+LINKS = {
+    "NVLink 4 (H100)": (450.0, 5e-6),
+    "PCIe 4.0 x16": (25.0, 10e-6),
+    "PCIe 5.0 x16": (50.0, 10e-6),
+}
+NETWORKS = {"InfiniBand 8 x 400 Gb/s a node": (400.0, 10e-6), "Ethernet 100 Gb/s a node": (12.5, 30e-6)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means over the steps and the ranks."""
+
+    step_seconds: float
+    waiting_share: float
+    exchange_share: float
+    bytes_sent: float  # by a rank
+    shown: float  # share of the Gaussians that a photograph shows
+    imbalance: float  # the slowest rank's own work over the mean
+    num_gaussians: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scene", type=Path, required=True)
+    parser.add_argument("--init", type=Path, help="the model to start from; default: the scene's points")
+    parser.add_argument("--downscale", type=int, default=4)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--gaussians", type=float, default=3e6, help="of the model on paper")
+    parser.add_argument("--seconds", type=float, default=0.02, help="a photograph on one GPU takes, on paper")
+    arguments = parser.parse_args()
+    config = replace(TrainConfig(), downscale=arguments.downscale, densify=replace(TrainConfig().densify))
+    config = changed(config, "densify.enabled", False)
+    if arguments.init:
+        config = changed(config, "init", str(arguments.init.resolve()))
+    print("ranks   s/step  views/s  waiting  exchange  MB sent  shown  slowest")
+    measured = {}
+    for num_ranks in arguments.ranks:
+        found = measured[num_ranks] = measure(num_ranks, arguments.scene, config, arguments.steps)
+        rate = num_ranks / found.step_seconds
+        print(
+            f"{num_ranks:5} {found.step_seconds:8.3f} {rate:8.2f} {found.waiting_share:8.1%}"
+            f" {found.exchange_share:9.1%} {found.bytes_sent / 1e6:8.2f} {found.shown:6.1%}"
+            f" {found.imbalance:7.2f}",
+            flush=True,
+        )
+    last = measured[max(measured)]
+    check_bytes(max(measured), last)
+    on_paper(last.shown * arguments.gaussians, arguments.seconds, last.imbalance)
+
+
+def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Measured:
+    """Train with so many processes and return what their steps took."""
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        wires, processes = [], []
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, num_ranks, folder, scene, config, steps)
+            process = context.Process(target=_train, args=arguments, daemon=True)
+            process.start()
+            wires.append(ours)
+            processes.append(process)
+        answers = [wire.recv() for wire in wires]
+        for process in processes:
+            process.join()
+    rows = list(zip(*(answer["steps"] for answer in answers), strict=True))
+    seconds = [max(whole for whole, _, _ in step) for step in rows]
+    work = [[whole - waited - exchanged for whole, waited, exchanged in step] for step in rows]
+    return Measured(
+        statistics.mean(seconds),
+        statistics.mean(waited / whole for step in rows for whole, waited, _ in step),
+        statistics.mean(exchanged / whole for step in rows for whole, _, exchanged in step),
+        statistics.mean(answer["bytes"] for answer in answers) / steps,
+        statistics.mean(answer["shown"] for answer in answers),
+        statistics.mean(max(own) / statistics.mean(own) for own in work),
+        answers[0]["num_gaussians"],
+    )
+
+
+class TimedRanks(ProcessRanks):
+    """Ranks that know what of the time in collectives is for rows, when all have come."""
+
+    rows_seconds = 0.0
+
+    def swap_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send rows as `ProcessRanks` does."""
+        started = time.perf_counter()
+        dist.barrier()
+        self.seconds += time.perf_counter() - started
+        before = self.seconds
+        got = super().swap_rows(rows, sent, received)
+        self.rows_seconds += self.seconds - before
+        return got
+
+
+def _train(
+    wire: Connection, rank: int, num_ranks: int, folder: str, scene: Path, config: TrainConfig, steps: int
+) -> None:
+    torch.set_num_threads(1)
+    ranks: Ranks = ALONE
+    timed: TimedRanks | None = None
+    if num_ranks > 1:
+        store = FileStore(str(Path(folder) / "store"), num_ranks)
+        patience = timedelta(minutes=10)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
+        ranks = timed = TimedRanks()
+    trainer = Trainer(load_scene(scene, downscale=config.downscale), config, ranks=ranks)
+    seen: list[float] = []
+    after_step = trainer._strategy.after_step
+
+    def observed(population, observations, step):
+        seen.extend(float((each.radii > 0).all(dim=1).sum()) for each in observations)
+        return after_step(population, observations, step)
+
+    trainer._strategy.after_step = observed  # type: ignore[method-assign]
+    trainer._strategy.observes = lambda _: True  # type: ignore[method-assign]
+    times = []
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            seen.clear()
+            sent_before = ranks.num_bytes
+        rows_before = timed.rows_seconds if timed else 0.0
+        started, others_before = time.perf_counter(), ranks.seconds
+        trainer.train_step()
+        seconds = time.perf_counter() - started
+        exchanged = (timed.rows_seconds if timed else 0.0) - rows_before
+        times.append((seconds, ranks.seconds - others_before - exchanged, exchanged))
+    shown = num_ranks * statistics.mean(seen) / trainer.num_gaussians
+    wire.send(
+        {
+            "steps": times[WARM_UP:],
+            "bytes": ranks.num_bytes - sent_before,
+            "shown": shown,
+            "num_gaussians": trainer.num_gaussians,
+        }
+    )
+    trainer.close()
+
+
+def check_bytes(num_ranks: int, measured: Measured) -> None:
+    """Print how the bytes of a step compare with what the records of the exchange come to."""
+    shown = measured.shown * measured.num_gaussians
+    counted = shown * (FORWARD_BYTES + BACKWARD_BYTES)
+    print(
+        f"\n{num_ranks} ranks: {shown:,.0f} of {measured.num_gaussians:,} Gaussians in a photograph, at "
+        f"{FORWARD_BYTES} + {BACKWARD_BYTES} bytes {counted / 1e6:.2f} MB a rank, its own with them; "
+        f"measured {measured.bytes_sent / 1e6:.2f} MB"
+    )
+
+
+def on_paper(shown: float, seconds: float, imbalance: float) -> None:
+    """Print how a step would grow with the ranks, of one photograph each, on links of stated bandwidth.
+
+    A photograph shows `shown` Gaussians. Of them a rank gets all but its own from others, and sends as many.
+    """
+    print(
+        f"\nOn paper: {shown:,.0f} Gaussians shown, {seconds * 1e3:.0f} ms a photograph on one GPU, nothing"
+        " overlapped;\nefficiency = photographs a second over those of one GPU times the GPUs. Photographs"
+        f" that cost\nas unequally as here take another {1 - 1 / imbalance:.0%} off."
+    )
+    for name, (bandwidth, latency) in LINKS.items():
+        line = [
+            f"{num}: {seconds / _in_node(shown, seconds, num, bandwidth, latency):.0%}" for num in (2, 4, 8)
+        ]
+        print(f"  one node, {name:18} {bandwidth:5.0f} GB/s   {'   '.join(line)}")
+    for name, (bandwidth, latency) in NETWORKS.items():
+        steps = {nodes: _over_network(shown, seconds, nodes, bandwidth, latency) for nodes in (2, 4, 8)}
+        line = [f"{nodes} x 8: {seconds / step:.0%}" for nodes, step in steps.items()]
+        print(f"  {name:38}   {'   '.join(line)}")
+        in_node = 8 / _in_node(shown, seconds, 8, *LINKS["NVLink 4 (H100)"])
+        worth = [nodes for nodes, step in steps.items() if 8 * nodes / step > 1.2 * in_node]
+        print(f"    {'faster than one node with ' + str(worth[0]) if worth else 'no faster than one node'}")
+
+
+def _in_node(shown: float, seconds: float, num: int, bandwidth: float, latency: float) -> float:
+    """Return the seconds of a step of `num` GPUs of a node."""
+    sent = shown * (num - 1) / num * (FORWARD_BYTES + BACKWARD_BYTES) / (bandwidth * 1e9)
+    return seconds + sent + SMALL_MESSAGES * num * latency
+
+
+def _over_network(shown: float, seconds: float, nodes: int, bandwidth: float, latency: float) -> float:
+    """Return the seconds of a step of `nodes` of eight GPUs, which share what a node sends."""
+    num = 8 * nodes
+    outside = 8 * shown * (num - 8) / num * (FORWARD_BYTES + BACKWARD_BYTES) / (bandwidth * 1e9)
+    return seconds + outside + SMALL_MESSAGES * num * latency
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,7 @@ class RankFigures:
 
     num_gaussians: int | None
     step_seconds: float | None
+    wait_seconds: float | None = None  # of `step_seconds`, spent waiting for other ranks
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,20 @@ import numpy as np
 import viser
 
 from splatstudio.devices import DeviceMonitor, DeviceReading, Field
-from splatstudio.studio.controller import RankFigures
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.plot import Line, Plot, round_end
+from splatstudio.studio.status import RankFigures as RankRow
 from splatstudio.studio.theme import ACCENT, MUTED, css
+from splatstudio.worker.messages import Event, StateChanged
+from splatstudio.worker.ranks_report import RankFigures, RanksReport
 
 SAMPLE_SECONDS = 1.0
 HISTORY_SECONDS = 300
 AXIS_SECONDS = 30
 NOT_AVAILABLE = "not available"
 OTHERS_COLOR = "#6b7584"
+WAITS = "splats · step, waiting"
+UNEVEN, UNEVEN_COLOR = 1.2, "#e0b040"  # from this imbalance on it is worth a look
 # A line a device: the accent first, then colours that eight can be told apart by.
 COLORS = (css(ACCENT), "#3ecf7a", "#ffb040", "#ff6b8a", "#b28cff", "#4dd7d7", "#d8d35a", "#c78a5a")
 
@@ -59,11 +63,19 @@ class DevicesPanel(Panel):
         )
         self._plot = Plot(page.server, tab, "", order=2.0)
         self._readings: tuple[DeviceReading, ...] = ()
+        self._told: tuple[RankFigures, ...] = ()
         self._chosen = ""
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
         self._sampler = threading.Thread(target=self._sample, name="devices", daemon=True)
         self._sampler.start()
+
+    def follow(self, event: Event) -> None:
+        """Take in what each rank has to do."""
+        if isinstance(event, RanksReport):
+            self._told = event.ranks
+        elif isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
+            self._told = ()  # another group of ranks may be another number of them
 
     def refresh(self) -> None:
         """Show a sample that is new."""
@@ -72,7 +84,9 @@ class DevicesPanel(Panel):
         if not readings or (readings is self._readings and choice == self._chosen):
             return
         self._readings, self._chosen = readings, choice
-        self._rows.content = devices_html(readings, self._controller.rank_figures)
+        told = self._told
+        ranks = rank_rows(told) if told else self._controller.rank_figures
+        self._rows.content = devices_html(readings, ranks) + balance_html(told)
         quantity = QUANTITIES[choice]
         history = self._monitor.history(quantity.field)
         if len(history.seconds) < 2:
@@ -113,7 +127,42 @@ def is_gpu(reading: DeviceReading) -> bool:
     return not reading.name.startswith("CPU")
 
 
-def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, ...]) -> str:
+def rank_rows(told: tuple[RankFigures, ...]) -> tuple[RankRow, ...]:
+    """Return the figures of each rank, as the rows show them."""
+    return tuple(RankRow(rank.num_gaussians, rank.step_seconds, rank.wait_seconds) for rank in told)
+
+
+def balance_html(told: tuple[RankFigures, ...]) -> str:
+    """Return how evenly the work is dealt among the ranks; "" where there is only one."""
+    if len(told) < 2:
+        return ""
+    splats = imbalance(tuple(float(rank.num_gaussians) for rank in told))
+    work = imbalance(tuple(max(rank.step_seconds - rank.wait_seconds, 0.0) for rank in told))
+    waiting = sum(rank.wait_seconds for rank in told) / max(sum(rank.step_seconds for rank in told), 1e-9)
+    return (
+        f'<div data-splatstudio="balance" title="The largest share of a rank over the mean one"'
+        f' style="{_SMALL};padding:0 10px 4px">Imbalance: splats {_factor(splats)}, work {_factor(work)};'
+        f" waiting {100.0 * waiting:.0f} % of a step</div>"
+    )
+
+
+def imbalance(values: tuple[float, ...]) -> float | None:
+    """Return how far the largest of `values` is above their mean, as a factor; 1: all are the same.
+
+    None where their mean is not above zero.
+    """
+    mean = sum(values) / len(values) if values else 0.0
+    return max(values) / mean if mean > 0.0 else None
+
+
+def _factor(value: float | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    text = f"{value:.2f}"
+    return f'<span style="color:{UNEVEN_COLOR}">{text}</span>' if value >= UNEVEN else text
+
+
+def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]) -> str:
     """Return the rows of all devices, with the training's processes beside those that they run on."""
     names = {reading.name for reading in readings}
     head = ""
@@ -121,7 +170,11 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, 
         text = (f"{len(readings)} × " if len(readings) > 1 else "") + _text(*names)
         head = f'<div style="font-size:12px;color:{MUTED}">{text}</div>'
     if len(readings) > 1:
-        head += f'<div style="{_SMALL};margin-bottom:6px">Memory: ours + others’ of all</div>'
+        waits = any(rank.wait_seconds is not None for rank in ranks)
+        head += (
+            f'<div style="{_SMALL};margin-bottom:6px;display:flex;justify-content:space-between">'
+            f"<span>Memory: ours + others’ of all</span><span>{WAITS if waits else ''}</span></div>"
+        )
     rows, placed = [], 0
     for reading in readings:
         ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
@@ -141,7 +194,7 @@ def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankFigures, 
 _SMALL = f"font-size:11px;line-height:1.35;color:{MUTED}"
 
 
-def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool, terse: bool) -> str:
+def _row(reading: DeviceReading, rank: RankRow | None, *, named: bool, terse: bool) -> str:
     color = COLORS[reading.index % len(COLORS)]
     title = f"GPU {reading.index}" if is_gpu(reading) else reading.name
     model = f' <span style="{_SMALL}">{_text(reading.name)}</span>' if named and is_gpu(reading) else ""
@@ -149,7 +202,7 @@ def _row(reading: DeviceReading, rank: RankFigures | None, *, named: bool, terse
     if is_gpu(reading):
         cells.append(_cell("temperature", reading.temperature_c, "{:.0f} °C", "Temperature"))
         cells.append(_cell("power", reading.power_w, "{:.0f} W", "Power"))
-    figures = "" if rank is None else f"<span>{_rank_text(rank)}</span>"
+    figures = "" if rank is None else f'<span data-splatstudio="rank">{_rank_text(rank)}</span>'
     return (
         f'<div data-splatstudio="device" style="margin-bottom:9px">'
         '<div style="display:flex;align-items:baseline;gap:10px;font-size:12px">'
@@ -192,11 +245,15 @@ def _cell(name: str, value: float | None, form: str, title: str) -> str:
     return f'<span data-splatstudio="{name}" title="{title}">{form.format(value)}</span>'
 
 
-def _rank_text(rank: RankFigures) -> str:
+def _rank_text(rank: RankRow) -> str:
     splats = "–" if rank.num_gaussians is None else f"{rank.num_gaussians:,}"
     if rank.step_seconds is None:
         return f"{splats} splats"
-    return f"{splats} splats, {1000.0 * rank.step_seconds:.3g} ms/step"
+    step = f"{1000.0 * rank.step_seconds:.3g}"
+    if rank.wait_seconds is None:
+        return f"{splats} splats, {step} ms/step"
+    # Beside the memory there is no room for more; the head of the rows says what they are.
+    return f"{splats} · {step} ms, {1000.0 * rank.wait_seconds:.2g} ms"
 
 
 def _percent(part: float, whole: float) -> str:

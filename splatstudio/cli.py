@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
-from splatstudio.device_options import AS_FOUND, DeviceOptions
+from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -62,7 +62,7 @@ def open_(
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
-        devices: What trains.
+        devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
         train: Start training at once.
         browser: Open the default browser, where there is a display.
@@ -74,7 +74,7 @@ def open_(
     config, given = _with_preset(config, preset, given)
     port = None if listen.port == "auto" else listen.port
     network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
-    asked = {"config": config, "given": given, "run_dir": run, "devices": devices.chosen()}
+    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     studio = open_studio(path, network=network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
@@ -96,7 +96,7 @@ def train_(
         scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
-        devices: What trains.
+        devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
@@ -107,7 +107,7 @@ def train_(
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
-    asked = {"resume": resume, "given": given, "devices": devices.chosen()}
+    asked = {"resume": resume, "given": given, "devices": devices}
     return train_scene(scene, with_whole_init(config), run, **asked)
 
 
@@ -389,7 +389,7 @@ def main() -> None:
     from rich.markup import escape
 
     try:
-        sys.exit(app.cli(prog="splatstudio"))
+        sys.exit(app.cli(prog="splatstudio", args=with_fit_batch(sys.argv[1:])))
     except (ValueError, OSError) as error:
         Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

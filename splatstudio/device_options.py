@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from splatstudio.config import TrainConfig
     from splatstudio.rank_devices import RankDevices
+    from splatstudio.scene.scene import Scene
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What trains.
+    """What trains, and how much fits there.
 
     Args:
         gpus: Numbers of the GPUs to train on, one process each, as 0,1; all visible ones by default.
         ranks: Train on the CPU, in this many processes, which share its cores.
+        max_splats: No splats are added above this number; "auto": as many as fit into the memory.
+        fit_batch: Smaller batches, and more of them a step, where memory is short (--batch-size auto).
     """
 
     gpus: str | None = None
     ranks: int | None = None
+    max_splats: int | Literal["auto"] | None = None
+    fit_batch: bool = False
 
     def chosen(self) -> RankDevices:
         """Return where to train; ValueError with one sentence for what is no list of GPUs, or not there."""
@@ -32,6 +39,20 @@ class DeviceOptions:
         except ValueError:
             raise ValueError(f"--gpus needs numbers with commas between, as 0,1, not {self.gpus!r}") from None
         return choose_devices(gpus, self.ranks)
+
+    def fitted(self, config: TrainConfig, scene: Scene, devices: RankDevices) -> tuple[TrainConfig, str]:
+        """Return the settings as they were asked to fit, and a sentence on what they need; see `fitted`."""
+        from splatstudio.memory_plan import fitted
+
+        return fitted(config, scene, devices, max_splats=self.max_splats, fit_batch=self.fit_batch)
+
+
+def with_fit_batch(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments with `--fit-batch` for `--batch-size auto`, as numbers are elsewhere."""
+    text = "\0".join(arguments)
+    for form in ("--batch-size\0auto", "--batch-size=auto", "--batch_size\0auto", "--batch_size=auto"):
+        text = text.replace(form, "--fit-batch")
+    return text.split("\0") if text else []
 
 
 AS_FOUND = DeviceOptions()

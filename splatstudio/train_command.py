@@ -14,8 +14,9 @@ from types import FrameType
 
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
 from splatstudio.config import TrainConfig, resumed
+from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.evaluate import evaluation_from_json
-from splatstudio.rank_devices import RankDevices, choose_devices
+from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
@@ -50,12 +51,12 @@ def train_scene(
     *,
     resume: bool,
     given: Collection[str],
-    devices: RankDevices | None = None,
+    devices: DeviceOptions = AS_FOUND,
 ) -> int:
     """Train to the last step or to Ctrl-C, which saves, and return the exit code.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
-    others. `devices` None: all GPUs that can be used, else the CPU. Raises ValueError with one sentence for
+    others. Raises ValueError with one sentence for
     what cannot be trained or resumed, and for what ended the training.
     """
     checkpoint = None
@@ -74,9 +75,17 @@ def train_scene(
         _take_over(run_dir)
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it, or name another one")
-    job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint)
+    chosen = devices.chosen()
+    fitting, sentence = devices.fitted(config, scene, chosen)
+    console.print(sentence)
+    settings: tuple[tuple[str, int], ...] = ()
+    if checkpoint is None:
+        config = fitting
+    elif fitting.densify != config.densify:  # a run goes on with its settings, but for what can be set live
+        settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
+    job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
-    return _Attendance(job, first, choose_devices() if devices is None else devices).run()
+    return _Attendance(job, first, chosen).run()
 
 
 def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:

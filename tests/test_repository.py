@@ -88,6 +88,7 @@ LAYERS = [
     "devices",
     "gpu_links",
     "rank_devices",
+    "memory_plan",
     "device_options",
     "worker",
     "studio",

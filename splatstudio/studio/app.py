@@ -9,14 +9,13 @@ import signal
 import threading
 import webbrowser
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 import viser
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
-from splatstudio.rank_devices import RankDevices, choose_devices
+from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
@@ -33,7 +32,7 @@ from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
-from splatstudio.studio.project import open_project
+from splatstudio.studio.project import on_devices, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Event, ModelLoaded, Saved
@@ -57,10 +56,9 @@ class Studio:
         config: TrainConfig = TrainConfig(),
         given: Collection[str] | None = None,
         run_dir: Path | None = None,
-        devices: RankDevices | None = None,
+        devices: DeviceOptions = AS_FOUND,
     ):
-        devices = choose_devices() if devices is None else devices
-        self.project = replace(open_project(path, config, run_dir, given), devices=devices)
+        self.project = on_devices(open_project(path, config, run_dir, given), devices)
         self._gated = open_server(
             host=network.host,
             port=network.port,
@@ -224,14 +222,13 @@ def open_studio(
     config: TrainConfig = TrainConfig(),
     given: Collection[str] | None = None,
     run_dir: Path | None = None,
-    devices: RankDevices | None = None,
+    devices: DeviceOptions = AS_FOUND,
 ) -> Studio:
     """Open a scene folder, a .ply file or a run folder in the studio and print its address.
 
     Only who has the printed address, which holds a secret, gets in. `train` starts at once, `browser` opens
     the default browser where there is a display. `given` are the names of the settings in `config` that the
-    user asked for, None: those that differ from the defaults. `devices` None: all GPUs that can be used, else
-    the CPU. Raises ValueError with one sentence for a path
+    user asked for, None: those that differ from the defaults. Raises ValueError with one sentence for a path
     or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)

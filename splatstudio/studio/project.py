@@ -17,6 +17,7 @@ from splatstudio.config import (
     value_of,
     with_whole_init,
 )
+from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
@@ -124,6 +125,18 @@ def open_project(
     if part is None:
         return project
     return replace(project, notes=(*project.notes, f"A new training starts from a part: {part}"))
+
+
+def on_devices(project: Project, options: DeviceOptions) -> Project:
+    """Return the project with where it trains; settings of a new training are made to fit as asked.
+
+    Raises ValueError for devices that are not there, or without the memory for any training.
+    """
+    project = replace(project, devices=options.chosen())
+    if project.scene is None or not project.can_train or project.model_path is not None:
+        return project
+    config, sentence = options.fitted(project.config, project.scene, project.devices)
+    return replace(project, config=config, notes=(*project.notes, sentence))
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:

@@ -1,0 +1,156 @@
+"""How much memory a training takes, told before it starts, and the settings with which it fits.
+
+The terms are counted from the tensors that a step holds at once. What a photograph sees of a model is not
+known before: `SEEN_SHARE` is assumed, as in a room or around an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from splatstudio.checkpoint_saver import free_memory
+from splatstudio.config import TrainConfig, changed
+from splatstudio.rank_devices import RankDevices
+from splatstudio.scene.images import default_memory_budget
+from splatstudio.scene.scene import Scene
+
+SEEN_SHARE = 0.5  # of the Gaussians that one photograph shows
+# Of a Gaussian that a camera sees: its projection (48 bytes) and the gradients of that, its places in the
+# lists of 8 tiles (12 bytes each) and what sorting them needs. Measured on a CPU: 208 bytes.
+SEEN_BYTES = 200
+# Its row in the exchange: 10 numbers, a probe, radii; sent and received, and the gradients both ways.
+EXCHANGED_BYTES = 4 * 56
+COUNTS_BYTES = 12
+# Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
+PIXEL_BYTES = 280
+PHOTO_BYTES = 4  # of a pixel of a decoded photograph that is kept: RGB, and a mask now and then
+# The process with torch, and on a GPU the context with the kernels.
+CPU_PROCESS_BYTES, GPU_CONTEXT_BYTES = 400 << 20, 512 << 20
+SPARE = 0.9  # of the free memory is planned with: allocators leave holes
+MIN_SPLATS = 10_000  # below which no training is worth while
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What one rank of a training needs; bytes."""
+
+    num_ranks: int
+    free: int  # of the rank with the least
+    fixed: int  # the process, pictures of a round, decoded photographs on the CPU
+    per_splat: float  # of the rank's own
+
+    @property
+    def num_splats(self) -> int:
+        """Return how many Gaussians fit, on all ranks together."""
+        return max(0, int((SPARE * self.free - self.fixed) / self.per_splat)) * self.num_ranks
+
+    def bytes_for(self, num_splats: int) -> int:
+        """Return what each rank needs for `num_splats` on all ranks together."""
+        return self.fixed + int(self.per_splat * num_splats / self.num_ranks)
+
+
+def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: RankDevices) -> MemoryPlan:
+    """Return what a training needs on each rank.
+
+    `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
+    sh_degree and batch_size alone: what is accumulated is held one round at a time.
+    """
+    pixels = [width * height for width, height in sizes]
+    num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
+    floats = 14 + 3 * ((config.sh_degree + 1) ** 2 - 1)
+    # Parameters and both moments; and the gradients, or while the number changes the new parameters.
+    state = 4 * floats * 4 + COUNTS_BYTES
+    cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
+    seen = cameras * SEEN_SHARE * SEEN_BYTES
+    exchanged = cameras * SEEN_SHARE * EXCHANGED_BYTES if num_ranks > 1 else 0.0
+    fixed = config.batch_size * max(pixels, default=0) * PIXEL_BYTES
+    if on_gpu:
+        fixed += GPU_CONTEXT_BYTES
+    else:
+        fixed += CPU_PROCESS_BYTES
+        fixed += min(PHOTO_BYTES * sum(pixels), default_memory_budget()) // num_ranks
+    return MemoryPlan(num_ranks, free_bytes(devices), fixed, state + seen + exchanged)
+
+
+def free_bytes(devices: RankDevices) -> int:
+    """Return the bytes that each rank may take: of the GPU with the least, or its share of the machine."""
+    gpus = [gpu for gpu in devices.gpus if gpu is not None]
+    if not gpus:
+        return free_memory() // devices.num_ranks
+    # As the driver tells it: no context of this process shall take a part of it.
+    totals = {gpu: torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus}
+    return min(totals[gpu] - torch.cuda.device_memory_used(gpu) for gpu in gpus)
+
+
+def sizes_of(scene: Scene) -> list[tuple[int, int]]:
+    """Return width and height of the photographs that are trained on, px."""
+    cameras = (scene.views[index].camera for index in scene.train_indices)
+    return [(camera.width, camera.height) for camera in cameras]
+
+
+def with_splats_that_fit(config: TrainConfig, plan: MemoryPlan) -> TrainConfig:
+    """Return the settings with the most Gaussians that fit; ValueError where that is hardly any."""
+    if not plan.num_splats >= MIN_SPLATS:
+        raise ValueError(
+            f"there is no memory for a training: {plan.free / 1e9:.1f} GB are free for each process, and"
+            f" {plan.bytes_for(MIN_SPLATS) / 1e9:.1f} GB are needed for {MIN_SPLATS:,} splats; use smaller"
+            " photographs (--downscale), or close other programs"
+        )
+    return changed(config, "densify.max_gaussians", plan.num_splats)
+
+
+def with_batches_that_fit(
+    config: TrainConfig, sizes: list[tuple[int, int]], devices: RankDevices, num_splats: int
+) -> TrainConfig:
+    """Return the settings with the largest batches with which `num_splats` fit.
+
+    A step has as many photographs as before: the rest is accumulated. Where even single ones leave too little
+    room, single ones it is.
+    """
+    together = config.batch_size * config.accumulate
+    for batch_size in range(config.batch_size, 0, -1):
+        if together % batch_size == 0:
+            config = changed(changed(config, "accumulate", together // batch_size), "batch_size", batch_size)
+            if plan_memory(config, sizes, devices).num_splats >= num_splats:
+                break
+    return config
+
+
+def fitted(
+    config: TrainConfig,
+    scene: Scene,
+    devices: RankDevices,
+    *,
+    max_splats: int | Literal["auto"] | None,
+    fit_batch: bool,
+) -> tuple[TrainConfig, str]:
+    """Return the settings as the user asked for them to fit, and a sentence on what they need.
+
+    `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say. Raises ValueError where
+    hardly any fit, or for a number outside its range.
+    """
+    sizes = sizes_of(scene)
+    if isinstance(max_splats, int):
+        config = changed(config, "densify.max_gaussians", max_splats)
+    if fit_batch:
+        # As many as asked for; where the number is to be found, it comes first.
+        wanted = config.densify.max_gaussians
+        config = with_batches_that_fit(config, sizes, devices, wanted)
+    plan = plan_memory(config, sizes, devices)
+    if max_splats == "auto":
+        config = with_splats_that_fit(config, plan)
+    return config, describe(plan, config.densify.max_gaussians)
+
+
+def describe(plan: MemoryPlan, num_splats: int) -> str:
+    """Return what a training of up to `num_splats` needs, and whether it is there, one sentence or two."""
+    each = "" if plan.num_ranks == 1 else " on each rank"
+    need, free = plan.bytes_for(num_splats) / 1e9, plan.free / 1e9
+    text = f"Up to {num_splats:,} splats need about {need:.1f} GB{each}; {free:.1f} GB are free."
+    if num_splats <= plan.num_splats:
+        return text
+    return f"{text} About {plan.num_splats:,} fit: --max-splats auto trains with no more."

@@ -41,6 +41,7 @@ from splatstudio.worker.reports import saved_sentence
 RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300
 REFRESH_SECONDS = 0.25
+LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Studio:
         gui.set_panel_label("splatstudio")
         gui.main_panel.dock_right()
         gui.main_panel.set_width(RIGHT_WIDTH)
+        _light(server.scene)
         if scene is not None:
             self._first_view.of_scene(scene)
         page = Page(
@@ -245,6 +247,17 @@ def open_studio(
     if browser and _has_display():
         webbrowser.open(studio.url)
     return studio
+
+
+def _light(scene: viser.SceneApi) -> None:
+    """Light what stands in the scene evenly.
+
+    Without a GPU the browser needs seconds to build the shaders of viser's own light, which comes from a
+    picture of surroundings, and nothing is on the screen before they are done.
+    """
+    scene.configure_environment_map(None)
+    scene.configure_default_lights(enabled=False)
+    scene.add_light_ambient("/light", intensity=LIGHT)
 
 
 def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:

@@ -15,6 +15,9 @@ Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
 FOV = 0.9  # radians, vertical: about a 28 mm lens
 NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
 
+STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
+MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
+
 
 class FirstView:
     """A camera position, a target and an up direction, for new browsers and for the way back.
@@ -48,6 +51,11 @@ class FirstView:
         self._up = "+z"
         self._fov = max(camera.fov_y, NARROWEST_FOV)
         self._position = camera.position + 1.2 * frustum_size(positions, scene.extent) * forward
+        # Where nobody else is to be seen from there, as when all stand in a row, step back behind the others.
+        for back in STEPS_BACK:
+            if num_in_sight(positions, self._position, camera.viewmat[:3, :3], self._fov) >= MIN_IN_SIGHT:
+                break
+            self._position = camera.position - back * distance * forward
         self._target = camera.position + distance * forward
         self._announce()
 
@@ -94,6 +102,13 @@ class FirstView:
         camera.look_at = self._target
         camera.up = _vector(self._up)
         camera.fov = self._fov
+
+
+def num_in_sight(positions: np.ndarray, eye: np.ndarray, rotation: np.ndarray, fov: float) -> int:
+    """Return how many of `positions` [N, 3] a square canvas shows; `rotation` is world to camera (OpenCV)."""
+    x, y, z = rotation @ (positions - eye).T
+    reach = math.tan(fov / 2.0) * z
+    return int(((z > 1e-6) & (np.abs(x) < reach) & (np.abs(y) < reach)).sum())
 
 
 def _in_front(target: np.ndarray, radius: float, up: Axis) -> np.ndarray:

@@ -43,6 +43,24 @@ document.addEventListener("click", event => {
 """
 
 
+# What the page says of itself in the browser's tab, and what viser draws twice: a second handle of a dock.
+_DRESS_PAGE = """
+const style = document.createElement("style");
+style.textContent = "[data-dock-griphandle] { display: none !important }";
+document.head.append(style);
+setInterval(() => {
+  const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
+  const title = [text("name"), text("state")].filter(Boolean).join(" · ");
+  document.title = title ? `${title} – splatstudio` : "splatstudio";
+}, 1000);
+"""
+
+
+def dress_page(client: viser.ClientHandle) -> None:
+    """Let a browser's tab tell what is open and how it stands, and leave out a dock's second handle."""
+    client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=_DRESS_PAGE))
+
+
 def release_keys_after_clicks(client: viser.ClientHandle) -> None:
     """Let hotkeys work again in a browser once a box has been ticked or an option chosen with the mouse."""
     message = _messages.RunJavascriptMessage(source=_RELEASE_KEYS)

@@ -120,7 +120,7 @@ def log_html(lines: list[str], *, with_news: bool = False) -> str:
 
     The box leaves room for the news above it where there are any.
     """
-    above = f"235px - {NEWS_HEIGHT}" if with_news else "235px"
+    above = f"190px - {NEWS_HEIGHT}" if with_news else "190px"
     rows = "".join(f"<div{_style(line)}>{html.escape(line) or '&nbsp;'}</div>" for line in lines)
     # The reversed column keeps the end in sight without a script.
     return (

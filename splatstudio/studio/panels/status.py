@@ -18,6 +18,7 @@ class StatusPanel(Panel):
     def __init__(self, page: Page):
         server, controller = page.server, page.controller
         self._controller, self._viewport = controller, page.viewport
+        self._gui, self._label = server.gui, ""
         can_train = controller.project.can_train
         self._head = server.gui.add_html("")
         self._bar = server.gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
@@ -53,7 +54,9 @@ class StatusPanel(Panel):
             return
         self._shown = shown
         self._head.content = header_html(controller.project.name, status, num_viewers)
-        self._bar.value = 100.0 * status.step / max(1, status.total_steps)
+        done = 100.0 * status.step / max(1, status.total_steps)
+        self._bar.value = done
+        self._say_above(panel_label(status, done))
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
         self._start_over.visible = controller.can_start_over
@@ -63,11 +66,24 @@ class StatusPanel(Panel):
             self._pause.disabled = not choice.enabled
             self._save.disabled = not running
 
+    def _say_above(self, label: str) -> None:
+        """Show what stays in sight when the dock is scrolled or folded up."""
+        if label != self._label:
+            self._label = label
+            self._gui.set_panel_label(label)
+
     def _press_running(self, button: str) -> None:
         if button == STOP:
             self._controller.stop()
         else:
             self._controller.save()
+
+
+def panel_label(status: Status, done: float) -> str:
+    """Return what the dock's own head says; `done` are per cent of the steps."""
+    word, _ = STATE_WORDS[status.state]
+    progress = f" {int(done)} %" if status.state in ("training", "paused") else ""
+    return f"splatstudio · {word}{progress}"
 
 
 def header_html(name: str, status: Status, num_viewers: int) -> str:
@@ -85,7 +101,7 @@ def header_html(name: str, status: Status, num_viewers: int) -> str:
         '<div style="padding:2px 10px 4px 10px;font-variant-numeric:tabular-nums">'
         '<div style="display:flex;align-items:center;gap:12px;margin-bottom:7px">'
         '<div style="font-size:17px;font-weight:650;overflow:hidden;text-overflow:ellipsis;'
-        f'white-space:nowrap" title="{html.escape(name)}">{html.escape(name)}</div>'
+        f'white-space:nowrap" title="{html.escape(name)}" data-splatstudio="name">{html.escape(name)}</div>'
         '<div style="display:flex;align-items:center;gap:7px;font-size:13px;white-space:nowrap">'
         f'<span style="width:9px;height:9px;border-radius:50%;background:{color};'
         f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'

@@ -12,7 +12,7 @@ from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
 from splatstudio.studio.photo_errors import ErrorBook
 from splatstudio.studio.stage import Frustums
 from splatstudio.studio.viewport import Stream
-from splatstudio.studio.viser_private import release_keys_after_clicks
+from splatstudio.studio.viser_private import dress_page, release_keys_after_clicks
 from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
 
 
@@ -63,6 +63,7 @@ class ViewPanel(Panel):
             view.compare_at(index)
 
     def _open(self, stream: Stream) -> None:
+        dress_page(stream.client)
         release_keys_after_clicks(stream.client)
         with self._container:
             view = BrowserView(self._page, stream, self._parts)

@@ -243,6 +243,14 @@ class StepCounter:
         return (self.latest - first) / (time.monotonic() - start)
 
 
+@contextmanager
+def every_pixel() -> Iterator[None]:
+    """Let pictures of a moving camera have all pixels of the canvas, however long they take."""
+    least, viewport.LEAST_PIXELS = viewport.LEAST_PIXELS, WIDTH * HEIGHT
+    yield
+    viewport.LEAST_PIXELS = least
+
+
 def percentiles(values: list[float]) -> tuple[float, float]:
     """Return median and 95th percentile; NaN where there is nothing."""
     if not values:
@@ -260,6 +268,8 @@ def measure(studio: Studio, rounds: int) -> dict[str, float]:
     alone, idle, dragging = [], [], []
     paused: tuple[list[float], list[float]] = ([], [])
     training: tuple[list[float], list[float]] = ([], [])
+    full: tuple[list[float], list[float]] = ([], [])
+    dragging_full = []
     for _ in range(rounds):
         alone.append(steps.rate(MEASURE_SECONDS))
         with browser(studio) as look:
@@ -269,6 +279,12 @@ def measure(studio: Studio, rounds: int) -> dict[str, float]:
             probe.take()
             dragging.append(steps.rate(MEASURE_SECONDS, look, True))
             for kept, new in zip(training, probe.take(), strict=True):
+                kept.extend(new)
+            with every_pixel():
+                look(1.0, True)
+                probe.take()
+                dragging_full.append(steps.rate(MEASURE_SECONDS, look, True))
+            for kept, new in zip(full, probe.take(), strict=True):
                 kept.extend(new)
             studio.controller.send(Pause())
             look(2.0, True)
@@ -287,6 +303,11 @@ def measure(studio: Studio, rounds: int) -> dict[str, float]:
         "training_slowdown_dragging": round(statistics.median(dragging) / speed, 3),
         "training_slowdown_idle": round(statistics.median(idle) / speed, 3),
         "training_frames_per_second": round(len(training[1]) / (rounds * MEASURE_SECONDS), 1),
+        "training_full_p50_ms": round(percentiles(full[0])[0], 1),
+        "training_full_p95_ms": round(percentiles(full[0])[1], 1),
+        "training_full_slowdown_dragging": round(statistics.median(dragging_full) / speed, 3),
+        "training_full_frames_per_second": round(len(full[1]) / (rounds * MEASURE_SECONDS), 1),
+        "training_full_width": statistics.median(full[1]),
         "steps_per_second_alone": round(speed, 2),
         "paused_width": statistics.median(paused[1]),
         "training_width": statistics.median(training[1]),
@@ -311,7 +332,7 @@ def main() -> None:
         try:
             figures = measure(studio, arguments.rounds)
         finally:
-            studio.controller.kill()
+            # It saves first: a training that is killed is a failure, of which the studio would tell.
             studio.close()
     if arguments.json:
         print(json.dumps(figures))

@@ -305,7 +305,10 @@ def _yield_to_others() -> None:
     Frames, the studio and the browser need little and are waited for; a training takes what is left.
     """
     if sys.platform == "linux":  # elsewhere a priority belongs to the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TRAINING_NICENESS)
+        me = threading.get_native_id()
+        # On top of what the user may have given the studio with `nice`.
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, me) + TRAINING_NICENESS)
+        os.setpriority(os.PRIO_PROCESS, me, niceness)
 
 
 def _watch_parent(post: Callable[[Command], None]) -> None:

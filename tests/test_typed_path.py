@@ -25,9 +25,9 @@ NOBODY = "~no-such-user-here/model.ply"
 SENTENCE = "the folder ~no-such-user-here of ~no-such-user-here/.* is not known"
 
 
-def test_a_typed_path_is_a_path_or_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert typed_path("~/a b.ply") == Path("/home/somebody/a b.ply")
+def test_a_typed_path_is_a_path_or_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert typed_path("~/a b.ply") == tmp_path / "a b.ply"
     assert typed_path("runs/~x") == Path("runs/~x") and typed_path(Path("/a")) == Path("/a")
     with pytest.raises(ValueError, match=SENTENCE):
         typed_path(NOBODY)

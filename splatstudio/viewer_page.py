@@ -104,8 +104,11 @@ def write_viewer_page(path: Path | str, gaussians: Gaussians, view: PageView = A
     if len(gaussians) == 0:
         raise ValueError(f"{path} is not written: the model has no Gaussians")
     for name, tensor in gaussians.tensors().items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{path} cannot be written: {name!r} holds a value that is not finite")
+        wrong = torch.nonzero(~torch.isfinite(tensor.detach()))
+        if len(wrong):
+            row = wrong[0].tolist()
+            value = float(tensor[tuple(row)])
+            raise ValueError(f"{path} cannot be written: {name!r} of Gaussian {row[0]} is {value}")
     placed, opening = page_frame(gaussians, view)
     text = _page(placed, opening, view.background, view.title or path.stem)
     if len(text) > LONGEST_TEXT:

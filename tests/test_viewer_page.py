@@ -120,7 +120,7 @@ def test_no_server_is_started_for_a_page(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     broken = model(10)
     broken.scales[3, 1] = float("nan")
-    with pytest.raises(ValueError, match="'scales' holds a value that is not finite"):
+    with pytest.raises(ValueError, match="'scales' of Gaussian 3 is nan"):
         write_viewer_page(tmp_path / "a.html", broken)
     with pytest.raises(ValueError, match="the model has no Gaussians"):
         write_viewer_page(tmp_path / "a.html", model(10)[:0])

@@ -16,7 +16,7 @@ class ExposureConfig:
     """
 
     enabled: bool = setting(False, "Learn an affine map of colours (3 x 4) for each training photograph.")
-    lr: float = setting(1e-2, "Learning rate of the maps at the first step.", 0, 1, live=True)
+    lr: float = setting(2e-2, "Learning rate of the maps at the first step.", 0, 1, live=True)
     lr_decay: float = setting(0.05, "That rate at the last step over that at the first.", 1e-6, 1)
     stay: float = setting(0.1, "Weight of the mean square by which a map differs from none.", 0, live=True)
     grid: bool = setting(
@@ -37,7 +37,7 @@ class PoseConfig:
     enabled: bool = setting(False, "Learn where the training cameras really stood.")
     start_step: int = setting(200, "Steps before the first correction.", 0)
     lr: float = setting(
-        1e-4, "Learning rate of rotations (radians) and of shifts over the scene's extent.", 0, 1, live=True
+        5e-4, "Learning rate of rotations (radians) and of shifts over the scene's extent.", 0, 1, live=True
     )
     lr_decay: float = setting(0.1, "That rate at the last step over that at the first.", 1e-6, 1)
 

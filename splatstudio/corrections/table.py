@@ -38,8 +38,11 @@ class LearntRows:
         return self.values[list(rows)].requires_grad_()
 
     @torch.no_grad()
-    def step(self, rows: Sequence[int], gradient: Tensor, lr: float) -> None:
-        """Make a step of `rows`, all different, down `gradient`, which has a row for each of them."""
+    def step(self, rows: Sequence[int], gradient: Tensor, lr: float, eps: float = EPS) -> None:
+        """Make a step of `rows`, all different, down `gradient`, which has a row for each of them.
+
+        Adam goes as far for a small gradient as for a large one, down to about `eps`.
+        """
         chosen = list(rows)
         assert len(set(chosen)) == len(chosen) == len(gradient), "one gradient for each row"
         self.num_steps[chosen] += 1
@@ -48,7 +51,7 @@ class LearntRows:
         steps = self.num_steps[chosen].reshape(-1, *(1,) * (gradient.dim() - 1)).to(gradient.dtype)
         mean = self.exp_avg[chosen] / (1.0 - BETA1**steps)
         square = self.exp_avg_sq[chosen] / (1.0 - BETA2**steps)
-        self.values[chosen] -= lr * mean / (square.sqrt() + EPS)
+        self.values[chosen] -= lr * mean / (square.sqrt() + eps)
 
     @torch.no_grad()
     def center(self) -> None:

@@ -15,8 +15,8 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Checkpoint:
     scene_transform: np.ndarray  # [4, 4] float64 from the files' world to the frame of the Gaussians
     rng_state: Tensor  # [S] uint8, of the training's random generator
     upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
+    view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learnt beside the Gaussians
 
@@ -218,6 +219,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             scene_transform=transform,
             rng_state=rng_state,
             upcoming=tuple(manifest["upcoming"]),
+            view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
             autosave=manifest.get("autosave") is True,
             corrections=read_corrections(folder, manifest),
         )
@@ -342,6 +344,7 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
         "upcoming": list(checkpoint.upcoming),
+        "view_costs": dict(checkpoint.view_costs),
         "autosave": checkpoint.autosave,
     }
     if checkpoint.corrections is not None:

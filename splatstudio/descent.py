@@ -90,6 +90,7 @@ class Descent:
     pictures: tuple[Tensor, ...]  # [H, W, 3]
     observations: tuple[Observation, ...]  # empty where nobody asked
     others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
+    costs: tuple[float, ...] = ()  # of each shot, in pixels drawn over; empty where a step has but one
     poses: tuple[Tensor, ...] = ()  # [6] of each shot's camera, as of `pose_gradient`, where asked for
 
 
@@ -142,7 +143,7 @@ def descend(
     if plan.observed and gradients.means2d is not None:
         size = (shot.camera.width, shot.camera.height)
         observations = (Observation(gradients.means2d, drawing.radii, *size),)
-    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses)
+    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=poses)
 
 
 def draw(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from splatstudio.config import TrainConfig
+from splatstudio.dealing import dealt
 from splatstudio.distributed import Ranks
-from splatstudio.scene.images import Photo, PhotoLoader
+from splatstudio.scene.images import Photo, PhotoLoader, default_memory_budget
 from splatstudio.scene.scene import Scene
 
 LOOKAHEAD = 8  # steps whose photographs are decoded before it is their turn
@@ -21,6 +22,7 @@ class Batch:
     """The photographs of a step, of all ranks: places in `indices` name them, as one may come twice."""
 
     indices: tuple[int, ...]  # of the scene's views
+    drawn: tuple[int, ...]  # the place of each in the order in which they were drawn
     rounds: tuple[tuple[int, ...], ...]  # this rank's places, a round at a time
     photos: Mapping[int, Photo]  # of this rank's places
 
@@ -28,8 +30,8 @@ class Batch:
 class PhotoQueue:
     """The photographs of a training: epochs, each in an order of its own, that all ranks draw alike.
 
-    `generator` must be in the same state on all ranks, and is afterwards. Of the photographs of a round rank
-    0 takes the first `batch_size`, and so on.
+    `generator` must be in the same state on all ranks, and is afterwards. What a photograph has cost before
+    says which rank takes it, see `dealt`.
     """
 
     def __init__(self, scene: Scene, generator: torch.Generator, ranks: Ranks) -> None:
@@ -37,18 +39,33 @@ class PhotoQueue:
         self._generator = generator
         self._ranks = ranks
         self._upcoming: deque[int] = deque()
-        self._loader = PhotoLoader(scene)
+        self._costs: dict[int, float] = {}  # of the views, the same on all ranks
+        # Ranks of one machine share its memory; those of several could keep more.
+        self._loader = PhotoLoader(scene, memory_bytes=default_memory_budget() // ranks.num_ranks)
 
     @property
     def upcoming(self) -> tuple[str, ...]:
         """Return the names of the photographs already drawn for the next steps."""
         return tuple(self.scene.views[index].name for index in self._upcoming)
 
-    def draw_again(self, names: Sequence[str], config: TrainConfig) -> None:
-        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts."""
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return what each photograph has cost, by its name; see `count`."""
+        return {self.scene.views[index].name: cost for index, cost in self._costs.items()}
+
+    def count(self, batch: Batch, costs: Sequence[float]) -> None:
+        """Note what the photographs of a step have cost, in any unit but the same on all ranks."""
+        self._costs.update(zip(batch.indices, costs, strict=False))
+
+    def draw_again(self, names: Sequence[str], costs: Mapping[str, float], config: TrainConfig) -> None:
+        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts.
+
+        `costs`, by name, are what is known of them.
+        """
         by_name = {self.scene.views[index].name: index for index in self.scene.train_indices}
         if all(name in by_name for name in names):
             self._upcoming.extend(by_name[name] for name in names)
+        self._costs = {by_name[name]: cost for name, cost in costs.items() if name in by_name}
         self._prefetch(config)
 
     def next(self, config: TrainConfig) -> Batch:
@@ -56,14 +73,15 @@ class PhotoQueue:
         per_round = config.batch_size * self._ranks.num_ranks
         num = per_round * config.accumulate
         self._draw(LOOKAHEAD * num)
-        indices = tuple(self._upcoming.popleft() for _ in range(num))
+        drawn = [self._upcoming.popleft() for _ in range(num)]
+        order = self._dealt(config, drawn)
+        indices = tuple(drawn[place] for place in order)
         own = self._own(config, num)
         photos = {place: self._loader.get(indices[place]) for place in own}
         self._prefetch(config)
         rounds = (range(start, start + per_round) for start in range(0, num, per_round))
-        return Batch(
-            indices, tuple(tuple(place for place in one if place in photos) for one in rounds), photos
-        )
+        own_rounds = tuple(tuple(place for place in one if place in photos) for one in rounds)
+        return Batch(indices, order, own_rounds, photos)
 
     def photo(self, index: int) -> Photo:
         """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""
@@ -78,6 +96,10 @@ class PhotoQueue:
         size, ranks = config.batch_size, self._ranks
         return [place for place in range(num) if place // size % ranks.num_ranks == ranks.rank]
 
+    def _dealt(self, config: TrainConfig, indices: Sequence[int]) -> tuple[int, ...]:
+        num_ranks = self._ranks.num_ranks
+        return dealt(indices, self._costs, num_ranks=num_ranks, batch_size=config.batch_size)
+
     def _draw(self, num: int) -> None:
         """Draw whole epochs, each in an order of its own, until more than `num` photographs are known."""
         views = self.scene.train_indices
@@ -86,7 +108,9 @@ class PhotoQueue:
             self._upcoming.extend(views[i] for i in order.tolist())
 
     def _prefetch(self, config: TrainConfig) -> None:
-        upcoming = list(self._upcoming)
-        num = LOOKAHEAD * config.batch_size * config.accumulate
-        for place in self._own(config, len(upcoming))[:num]:
-            self._loader.prefetch(upcoming[place])
+        num = config.batch_size * self._ranks.num_ranks * config.accumulate
+        upcoming = list(self._upcoming)[: LOOKAHEAD * num]
+        for start in range(0, len(upcoming) - num + 1, num):
+            order = self._dealt(config, upcoming[start : start + num])
+            for place in self._own(config, num):
+                self._loader.prefetch(upcoming[start + order[place]])

@@ -49,6 +49,7 @@ class _Round:
     """What a round of a step has found, on this rank."""
 
     losses: list[float]  # of the shots of all ranks
+    costs: list[float]  # likewise
     pictures: list[Tensor]
     gradients: list[Tensor | None]  # of the six tensors
     others: list[Tensor | None]
@@ -61,6 +62,7 @@ class _Findings:
     """What this rank's pictures say, before the other ranks have heard of it."""
 
     losses: list[float]
+    costs: list[float]
     pictures: list[Tensor]
     v_rows: Tensor  # the gradients of Received.rows
     v_probe: Tensor | None
@@ -100,7 +102,14 @@ def descend_together(
     batch_size = len(total.losses)
     optimizer.step(gaussians, gradients, work.plan.rates, visible, regularization, batch_size=batch_size)
     observations = tuple(total.observations) if work.plan.observed else ()
-    return Descent(tuple(total.losses), tuple(total.pictures), observations, others, tuple(total.poses))
+    return Descent(
+        losses=tuple(total.losses),
+        pictures=tuple(total.pictures),
+        observations=observations,
+        others=others,
+        costs=tuple(total.costs),
+        poses=tuple(total.poses),
+    )
 
 
 def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, num_before: int) -> _Round:
@@ -116,7 +125,7 @@ def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work
     received = share(ranks, shared, num_cameras)
     assert shared is not None, "or `share` has raised"
     found = unless_out_of_memory(lambda: _findings(gaussians, received, shots, work))
-    losses = _agreed_losses(ranks, found, num_cameras, num_before)
+    losses, costs = _agreed(ranks, found, num_cameras, num_before)
     assert found is not None, "or there was no agreement"
     inputs = [shared.rows] if shared.probe is None else [shared.rows, shared.probe]
     outputs = [received.rows] if received.probe is None else [received.rows, received.probe]
@@ -136,7 +145,7 @@ def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work
         gradients = [_plus(total, value) for total, value in zip(gradients, values, strict=True)]
     poses = list(ranks.sum(torch.stack(twists))) if twists else []
     observations = _observations(shared, v_probe[0] if v_probe else v_rows[:, :2], cameras)
-    return _Round(losses, found.pictures, gradients, found.others, observations, poses)
+    return _Round(losses, costs, found.pictures, gradients, found.others, observations, poses)
 
 
 def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], work: Work) -> _Findings:
@@ -144,6 +153,7 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
     rows_before = received.rows.detach()
     found = _Findings(
         losses=[],
+        costs=[],
         pictures=[],
         v_rows=torch.zeros_like(rows_before),
         v_probe=None if received.probe is None else torch.zeros_like(received.probe),
@@ -165,6 +175,7 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
         loss = work.loss_of(shot, drawing)
         found.losses.append(float(loss.detach()))
         found.pictures.append(raster.rgb.detach())
+        found.costs.append(_pixels_drawn_over(leaves.radii, shot.camera))
         if not math.isfinite(found.losses[-1]):
             continue  # no rank will go on from here
         probes = [] if probe is None else [probe]
@@ -191,30 +202,41 @@ def _rasterized(projected: Projected, shot: Shot, probe: Tensor | None) -> Raste
     return stages.rasterize(projected, settings)
 
 
-def _agreed_losses(
+def _pixels_drawn_over(radii: Tensor, camera: Camera) -> float:
+    """Return what a picture costs: its pixels, and those in the rectangles round its Gaussians.
+
+    Not seconds, which would deal the photographs otherwise in every run.
+    """
+    size = torch.tensor([camera.width, camera.height], dtype=torch.float64, device=radii.device)
+    sides = torch.minimum(2.0 * radii.double(), size)
+    return float(camera.width * camera.height + sides.prod(dim=1).sum())
+
+
+def _agreed(
     ranks: Ranks, found: _Findings | None, num_cameras: Sequence[int], num_before: int
-) -> list[float]:
-    """Return the losses of all ranks' shots; `found` is None on a rank that had no memory.
+) -> tuple[list[float], list[float]]:
+    """Return the losses and costs of all ranks' shots; `found` is None on a rank that had no memory.
 
     Raises OutOfMemory or LossNotFinite on all ranks where any has reason to.
     """
     first, num = sum(num_cameras[: ranks.rank]), num_cameras[ranks.rank]
-    numbers = torch.zeros(ranks.num_ranks + sum(num_cameras), dtype=torch.float64, device="cpu")
-    losses = numbers[ranks.num_ranks :]
+    total = sum(num_cameras)
+    numbers = torch.zeros(ranks.num_ranks + 2 * total, dtype=torch.float64, device="cpu")
     if found is None:
         numbers[ranks.rank] = 1.0
     else:
-        losses[first : first + num] = torch.tensor(found.losses, dtype=torch.float64, device="cpu")
+        own = torch.tensor([found.losses, found.costs], dtype=torch.float64, device="cpu")
+        numbers[ranks.num_ranks :].view(2, total)[:, first : first + num] = own
     numbers = ranks.sum(numbers)
     failed = numbers[: ranks.num_ranks].nonzero().squeeze(1).tolist()
     if failed:
         raise OutOfMemory(failed)
-    agreed = numbers[ranks.num_ranks :].tolist()
+    agreed, costs = numbers[ranks.num_ranks :].view(2, total).tolist()
     owners = [rank for rank, num in enumerate(num_cameras) for _ in range(num)]
     for number, (loss, rank) in enumerate(zip(agreed, owners, strict=True)):
         if not math.isfinite(loss):
             raise LossNotFinite(loss, num_before + number, rank=rank)
-    return agreed
+    return agreed, costs
 
 
 def _regularization(
@@ -248,6 +270,7 @@ def _seen(observations: Sequence[Observation]) -> Tensor:
 def _together(one: _Round, other: _Round) -> _Round:
     return _Round(
         one.losses + other.losses,
+        one.costs + other.costs,
         one.pictures + other.pictures,
         [_plus(a, b) for a, b in zip(one.gradients, other.gradients, strict=True)],
         [_plus(a, b) for a, b in zip(one.others, other.others, strict=True)],

@@ -123,7 +123,7 @@ class Trainer:
         trainer._take(Population(trainable(saved.gaussians), saved.optimizer, saved.counts, ranks))
         trainer._corrections.restore(checkpoint.corrections)
         trainer.step = checkpoint.step
-        trainer._queue.draw_again(checkpoint.upcoming, config)
+        trainer._queue.draw_again(checkpoint.upcoming, checkpoint.view_costs, config)
         return trainer
 
     def _prepare(self, scene: Scene, config: TrainConfig, generator: torch.Generator, ranks: Ranks) -> None:
@@ -196,6 +196,7 @@ class Trainer:
         )
         batch, shot, descent, problem = self._descend_on_next(plan)
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
+        self._queue.count(batch, descent.costs)
         self._corrections.finish(descent.others, poses, step=index, config=config)
         change = strategy.after_step(self._population, descent.observations, index)
         options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
@@ -317,6 +318,7 @@ class Trainer:
             scene_transform=self.scene.transform,
             rng_state=self._generator.get_state(),
             upcoming=self._queue.upcoming,
+            view_costs=self._queue.costs,
             corrections=self._corrections.save(),
         )
 
@@ -335,7 +337,10 @@ class Trainer:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
         backgrounds = [self._background() for _ in batch.indices]
         return [
-            [self._shot(batch.indices[place], batch.photos[place], backgrounds[place]) for place in places]
+            [
+                self._shot(batch.indices[place], batch.photos[place], backgrounds[batch.drawn[place]])
+                for place in places
+            ]
             for places in batch.rounds
         ]
 

@@ -81,6 +81,7 @@ LAYERS = [
     "scoring",
     "video",
     "starting_model",
+    "dealing",
     "photo_queue",
     "resuming",
     "trainer",

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,7 +27,7 @@ from splatstudio.studio import controller as controller_module
 from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network
 from splatstudio.worker.channel import NUM_SLOTS
-from splatstudio.worker.client import ReceivedFrame, WorkerClient
+from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.heartbeat import Limits
 from splatstudio.worker.messages import Save, ViewOptions
 from splatstudio.worker.process import activity_of, worker_main
@@ -78,7 +77,7 @@ def training(
     blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Training]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(controller_module, "WorkerClient", partial(WorkerClient, plan=QUICK))
+    monkeypatch.setattr(controller_module, "plan_for", lambda *_: QUICK)
     studio = Studio(blob_folder, network=Network(port=0), config=MANY)
     made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
     wait(lambda: studio.controller.status.state == "ready", "the process is there")

@@ -344,9 +344,10 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
         "upcoming": list(checkpoint.upcoming),
-        "view_costs": dict(checkpoint.view_costs),
         "autosave": checkpoint.autosave,
     }
+    if checkpoint.view_costs:
+        values["view_costs"] = dict(checkpoint.view_costs)
     if checkpoint.corrections is not None:
         values |= write_corrections(folder, checkpoint.corrections)
     write_sealed(folder, values)

@@ -9,9 +9,10 @@
 
 namespace splat {
 
-constexpr int kTileSize = 16;   // px
-constexpr int kSplatSize = 16;  // floats of a packed splat, one cache line
-constexpr int kSlabSize = 12;   // floats of an instance's gradient
+constexpr int kTileSize = 16;      // px
+constexpr int kSplatSize = 16;     // floats of a packed splat, one cache line
+constexpr int kSlabSize = 12;      // floats of an instance's gradient, at most
+constexpr int kPlainSlabSize = 9;  // without depth and absgrad
 
 struct GaussianArrays {
   const float* means;      // [N, 3]
@@ -73,9 +74,9 @@ struct ProjectedArrays {
   int64_t num;
 };
 
-// Visible splats by depth; what `sort_splats` makes.
+// Visible splats: on the CPU in the order of the Gaussians, on a GPU by depth.
 struct SplatList {
-  float* splats;   // [V, kSplatSize] packed by depth, see cpu/splat.h
+  float* splats;   // [V, kSplatSize] packed, see cpu/splat.h
   int32_t* order;  // [V] index of the Gaussian
   int64_t num;
 };
@@ -112,11 +113,15 @@ struct RasterBwd {
   const float *rgb, *alpha, *depth_sum;        // as the forward pass gave them
   const float *v_rgb, *v_alpha, *v_depth_sum;  // null: zero
   bool absgrad;  // v_probe is the sum of absolute contributions to v_means2d
-  float* slab;   // [M, kSlabSize] scratch
+  float* slab;   // [M, slab_size_of(*this)] scratch; on a GPU [M, kSlabSize]
   int64_t num;   // Gaussians; every row below is written
   float *v_means2d, *v_conics, *v_depths, *v_opacities, *v_colors;
   float* v_probe;  // [N, 2] or null
 };
+
+inline int slab_size_of(const RasterBwd& args) {
+  return args.v_depth_sum != nullptr || args.absgrad ? kSlabSize : kPlainSlabSize;
+}
 
 // value = l1_weight * mean |image - target| + ssim_weight * mean SSIM over the counted pixels.
 struct ImageLoss {
@@ -216,14 +221,17 @@ void project_bwd(const ProjectBwd& args, int num_threads);
 // in parallel; `block_starts` [num_blocks(num)] holds each block's first place in the list.
 int64_t num_blocks(int64_t num);
 int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, int num_threads);
-void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
-                 const SplatList& out, int num_threads);
 
-// Scratch of the two steps of binning: instances a tile, counted in chunks of splats.
-int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads);
-struct TileWalk;  // cpu/tile_walk.h
+// The list is in the order of the Gaussians; `walk` (cpu/tile_walk.h) gets their order by depth,
+// then their tiles. Each step needs what the one before has left there.
+struct TileWalk;
+void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
+                 const int32_t* block_starts, const SplatList& out, TileWalk& walk,
+                 int num_threads);
 int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t* splat_starts,
-                        int32_t* counters, TileWalk& walk, int num_threads);
+                        TileWalk& walk, int num_threads);
+// `counters` [num_binning_counters()] is scratch: instances a tile, by chunks of splats.
+int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads);
 void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
                     int32_t* counters, const TileWalk& walk, int num_threads);
 

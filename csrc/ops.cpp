@@ -90,24 +90,23 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
   const Tensor splats = empty({visible, splat::kSplatSize});
   const Tensor order = empty({visible}, ScalarType::Int);
   const splat::SplatList list = splats_of(splats, order);
-  splat::cpu::sort_splats(projected, block_starts, list, threads);
+  splat::cpu::TileWalk walk;
+  splat::cpu::pack_splats(projected, grid, block_starts, list, walk, threads);
 
   const Tensor splat_starts = empty({visible + 1}, ScalarType::Long);
-  const Tensor counters =
-      empty({splat::cpu::num_binning_counters(list, grid, threads)}, ScalarType::Int);
-  int32_t* counter = static_cast<int32_t*>(counters.data_ptr());
-  splat::cpu::TileWalk walk;
   const int64_t num_instances = splat::cpu::count_instances(
-      list, grid, static_cast<int64_t*>(splat_starts.data_ptr()), counter, walk, threads);
+      list, grid, static_cast<int64_t*>(splat_starts.data_ptr()), walk, threads);
   STD_TORCH_CHECK(num_instances < std::numeric_limits<int32_t>::max(),
                   "the Gaussians cover too much of the image (", num_instances,
                   " tiles in all): render fewer, or fewer pixels");
   const Tensor tile_starts = empty({grid.num_tiles() + 1}, ScalarType::Int);
   const Tensor instances = empty({num_instances}, ScalarType::Int);
   const Tensor slots = empty({num_instances}, ScalarType::Int);
+  const Tensor counters =
+      empty({splat::cpu::num_binning_counters(list, grid, threads)}, ScalarType::Int);
   splat::cpu::emit_instances(list, grid,
                              lists_of(list, grid, splat_starts, tile_starts, instances, slots),
-                             counter, walk, threads);
+                             static_cast<int32_t*>(counters.data_ptr()), walk, threads);
   return {splats, order, splat_starts, tile_starts, instances, slots};
 }
 
@@ -158,7 +157,7 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
   args.v_alpha = floats_or_null(v_alpha, {height, width}, "v_alpha");
   args.v_depth_sum = floats_or_null(v_depth_sum, {height, width}, "v_depth_sum");
   args.absgrad = absgrad;
-  const Tensor slab = empty({args.lists.num, splat::kSlabSize});
+  const Tensor slab = empty({args.lists.num, splat::slab_size_of(args)});
   const Tensor v_means2d = empty({num, 2}), v_conics = empty({num, 3}), v_depths = empty({num});
   const Tensor v_opacities = empty({num}), v_colors = empty({num, 3});
   const Tensor v_probe = empty(with_probe ? Sizes{num, 2} : Sizes{0});

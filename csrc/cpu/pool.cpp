@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -146,6 +147,21 @@ void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) try
   own.get().run(num_helpers, {task, context, num_tasks});
 } catch (const std::bad_alloc&) {
   throw OutOfMemory();
+}
+
+void fetch_pages(int num_threads, void* block, int64_t bytes) {
+#if defined(MADV_POPULATE_WRITE)
+  if (bytes < 32 << 20) return;
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(block);
+  const uintptr_t first = (address + page - 1) / page * page;
+  const uintptr_t last = (address + static_cast<uintptr_t>(bytes)) / page * page;
+  parallel_ranges(
+      num_threads, static_cast<int64_t>(last - first), 4 << 20, [&](int64_t begin, int64_t end) {
+        // Where the system cannot, pages come one by one as they are written.
+        madvise(reinterpret_cast<void*>(first + begin), end - begin, MADV_POPULATE_WRITE);
+      });
+#endif
 }
 
 }  // namespace splat::cpu

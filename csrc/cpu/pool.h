@@ -33,4 +33,9 @@ void parallel_ranges(int num_threads, int64_t num, int64_t grain, const Function
   });
 }
 
+// Asks the system at once for the pages of a large block that is about to be written whole: one
+// page fault a page costs more than the page. Blocks below 32 MB glibc gives again, with their
+// pages.
+void fetch_pages(int num_threads, void* block, int64_t bytes);
+
 }  // namespace splat::cpu

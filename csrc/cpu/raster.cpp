@@ -36,12 +36,13 @@ void fetch_ahead(const RasterBwd& args, int64_t at) {
 }
 
 // Adds up a splat's instances and turns the sums over pixels into gradients.
+template <int slab_size>
 void gather_splat(const RasterBwd& args, int64_t i) {
   const Splat& s = reinterpret_cast<const Splat*>(args.splats.splats)[i];
   float sum[kSlabSize] = {};
   for (int64_t slot = args.lists.splat_starts[i]; slot < args.lists.splat_starts[i + 1]; ++slot) {
-    const float* row = args.slab + slot * kSlabSize;
-    for (int k = 0; k < kSlabSize; ++k) sum[k] += row[k];
+    const float* row = args.slab + slot * slab_size;
+    for (int k = 0; k < slab_size; ++k) sum[k] += row[k];
   }
   const int64_t at = args.splats.order[i];
   const float q = sum[3], qx = sum[4], qy = sum[5], qxx = sum[6], qxy = sum[7], qyy = sum[8];
@@ -81,6 +82,8 @@ void raster_fwd(const RasterFwd& args, int num_threads) {
 }
 
 void raster_bwd(const RasterBwd& args, int num_threads) {
+  const int slab_size = slab_size_of(args);
+  fetch_pages(num_threads, args.slab, args.lists.num * slab_size * sizeof(float));
   const std::vector<int32_t> order = tiles_by_cost(args.grid, args.lists.tile_starts);
   parallel_for(num_threads, args.grid.num_tiles(),
                [&](int64_t i) { lanes().raster_bwd_tile(args, order[i]); });
@@ -90,7 +93,8 @@ void raster_bwd(const RasterBwd& args, int num_threads) {
     constexpr int64_t kAhead = 12;
     for (int64_t i = begin; i < end; ++i) {
       if (i + kAhead < end) fetch_ahead(args, args.splats.order[i + kAhead]);
-      gather_splat(args, i);
+      slab_size == kSlabSize ? gather_splat<kSlabSize>(args, i)
+                             : gather_splat<kPlainSlabSize>(args, i);
     }
   });
 }

@@ -166,6 +166,7 @@ SPLAT_LANES BackwardCell read_cell(const RasterBwd& args, const Tile& tile, int 
 
 template <bool with_depth, bool absgrad>
 void tile_vjp(const RasterBwd& args, int64_t index) {
+  constexpr int slab_size = with_depth || absgrad ? kSlabSize : kPlainSlabSize;
   const Tile tile = tile_at(args.grid, index);
   const Splat* splats = reinterpret_cast<const Splat*>(args.splats.splats);
   const int32_t begin = args.lists.tile_starts[index], end = args.tile_ends[index];
@@ -174,15 +175,15 @@ void tile_vjp(const RasterBwd& args, int64_t index) {
     for (int i = 0; i < kCells; ++i) cells[i] = read_cell(args, tile, i);
   }
   for (int32_t i = begin; i < args.lists.tile_starts[index + 1]; ++i) {
-    float* row = args.slab + static_cast<int64_t>(args.lists.slots[i]) * kSlabSize;
+    float* row = args.slab + static_cast<int64_t>(args.lists.slots[i]) * slab_size;
     uint32_t cells_left = i < end ? args.masks[i] : 0;
     if (cells_left == 0) {
-      std::memset(row, 0, kSlabSize * sizeof(float));
+      std::memset(row, 0, slab_size * sizeof(float));
       continue;
     }
     fetch_ahead(splats, args.lists.instances, i, end);
     if (i + kAhead < end) {
-      __builtin_prefetch(args.slab + static_cast<int64_t>(args.lists.slots[i + kAhead]) * kSlabSize,
+      __builtin_prefetch(args.slab + static_cast<int64_t>(args.lists.slots[i + kAhead]) * slab_size,
                          1);
     }
     const Splat& s = splats[args.lists.instances[i]];
@@ -192,6 +193,7 @@ void tile_vjp(const RasterBwd& args, int64_t index) {
             : splat_vjp<false, with_depth, absgrad>(s, tile, cells_left, args.max_alpha, cells);
     store8(row, sum_lanes_of_8(&sum.red));
     row[8] = sum_lanes(sum.qyy);
+    if constexpr (slab_size == kPlainSlabSize) continue;
     row[9] = with_depth ? sum_lanes(sum.depth) : 0.0f;
     row[10] = absgrad ? sum_lanes(sum.abs_x) : 0.0f;
     row[11] = absgrad ? sum_lanes(sum.abs_y) : 0.0f;

@@ -1,12 +1,10 @@
 // Which splats are visible, in which order, and which tiles they cover.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "../blend.h"
+#include "../cover.h"
 #include "../kernels.h"
 #include "pool.h"
 #include "splat.h"
@@ -17,71 +15,9 @@ namespace {
 
 constexpr int64_t kBlock = 8192;  // consecutive Gaussians that one task lists
 
-bool is_visible(const ProjectedArrays& p, int64_t i) {
-  const float sum = p.means2d[2 * i] + p.means2d[2 * i + 1] + p.conics[3 * i] +
-                    p.conics[3 * i + 1] + p.conics[3 * i + 2] + p.depths[i] + p.opacities[i] +
-                    p.colors[3 * i] + p.colors[3 * i + 1] + p.colors[3 * i + 2];
-  return p.radii[2 * i] > 0 && p.radii[2 * i + 1] > 0 && p.opacities[i] >= kAlphaThreshold &&
-         std::isfinite(sum);
-}
-
-Splat pack(const ProjectedArrays& p, int64_t i) {
-  const float a = p.conics[3 * i], b = p.conics[3 * i + 1], c = p.conics[3 * i + 2];
-  const float opacity = p.opacities[i];
-  const float extent = 2.0f * std::log(opacity / kAlphaThreshold) + kExtentMargin;
-  const double det = static_cast<double>(a) * c - static_cast<double>(b) * b;
-  Splat s = {};
-  s.x = p.means2d[2 * i];
-  s.y = p.means2d[2 * i + 1];
-  s.half_a = 0.5f * a;
-  s.b = b;
-  s.half_c = 0.5f * c;
-  s.opacity = opacity;
-  s.red = p.colors[3 * i];
-  s.green = p.colors[3 * i + 1];
-  s.blue = p.colors[3 * i + 2];
-  s.depth = p.depths[i];
-  s.sigma_limit = 0.5f * extent;
-  s.radius_x = static_cast<float>(p.radii[2 * i]);
-  s.radius_y = static_cast<float>(p.radii[2 * i + 1]);
-  if (det > 1e-6 * static_cast<double>(a) * c && a > 0) {
-    s.slope = b / a;
-    s.w2 = extent / a;
-    s.v2 = static_cast<float>(det / (static_cast<double>(a) * a));
-  } else {
-    // Rounding has eaten the determinant (a needle of thousands of pixels): spans would be
-    // arbitrary, so every row is taken whole, within the box.
-    s.w2 = std::numeric_limits<float>::infinity();
-  }
-  return s;
-}
-
-// Gaussians by depth lie scattered in memory.
-void fetch_ahead(const ProjectedArrays& p, int64_t i) {
-  __builtin_prefetch(p.means2d + 2 * i);
-  __builtin_prefetch(p.conics + 3 * i);
-  __builtin_prefetch(p.depths + i);
-  __builtin_prefetch(p.opacities + i);
-  __builtin_prefetch(p.colors + 3 * i);
-  __builtin_prefetch(p.radii + 2 * i);
-}
-
-// Ascending with the depth, also below 0.
-uint32_t sort_key(float depth) {
-  uint32_t bits;
-  std::memcpy(&bits, &depth, sizeof(bits));
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-struct Keyed {
-  uint32_t key;
-  int32_t index;
-};
-
 // One stable pass of a radix sort by the 11 bits from `shift` on.
-void radix_pass(const std::vector<Keyed>& in, std::vector<Keyed>& out, int shift, int num_threads) {
+void radix_pass(const Keyed* in, Keyed* out, int64_t num, int shift, int num_threads) {
   constexpr int kBuckets = 1 << 11;
-  const int64_t num = static_cast<int64_t>(in.size());
   const int64_t num_chunks = std::clamp<int64_t>(num / 16384, 1, 2 * num_threads);
   const int64_t grain = std::max<int64_t>(1, (num + num_chunks - 1) / num_chunks);
   std::vector<int64_t> counters(num_chunks * kBuckets, 0);
@@ -105,44 +41,34 @@ void radix_pass(const std::vector<Keyed>& in, std::vector<Keyed>& out, int shift
   });
 }
 
-// Calls visit(tile) for each tile that holds a pixel centre of the ellipse, row by row.
-template <typename Visit>
-inline void for_each_tile(const Splat& s, const ImageGrid& grid, const Visit& visit) {
-  const float width = static_cast<float>(grid.width), height = static_cast<float>(grid.height);
-  // NaN (0 / 0 of a whole-row splat) loses against the radius.
-  const float half_height = std::min(s.radius_y, std::sqrt(s.w2 / s.v2) + kPixelMargin);
-  const float low = std::clamp(s.y - half_height - 0.5f, -1.0f, height);
-  const float high = std::clamp(s.y + half_height - 0.5f, -1.0f, height - 1.0f);
-  const int row_begin = std::max(0, static_cast<int>(std::ceil(low)));
-  const int row_end = static_cast<int>(std::floor(high)) + 1;
-  if (row_begin >= row_end) return;
-  // The line on which the ellipse reaches farthest right; farthest left is its mirror image.
-  const float extreme =
-      s.v2 > 0 ? -s.slope * std::sqrt(s.w2 / ((s.v2 + s.slope * s.slope) * s.v2)) : 0.0f;
-  for (int ty = row_begin / kTileSize; ty <= (row_end - 1) / kTileSize; ++ty) {
-    const float top = std::max(ty * kTileSize + 0.5f - s.y, -half_height);
-    const float bottom = std::min(ty * kTileSize + (kTileSize - 0.5f) - s.y, half_height);
-    const float at_right = std::clamp(extreme, top, std::max(top, bottom));
-    const float at_left = std::clamp(-extreme, top, std::max(top, bottom));
-    float right = s.radius_x, left = -s.radius_x;
-    if (s.v2 > 0) {
-      const float right2 = s.w2 - s.v2 * at_right * at_right;
-      const float left2 = s.w2 - s.v2 * at_left * at_left;
-      right =
-          std::min(right, std::sqrt(std::max(right2, 0.0f)) - s.slope * at_right + kPixelMargin);
-      left = std::max(left, -std::sqrt(std::max(left2, 0.0f)) - s.slope * at_left - kPixelMargin);
+// Of a counting sort: turns the numbers [num_chunks, num_buckets] into each chunk's first place in
+// each bucket, and returns the sum. `bucket_starts` [num_buckets] may be null.
+int32_t start_positions(int32_t* counters, int64_t num_buckets, int64_t num_chunks,
+                        int32_t* bucket_starts) {
+  int32_t total = 0;
+  for (int64_t bucket = 0; bucket < num_buckets; ++bucket) {
+    if (bucket_starts != nullptr) bucket_starts[bucket] = total;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+      int32_t& counter = counters[chunk * num_buckets + bucket];
+      const int32_t count = counter;
+      counter = total;
+      total += count;
     }
-    const float first = std::clamp(s.x + left - 0.5f, -1.0f, width);
-    const float last = std::clamp(s.x + right - 0.5f, -1.0f, width - 1.0f);
-    const int column_begin = std::max(0, static_cast<int>(std::ceil(first)));
-    const int column_last = static_cast<int>(std::floor(last));
-    if (column_begin > column_last) continue;
-    const int64_t row = static_cast<int64_t>(ty) * grid.tiles_x;
-    for (int tx = column_begin / kTileSize; tx <= column_last / kTileSize; ++tx) visit(row + tx);
   }
+  return total;
 }
 
-// Splats are binned in chunks, each with its own counter a tile, so that threads share nothing.
+// The tile that holds a splat's centre, or the nearest.
+int64_t home_tile(const ProjectedArrays& p, const ImageGrid& grid, int64_t i) {
+  const auto tile = [](float x, int num) {
+    return static_cast<int>(clamped(x * (1.0f / kTileSize), 0.0f, static_cast<float>(num - 1)));
+  };
+  return static_cast<int64_t>(tile(p.means2d[2 * i + 1], grid.tiles_y)) * grid.tiles_x +
+         tile(p.means2d[2 * i], grid.tiles_x);
+}
+
+// Instances are put in place in chunks of the order by depth, each with its own counter a tile, so
+// that threads share nothing.
 struct Chunks {
   int64_t num, grain;
 };
@@ -153,6 +79,28 @@ Chunks chunks_of(const SplatList& splats, int num_threads) {
 }
 
 const Splat* packed(const SplatList& list) { return reinterpret_cast<const Splat*>(list.splats); }
+
+// Calls visit(position, slot, tile) for the tiles of the splats [begin, end) of the order by depth.
+// Those splats lie scattered in memory.
+template <typename Visit>
+void for_each_instance(const TileWalk& walk, const int64_t* splat_starts, int64_t begin,
+                       int64_t end, const Visit& visit) {
+  constexpr int64_t kAhead = 16;
+  const auto tiles_of = [&](int32_t position) {
+    const int64_t first = position / kBlock * kBlock;
+    return walk.tiles[position / kBlock].data() + (splat_starts[position] - splat_starts[first]);
+  };
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + 2 * kAhead < end)
+      __builtin_prefetch(splat_starts + walk.by_depth[i + 2 * kAhead].position);
+    if (i + kAhead < end) __builtin_prefetch(tiles_of(walk.by_depth[i + kAhead].position));
+    const int32_t position = walk.by_depth[i].position;
+    const int32_t* tile = tiles_of(position);
+    for (int64_t slot = splat_starts[position]; slot < splat_starts[position + 1]; ++slot) {
+      visit(position, slot, *tile++);
+    }
+  }
+}
 
 }  // namespace
 
@@ -173,28 +121,40 @@ int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, i
   return total;
 }
 
-void sort_splats(const ProjectedArrays& projected, const int32_t* block_starts,
-                 const SplatList& out, int num_threads) {
-  std::vector<Keyed> keyed(out.num), other(out.num);
-  parallel_ranges(num_threads, projected.num, kBlock, [&](int64_t begin, int64_t end) {
-    int32_t at = block_starts[begin / kBlock];
+void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
+                 const int32_t* block_starts, const SplatList& out, TileWalk& walk,
+                 int num_threads) {
+  const int64_t num_tiles = grid.num_tiles();
+  const int64_t blocks_a_chunk =
+      (num_blocks(projected.num) + 2 * num_threads - 1) / (2 * num_threads);
+  const int64_t grain = std::max<int64_t>(1, blocks_a_chunk) * kBlock;
+  const int64_t num_chunks = (projected.num + grain - 1) / grain;
+  std::vector<int32_t> counters(num_chunks * num_tiles, 0);
+  parallel_ranges(num_threads, projected.num, grain, [&](int64_t begin, int64_t end) {
+    int32_t* count = &counters[begin / grain * num_tiles];
+    for (int64_t i = begin; i < end; ++i) {
+      if (is_visible(projected, i)) ++count[home_tile(projected, grid, i)];
+    }
+  });
+  start_positions(counters.data(), num_tiles, num_chunks, nullptr);
+  std::unique_ptr<Keyed[]> keyed(new Keyed[out.num]), other(new Keyed[out.num]);
+  Splat* splats = reinterpret_cast<Splat*>(out.splats);
+  fetch_pages(num_threads, splats, out.num * sizeof(Splat));
+  parallel_ranges(num_threads, projected.num, grain, [&](int64_t begin, int64_t end) {
+    int32_t* next = &counters[begin / grain * num_tiles];
+    int32_t number = block_starts[begin / kBlock];
     for (int64_t i = begin; i < end; ++i) {
       if (!is_visible(projected, i)) continue;
-      keyed[at++] = {sort_key(projected.depths[i]), static_cast<int32_t>(i)};
+      const int32_t at = next[home_tile(projected, grid, i)]++;
+      keyed[number++] = {depth_key(projected.depths[i]), at};
+      out.order[at] = static_cast<int32_t>(i);
+      splats[at] = pack_splat(projected, i);
     }
   });
-  radix_pass(keyed, other, 0, num_threads);
-  radix_pass(other, keyed, 11, num_threads);
-  radix_pass(keyed, other, 22, num_threads);
-  Splat* splats = reinterpret_cast<Splat*>(out.splats);
-  parallel_ranges(num_threads, out.num, 4096, [&](int64_t begin, int64_t end) {
-    constexpr int64_t kAhead = 12;
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) fetch_ahead(projected, other[i + kAhead].index);
-      out.order[i] = other[i].index;
-      splats[i] = pack(projected, other[i].index);
-    }
-  });
+  radix_pass(keyed.get(), other.get(), out.num, 0, num_threads);
+  radix_pass(other.get(), keyed.get(), out.num, 11, num_threads);
+  radix_pass(keyed.get(), other.get(), out.num, 22, num_threads);
+  walk.by_depth = std::move(other);
 }
 
 int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int num_threads) {
@@ -202,24 +162,24 @@ int64_t num_binning_counters(const SplatList& splats, const ImageGrid& grid, int
 }
 
 int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t* splat_starts,
-                        int32_t* counters, TileWalk& walk, int num_threads) {
-  const Chunks chunks = chunks_of(splats, num_threads);
+                        TileWalk& walk, int num_threads) {
   const Splat* list = packed(splats);
-  walk.tiles.resize(chunks.num);
-  std::fill(counters, counters + chunks.num * grid.num_tiles(), 0);
-  parallel_ranges(num_threads, splats.num, chunks.grain, [&](int64_t begin, int64_t end) {
-    int32_t* counter = counters + begin / chunks.grain * grid.num_tiles();
+  walk.tiles.resize(num_blocks(splats.num));
+  parallel_ranges(num_threads, splats.num, kBlock, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> tiles;
     tiles.reserve(2 * (end - begin));
     for (int64_t i = begin; i < end; ++i) {
       const size_t before = tiles.size();
-      for_each_tile(list[i], grid, [&](int64_t tile) {
-        ++counter[tile];
-        tiles.push_back(static_cast<int32_t>(tile));
-      });
+      const CoveredRows covered = covered_rows(list[i], grid);
+      for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
+        const TileRange columns = covered_columns(list[i], grid, covered, ty);
+        for (int tx = columns.begin; tx < columns.end; ++tx) {
+          tiles.push_back(ty * grid.tiles_x + tx);
+        }
+      }
       splat_starts[i] = static_cast<int64_t>(tiles.size() - before);
     }
-    walk.tiles[begin / chunks.grain] = std::move(tiles);
+    walk.tiles[begin / kBlock] = std::move(tiles);
   });
   int64_t total = 0;
   for (int64_t i = 0; i < splats.num; ++i) {
@@ -235,27 +195,22 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
                     int32_t* counters, const TileWalk& walk, int num_threads) {
   const Chunks chunks = chunks_of(splats, num_threads);
   const int64_t num_tiles = grid.num_tiles();
-  int32_t position = 0;
-  for (int64_t tile = 0; tile < num_tiles; ++tile) {
-    out.tile_starts[tile] = position;
-    for (int64_t chunk = 0; chunk < chunks.num; ++chunk) {
-      int32_t& counter = counters[chunk * num_tiles + tile];
-      const int32_t count = counter;
-      counter = position;
-      position += count;
-    }
-  }
-  out.tile_starts[num_tiles] = position;
+  parallel_ranges(num_threads, splats.num, chunks.grain, [&](int64_t begin, int64_t end) {
+    int32_t* count = counters + begin / chunks.grain * num_tiles;
+    std::fill(count, count + num_tiles, 0);
+    for_each_instance(walk, out.splat_starts, begin, end,
+                      [&](int32_t, int64_t, int32_t tile) { ++count[tile]; });
+  });
+  const int64_t num_chunks = splats.num == 0 ? 0 : (splats.num + chunks.grain - 1) / chunks.grain;
+  out.tile_starts[num_tiles] = start_positions(counters, num_tiles, num_chunks, out.tile_starts);
   parallel_ranges(num_threads, splats.num, chunks.grain, [&](int64_t begin, int64_t end) {
     int32_t* next = counters + begin / chunks.grain * num_tiles;
-    const int32_t* tile = walk.tiles[begin / chunks.grain].data();
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t slot = out.splat_starts[i]; slot < out.splat_starts[i + 1]; ++slot, ++tile) {
-        const int32_t at = next[*tile]++;
-        out.instances[at] = static_cast<int32_t>(i);
-        out.slots[at] = static_cast<int32_t>(slot);
-      }
-    }
+    for_each_instance(walk, out.splat_starts, begin, end,
+                      [&](int32_t position, int64_t slot, int32_t tile) {
+                        const int32_t at = next[tile]++;
+                        out.instances[at] = position;
+                        out.slots[at] = static_cast<int32_t>(slot);
+                      });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "../kernels.h"
+#include "splat.h"
 
 namespace splat::cpu {
 
@@ -49,10 +50,19 @@ struct AdamGradients {
   float* of[kNumTensors];
 };
 
+struct TileBuffer {
+  int32_t* tiles;
+  int64_t num, capacity;
+};
+
 struct Lanes {
   const char* name;
   void (*project_fwd)(const ProjectFwd&, int64_t begin, int64_t end);
   void (*project_bwd)(const ProjectBwd&, int64_t begin, int64_t end);
+  // Appends the tiles of the splats from `begin` on as long as there is room for any one of them,
+  // writes their numbers to counts[i], and returns where it stopped.
+  int64_t (*walk_tiles)(const Splat*, int64_t begin, int64_t end, const ImageGrid&, int64_t* counts,
+                        TileBuffer&);
   void (*raster_fwd_tile)(const RasterFwd&, int64_t tile);
   void (*raster_bwd_tile)(const RasterBwd&, int64_t tile);
   void (*loss_block)(const ImageLoss&, const LossBlock&);
@@ -65,6 +75,8 @@ struct Lanes {
   namespace isa {                                                                                  \
   void project_fwd(const ProjectFwd& args, int64_t begin, int64_t end);                            \
   void project_bwd(const ProjectBwd& args, int64_t begin, int64_t end);                            \
+  int64_t walk_tiles(const Splat* splats, int64_t begin, int64_t end, const ImageGrid& grid,       \
+                     int64_t* counts, TileBuffer& buffer);                                         \
   void raster_fwd_tile(const RasterFwd& args, int64_t tile);                                       \
   void raster_bwd_tile(const RasterBwd& args, int64_t tile);                                       \
   void loss_block(const ImageLoss& args, const LossBlock& block);                                  \

@@ -6,6 +6,7 @@
 
 #include "../cover.h"
 #include "../kernels.h"
+#include "lanes.h"
 #include "pool.h"
 #include "splat.h"
 #include "tile_walk.h"
@@ -166,18 +167,13 @@ int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t*
   const Splat* list = packed(splats);
   walk.tiles.resize(num_blocks(splats.num));
   parallel_ranges(num_threads, splats.num, kBlock, [&](int64_t begin, int64_t end) {
+    const int64_t capacity = grid.num_tiles() + 4 * kBlock;
+    const std::unique_ptr<int32_t[]> room(new int32_t[capacity]);
     std::vector<int32_t> tiles;
-    tiles.reserve(2 * (end - begin));
-    for (int64_t i = begin; i < end; ++i) {
-      const size_t before = tiles.size();
-      const CoveredRows covered = covered_rows(list[i], grid);
-      for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
-        const TileRange columns = covered_columns(list[i], grid, covered, ty);
-        for (int tx = columns.begin; tx < columns.end; ++tx) {
-          tiles.push_back(ty * grid.tiles_x + tx);
-        }
-      }
-      splat_starts[i] = static_cast<int64_t>(tiles.size() - before);
+    for (int64_t i = begin; i < end;) {
+      TileBuffer buffer = {room.get(), 0, capacity};
+      i = lanes().walk_tiles(list, i, end, grid, splat_starts, buffer);
+      tiles.insert(tiles.end(), room.get(), room.get() + buffer.num);
     }
     walk.tiles[begin / kBlock] = std::move(tiles);
   });

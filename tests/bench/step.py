@@ -2,9 +2,12 @@
 
 python tests/bench/step.py --ply model.ply --scene SCENE --downscale 1 --threads 2 --json
 
-The model (or, without --ply, the scene's points) is drawn by the scene's first camera and compared with
-its photograph. Times are medians, wall clock. `*_ns_per_pair` are core-nanoseconds: wall time of the
-rasteriser times threads, over the Gaussian-pixel pairs that were composited.
+The model (or, without --ply, the scene's points) is drawn by the scene's training cameras in turn and
+compared with their photographs, so that Adam also makes up for steps of what was out of sight; --camera N
+keeps to one camera. Times are medians over all steps, wall clock. `one_camera_iteration_ms`, the rasteriser
+alone, pairs and size are those of camera N, by default the scene's first. `*_ns_per_pair` are
+core-nanoseconds: wall time of the rasteriser times threads, over the Gaussian-pixel pairs that were
+composited.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def main() -> None:
     parser.add_argument("--scene", type=Path, required=True)
     parser.add_argument("--downscale", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="steps with each camera that are measured")
+    parser.add_argument("--camera", type=int, help="draw by this camera alone, counted from 0")
+    parser.add_argument("--cameras", type=int, default=8, help="how many take turns at most; default 8")
     parser.add_argument("--every", type=int, default=1, help="keep every n-th Gaussian")
     parser.add_argument(
         "--scaling", action="store_true", help="also one thread against --threads, in turns: thread_scaling"
@@ -67,13 +72,16 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     scene = load_scene(arguments.scene, downscale=arguments.downscale)
     model = load_model(scene, arguments.ply)[:: arguments.every]
-    example = first_example(scene)
+    numbers = camera_numbers(scene, arguments.camera, arguments.cameras)
+    example, *examples = [example_of(scene, number) for number in (arguments.camera or 0, *numbers)]
     if arguments.million:
         model, example = a_million(model), at_a_megapixel(example)
-    report = measure(example, model, arguments.repeats)
+        examples = [at_a_megapixel(other) for other in examples]
+    report = measure(example, examples, model, arguments.repeats)
+    report["cameras"] = " ".join(map(str, numbers))
     report["threads"] = arguments.threads
     if arguments.scaling:
-        report["thread_scaling"] = round(thread_scaling(example, model, arguments.threads), 3)
+        report["thread_scaling"] = round(thread_scaling(examples, model, arguments.threads), 3)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -89,10 +97,21 @@ def load_model(scene: Scene, ply: Path | None) -> Gaussians:
     )
 
 
-def first_example(scene: Scene) -> Example:
-    """Return the scene's first photograph."""
-    target, mask = target_image(scene.photo(0), (0.0, 0.0, 0.0), torch.device("cpu"))
-    return scene.views[0].camera, target, mask
+def camera_numbers(scene: Scene, wanted: int | None, most: int) -> list[int]:
+    """Return `wanted` alone, or at most `most` training cameras, evenly spread."""
+    if wanted is not None:
+        if not 0 <= wanted < len(scene.views):
+            raise SystemExit(f"--camera {wanted}: the scene has cameras 0 to {len(scene.views) - 1}")
+        return [wanted]
+    training = scene.train_indices
+    num = min(max(most, 1), len(training))
+    return [training[i * len(training) // num] for i in range(num)]
+
+
+def example_of(scene: Scene, number: int) -> Example:
+    """Return the scene's photograph `number`."""
+    target, mask = target_image(scene.photo(number), (0.0, 0.0, 0.0), torch.device("cpu"))
+    return scene.views[number].camera, target, mask
 
 
 def at_a_megapixel(example: Example) -> Example:
@@ -115,11 +134,14 @@ def a_million(model: Gaussians) -> Gaussians:
     return replace(many, means=many.means + offset, scales=many.scales + math.log(shrink))
 
 
-def measure(example: Example, model: Gaussians, repeats: int) -> dict[str, float | int | str]:
-    camera, target, mask = example
-    stages = time_iteration(model, camera, target, mask, repeats)
+def measure(
+    example: Example, examples: list[Example], model: Gaussians, repeats: int
+) -> dict[str, float | int | str]:
+    camera = example[0]
+    stages = time_iteration(model, examples, repeats)
     # Of the process so far: scene, model, gradients, moments and a training step's scratch.
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    one_camera = time_iteration(model, [example], repeats)
     raster_forward, raster_backward, pairs = time_rasterizer(model, camera, repeats)
     threads, peak = torch.get_num_threads(), fma_peak()
     flop = pairs * (FORWARD_FLOP + BACKWARD_FLOP)
@@ -129,6 +151,7 @@ def measure(example: Example, model: Gaussians, repeats: int) -> dict[str, float
         "height": camera.height,
         "kernels": ops.native_version(),
         **{name: round(1e3 * seconds, 2) for name, seconds in stages.items()},
+        "one_camera_iteration_ms": round(1e3 * one_camera["iteration_ms"], 2),
         "raster_forward_ms": round(1e3 * raster_forward, 2),
         "raster_backward_ms": round(1e3 * raster_backward, 2),
         "pairs": pairs,
@@ -140,17 +163,16 @@ def measure(example: Example, model: Gaussians, repeats: int) -> dict[str, float
     }
 
 
-def thread_scaling(example: Example, model: Gaussians, threads: int, rounds: int = 5) -> float:
+def thread_scaling(examples: list[Example], model: Gaussians, threads: int, rounds: int = 5) -> float:
     """Return how many times as fast `threads` threads make an iteration as one does.
 
     Both are measured in turns, so that what else the machine does slows both; the best of each counts.
     """
-    camera, target, mask = example
     seconds: dict[int, list[float]] = {1: [], threads: []}
     for _ in range(rounds):
         for number, samples in seconds.items():
             torch.set_num_threads(number)
-            samples.append(time_iteration(model, camera, target, mask, repeats=3)["iteration_ms"])
+            samples.append(time_iteration(model, examples, repeats=3)["iteration_ms"])
     torch.set_num_threads(threads)
     return min(seconds[1]) / min(seconds[threads])
 
@@ -166,20 +188,19 @@ def median_time(action: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def time_iteration(
-    model: Gaussians, camera: Camera, target: Tensor, mask: Tensor | None, repeats: int
-) -> dict[str, float]:
+def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> dict[str, float]:
     """Return the medians of a whole iteration and of its four stages, seconds.
 
-    The rest of the way back, from what was projected, is part of the optimiser's step.
+    Each example is drawn `repeats` times, in turns, after a first turn that is not measured. The rest of the
+    way back, from what was projected, is part of the optimiser's step.
     """
     params = model.map(lambda tensor: tensor.clone().requires_grad_())
     optimizer = SplatAdam.zeros(params)
     # Rates of 0: the same picture in every repetition, at the cost of any other rate.
     rates = dict.fromkeys(learning_rates(OptimConfig(), extent=1.0, step=0, steps=1), 0.0)
-    counts, size = torch.zeros(3, len(model)), (camera.width, camera.height)
+    counts = torch.zeros(3, len(model))
     parts: dict[str, list[float]] = {"forward_ms": [], "loss_ms": [], "backward_ms": [], "optimizer_ms": []}
-    for _ in range(repeats + 1):
+    for camera, target, mask in examples * (repeats + 1):
         marks = [time.perf_counter()]
         drawing = draw(params, optimizer, camera, RenderOptions(), observed=True)
         marks.append(time.perf_counter())
@@ -189,14 +210,14 @@ def time_iteration(
         marks.append(time.perf_counter())
         improve(drawing, gradients, optimizer, rates)
         assert gradients.means2d is not None
-        count_seen(gradients.means2d, drawing.radii, size, *counts)
+        count_seen(gradients.means2d, drawing.radii, (camera.width, camera.height), *counts)
         marks.append(time.perf_counter())
         del drawing, loss, gradients
         for number, samples in enumerate(parts.values()):
             samples.append(marks[number + 1] - marks[number])
     iterations = [sum(samples) for samples in zip(*parts.values(), strict=True)]
-    medians = {name: statistics.median(samples[1:]) for name, samples in parts.items()}
-    return {"iteration_ms": statistics.median(iterations[1:]), **medians}
+    medians = {name: statistics.median(samples[len(examples) :]) for name, samples in parts.items()}
+    return {"iteration_ms": statistics.median(iterations[len(examples) :]), **medians}
 
 
 def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[float, float, int]:

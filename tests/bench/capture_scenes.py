@@ -19,7 +19,7 @@ from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
-SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 30, 320, 200, 230.0
+SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 20, 192, 120, 138.0
 
 
 def in_changing_light(folder: Path, target: Path) -> Path:

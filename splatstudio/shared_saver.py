@@ -118,6 +118,8 @@ class PartSaver:
             os.replace(partial, file)
         except FileNotFoundError:
             return  # rank 0 has given it up already
+        except OSError:
+            file.touch()  # a full disk has no room for words, but for a name
 
 
 def _answer_file(staging: Path, rank: int) -> Path:
@@ -132,8 +134,11 @@ def _answer_of(staging: Path, rank: int) -> Shard:
     file = _answer_file(staging, rank)
     while not file.exists():
         time.sleep(POLL_SECONDS)
-    answer = json.loads(file.read_text())
+    words = file.read_text()
     file.unlink()
+    if not words:
+        raise OSError(f"rank {rank}: its disk is full")
+    answer = json.loads(words)
     if "error" in answer:
         raise OSError(f"rank {rank}: {answer['error']}")
     return Shard(**answer["shard"])

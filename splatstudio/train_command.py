@@ -22,6 +22,7 @@ from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
+from splatstudio.worker.launched import launched_rank, train_launched
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -41,6 +42,7 @@ from splatstudio.worker.reports import saved_sentence
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
 RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
+LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
@@ -59,9 +61,15 @@ def train_scene(
     others. Raises ValueError with one sentence for
     what cannot be trained or resumed, and for what ended the training.
     """
+    launched = launched_rank(os.environ)
     checkpoint = None
     if resume:
         config, checkpoint = _to_resume(config, run_dir, given)
+    if launched is not None:
+        if run_dir is None:
+            raise ValueError("the ranks of a launcher need --run: one folder that all machines see")
+        job = TrainJob(scene_path.resolve(), run_dir.resolve(), config, checkpoint)
+        return train_launched(launched, job, _Teller(config.steps))
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
@@ -106,6 +114,29 @@ def _take_over(run_dir: Path) -> None:
     if lock.left_by is not None:
         console.print(f"{lock.left_by} left this run without ending properly; its lock is taken over.")
     lock.release()  # the background process takes it for good
+
+
+class _Teller:
+    """Prints what a training without a terminal of its own tells, a line now and then for the log."""
+
+    def __init__(self, steps: int):
+        self._steps = steps
+        self._due = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            if time.monotonic() >= self._due:
+                self._due = time.monotonic() + LINE_SECONDS
+                rate, num = event.steps_per_second, event.num_gaussians
+                print(
+                    f"step {event.step} of {self._steps}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
+                )
+        elif isinstance(event, Evaluated):
+            print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
+        elif isinstance(event, Saved):
+            print(f"Saved {event.path}")
+        elif isinstance(event, Warned):
+            print(event.sentence)
 
 
 @dataclass

@@ -41,13 +41,19 @@ class Turn(IntEnum):
 
 
 class ControlGroup:
-    """The ranks' common line; each rank makes one, with a folder that all of them see and that is new."""
+    """The ranks' common line; each rank makes one.
 
-    def __init__(self, rank: int, num_ranks: int, folder: Path):
-        # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
-        store = FileStore(str(folder / "store"), num_ranks)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+    They meet in `folder`, which is new and which all of them see; None: where the launcher's variables say.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, folder: Path | None):
+        if folder is None:
+            dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+        else:
+            # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
+            store = FileStore(str(folder / "store"), num_ranks)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup), "every rank is a member"
         self._group = group

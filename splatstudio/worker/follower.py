@@ -36,7 +36,7 @@ class Follower:
 
     def run(self) -> None:
         """Follow rank 0 until it says to leave."""
-        control = self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
+        control = self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.meeting)
         self._enter(Phase.LOADING)
         self._activity.begin()
         while True:

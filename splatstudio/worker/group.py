@@ -38,9 +38,15 @@ class Place:
     num_ranks: int
     folder: Path
     heartbeats: Heartbeats
-    log_path: Path
+    log_path: Path | None  # None: what is printed stays with who started the process
     devices: RankDevices | None = None  # None: the fastest that there is, with all cores
     environment: tuple[tuple[str, str], ...] = ()  # variables as they are where the group is started
+    launched: bool = False  # by torchrun or Slurm, whose variables say where the ranks meet
+
+    @property
+    def meeting(self) -> Path | None:
+        """Return the folder in which the ranks meet, None where the launcher says where."""
+        return None if self.launched else self.folder
 
 
 @dataclass(frozen=True)

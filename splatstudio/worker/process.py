@@ -76,7 +76,8 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     # Ctrl-C reaches the whole foreground process group, but only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(place.environment)
-    redirect_output(place.log_path)
+    if place.log_path is not None:
+        redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), job)
     if place.devices is not None:
@@ -164,7 +165,7 @@ class Worker:
     def run(self) -> None:
         """Obey until Close."""
         if self._place.num_ranks > 1:
-            self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.folder)
+            self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.meeting)
         self._enter(Phase.LOADING)
         self._activity.begin()
         while True:
@@ -256,7 +257,8 @@ class Worker:
 
     def _log_into(self, path: Path) -> None:
         """Go on with the log in the run's folder, once there is one."""
-        redirect_output(path)
+        if self._place.log_path is not None:
+            redirect_output(path)
         log.info("process %d trains here", os.getpid())
 
     def _next_command(self) -> Command | None:

@@ -1,0 +1,91 @@
+"""Ranks that torchrun or Slurm starts: two "machines" on loopback, of which one loses its rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from splatstudio.manifest import read_manifest
+from splatstudio.worker.launched import LaunchedRank, launched_rank
+
+TIMEOUT = 150.0
+BIN = Path(sys.executable).parent
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4"}
+TORCHRUN |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SLURM = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}
+SLURM |= {"SLURM_NTASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "120345"}
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """Put the variables of this process back after the test."""
+    before = dict(os.environ)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_rank_knows_its_place_from_the_launchers_variables() -> None:
+    assert launched_rank({}) is None
+    assert launched_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None, "a shell inside of a job"
+    assert launched_rank(TORCHRUN) == LaunchedRank(3, 4, 1, 2)
+    with pytest.raises(ValueError, match="MASTER_ADDR"):
+        launched_rank(SLURM)
+    assert launched_rank({**SLURM, "MASTER_ADDR": "node7"}) == LaunchedRank(9, 16, 1, 8)
+    meeting = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    assert meeting == {"MASTER_ADDR": "node7", "MASTER_PORT": "29845", "RANK": "9", "WORLD_SIZE": "16"}
+
+
+def test_the_ranks_of_a_launcher_need_a_common_folder(blob_folder: Path) -> None:
+    command = [BIN / "splatstudio", "train", blob_folder]
+    done = subprocess.run(command, env={**os.environ, **TORCHRUN}, capture_output=True, text=True)
+    assert done.returncode == 2 and "need --run" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("torchrun", path=str(BIN)) is None, reason="torch without torchrun")
+def test_two_machines_train_one_model_and_go_on_when_a_rank_is_killed(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run = tmp_path / "run"
+    train = [BIN / "splatstudio", "train", blob_folder, "--run", run, "--steps", "800"]
+    train += ["--save-steps", "20", "--eval-steps", "--sh-degree", "1"]
+    launcher = [BIN / "torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+    launcher += ["--local-addr", "127.0.0.1", "--no-python", "--"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with open(tmp_path / "log", "w") as log:
+        agents = [
+            subprocess.Popen([*launcher, *train], env=environment, stdout=log, stderr=log) for _ in range(2)
+        ]
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while not (run / "ckpts" / "step_00000020").exists():
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        (rank,) = psutil.Process(agents[1].pid).children()
+        os.kill(rank.pid, signal.SIGKILL)
+        ends = [agent.wait(max(1.0, deadline - time.monotonic())) for agent in agents]
+    finally:
+        for agent in agents:
+            for process in (*psutil.Process(agent.pid).children(), agent) if agent.poll() is None else ():
+                process.kill()
+    told = (tmp_path / "log").read_text()
+    assert ends == [0, 0], told
+    assert "goes on" in told or told.count("starts as process") == 4, told
+    assert len(read_manifest(run / "ckpts" / "step_00000800")["ranks"]) == 2

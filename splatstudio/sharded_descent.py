@@ -131,8 +131,9 @@ def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work
     outputs = [received.rows] if received.probe is None else [received.rows, received.probe]
     v_outputs = [found.v_rows] if found.v_probe is None else [found.v_rows, found.v_probe]
     v_rows, *v_probe = torch.autograd.grad(outputs, inputs, v_outputs)
-    gradients, twists = found.gradients, []
     tensors = gaussians.tensors()
+    of_cameras: list[Tensor | None] = [None] * len(tensors)
+    twists = []
     # Camera by camera, so that one set of gradients beside their sum is the most in memory.
     for part, v_part, camera, rows in zip(
         shared.parts, v_rows.split([len(part) for part in shared.parts]), cameras, shared.visible, strict=True
@@ -142,7 +143,8 @@ def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work
             named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
             degree = settings.sh_degree
             twists.append(pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows))
-        gradients = [_plus(total, value) for total, value in zip(gradients, values, strict=True)]
+        _add(of_cameras, values)
+    gradients = [_plus(one, other) for one, other in zip(found.gradients, of_cameras, strict=True)]
     poses = list(ranks.sum(torch.stack(twists))) if twists else []
     observations = _observations(shared, v_probe[0] if v_probe else v_rows[:, :2], cameras)
     return _Round(losses, costs, found.pictures, gradients, found.others, observations, poses)
@@ -277,6 +279,16 @@ def _together(one: _Round, other: _Round) -> _Round:
         one.observations + other.observations,
         one.poses + other.poses,
     )
+
+
+def _add(totals: list[Tensor | None], values: Sequence[Tensor | None]) -> None:
+    """Add `values`, which nobody else has, to `totals`; the first ones become them."""
+    for number, value in enumerate(values):
+        total = totals[number]
+        if total is None or value is None:
+            totals[number] = value if total is None else total
+        else:
+            total += value
 
 
 def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -92,7 +92,10 @@ def project_for_all(
         packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))
         visible.append(rows)
         radii.append(seen.radii)
-    rows = torch.cat(packed) if packed else gaussians.means.new_zeros((0, sum(COLUMNS)))
+    if len(packed) == 1:
+        rows = packed[0]
+    else:
+        rows = torch.cat(packed) if packed else gaussians.means.new_zeros((0, sum(COLUMNS)))
     kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
     all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
     probe = rows.new_zeros((len(rows), 2)).requires_grad_() if with_probe else None

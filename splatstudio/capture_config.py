@@ -22,8 +22,8 @@ class ExposureConfig:
     grid: bool = setting(
         False, "Learn a bilateral grid of such maps for each photograph (place and brightness) instead."
     )
-    grid_size: int = setting(16, "Cells of a grid along each side of the photograph.", 2, 64)
-    grid_depth: int = setting(8, "Cells of a grid from dark to bright.", 2, 32)
+    grid_size: int = setting(4, "Cells of a grid along each side of the photograph.", 2, 64)
+    grid_depth: int = setting(2, "Cells of a grid from dark to bright.", 2, 32)
     grid_smooth: float = setting(
         10.0, "Weight of the mean square difference of neighbouring cells.", 0, live=True
     )

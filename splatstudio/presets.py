@@ -31,20 +31,27 @@ class Preset:
 
 
 _PRESETS = (
-    Preset("preview", "A usable picture in the shortest time.", {"steps": 2000}),
+    Preset(
+        "preview",
+        "A usable picture in the shortest time.",
+        {"steps": 1500, "strategy": "fast", "coarse.first": 4.0, "coarse.until": 0.6},
+    ),
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(
         "quality",
         "The best picture, however long it takes.",
-        {"strategy": "absgrad", "absgrad.grow_grad": 4e-4},
+        {
+            "strategy": "mcmc",
+            "mcmc.density": 0.4,
+            "shapes.opacity_weight": 0.01,
+            "shapes.scale_weight": 0.01,
+        },
     ),
     Preset(
         "mcmc",
         "A chosen number of Gaussians that move to where they are needed (Kheradmand et al. 2024).",
         {
             "strategy": "mcmc",
-            "init_opacity": 0.5,
-            "init_scale": 0.1,
             "shapes.opacity_weight": 0.01,
             "shapes.scale_weight": 0.01,
         },

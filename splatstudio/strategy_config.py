@@ -60,7 +60,7 @@ class AbsgradConfig:
 @documented
 @dataclass(frozen=True)
 class McmcConfig:
-    """What *mcmc* has of its own (Kheradmand et al. 2024)."""
+    """What *mcmc* has of its own (Kheradmand et al. 2024), with two additions: guided and spread."""
 
     start_step: int = setting(
         500, "Step after which Gaussians move and are added; at the latest after a sixth of the steps.", 0
@@ -69,16 +69,21 @@ class McmcConfig:
         25_000, "Step from which none move or are added; at the latest after five sixths of the steps.", 0
     )
     every: int = setting(100, "Steps between two relocations.", 1)
-    max_gaussians: int = setting(
-        0, "How many there shall be; 0: one for every 50 pixels of the photographs to train on.", 0
+    max_gaussians: int = setting(0, "How many there shall be; 0: as many as density says.", 0)
+    density: float = setting(
+        0.3, "How many, over the pixels of a photograph times the square root of their number.", 1e-3, 100
     )
     grow_factor: float = setting(
         1.05, "At least so many times as many after each relocation, up to all.", 1, 2
     )
-    min_opacity: float = setting(
-        0.005, "Opacity up to which a Gaussian is dead and moves to a living one.", 1e-4, 0.4
-    )
+    min_opacity: float = setting(0.005, "Opacity up to which a Gaussian is dead.", 1e-4, 0.4)
     noise: float = setting(5e5, "Size of the positions' noise, times their learning rate and covariance.", 0)
+    guided: bool = setting(
+        True, "Births go where the mean absolute gradients are large, not where opacities are (the paper)."
+    )
+    spread: float = setting(
+        0.5, "Where they are born: at random in their parent, so many times its size; 0: at its centre.", 0, 2
+    )
 
 
 @documented
@@ -86,7 +91,7 @@ class McmcConfig:
 class FastConfig:
     """What *fast* has of its own; of `densify` it has the rules of clone, split and what is too faint."""
 
-    grow_grad: float = setting(4e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0)
+    grow_grad: float = setting(5e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0)
     grow_from: float = setting(0.1, "Share of the steps after which Gaussians are added, or sooner.", 0, 1)
     grow_until: float = setting(0.5, "Share of the steps from which none are added, or sooner.", 0, 1)
     every: int = setting(100, "Steps between two densifications.", 1)
@@ -95,16 +100,16 @@ class FastConfig:
         1.5, "Errors are high above so many times the mean error of their photograph.", 0
     )
     min_error_weight: float = setting(
-        1.0, "Weight in pixels of high error, px, from which on a photograph wants more Gaussians there.", 0
+        0.1, "Weight in pixels of high error, px, from which on a photograph wants more Gaussians there.", 0
     )
     min_views: int = setting(2, "Photographs that must want it.", 1)
     min_weight: float = setting(
-        0.2, "Sum of its weights, px, that one of the photographs must show, or a Gaussian is removed.", 0
+        0.02, "Sum of its weights, px, that one of the photographs must show, or a Gaussian is removed.", 0
     )
     thin_at: tuple[float, ...] = setting(
         (0.5, 0.65), "Shares of the steps after which the least needed are removed.", 0, 1
     )
-    thin_share: float = setting(0.0, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.22, "Share of all Gaussians that is removed then.", 0, 0.9)
 
 
 @documented

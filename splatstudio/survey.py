@@ -23,6 +23,7 @@ def views_of_step(scene: Scene, seed: int, step: int, num: int) -> list[int]:
 
 def survey(
     population: Population,
+    scene: Scene,
     views: Sequence[int],
     shot_of: Callable[[int], Shot],
     options: RenderOptions,
@@ -31,8 +32,9 @@ def survey(
     """Return for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
-    pixels. An error is the mean absolute difference of the three channels, and high above `error_ratio` times
-    the picture's mean. The ranks draw a view each at a time; all must call this together.
+    pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
+    difference of the three channels, and high above `error_ratio` times the picture's mean. The ranks draw a
+    view each at a time; all must call this together.
     """
 
     def maps_of(shot: Shot, rgb: Tensor) -> Tensor:
@@ -40,14 +42,15 @@ def survey(
         counted = torch.ones_like(error) if shot.mask is None else shot.mask.to(error)
         error = error * counted
         high = (error > error_ratio * error.mean()).to(error)
-        return torch.stack([high, error, counted], dim=-1)
+        full = scene.views[shot.index].camera
+        pixels = full.width * full.height / error.numel()
+        return pixels * torch.stack([high, error, counted], dim=-1)
 
     ranks = population.ranks
     population.optimizer.settle(population.gaussians)
     found: list[Tensor] = []
     for first in range(0, len(views), ranks.num_ranks):
-        shots = [
-            shot_of(view) for view in views[first : first + ranks.num_ranks][ranks.rank : ranks.rank + 1]
-        ]
+        drawn = views[first : first + ranks.num_ranks]
+        shots = [shot_of(view) for view in drawn[ranks.rank : ranks.rank + 1]]
         found += contributions(ranks, population.gaussians, shots, options, maps_of)
     return found

@@ -355,6 +355,7 @@ class Trainer:
         config, background = self.config, self._corrections.behind(self.config.background)
         return survey(
             self._population,
+            self.scene,
             views_of_step(self.scene, config.seed, step, num_views),
             lambda index: self._shot(index, self._queue.photo(index), background),
             self._options_at(step, config),

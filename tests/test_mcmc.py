@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ring_of_cameras
-from test_strategy import population, rows
+from test_strategy import population, rows, seen
 
 from splatstudio.config import DensifyConfig, McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
@@ -16,15 +16,16 @@ from splatstudio.optim import SplatAdam
 from splatstudio.rendering import render
 from splatstudio.strategy import Population, trainable
 from splatstudio.strategy.chance import drawn, share_out
-from splatstudio.strategy.mcmc import McmcStrategy, part, parted, tremble
+from splatstudio.strategy.mcmc import McmcStrategy, beside, part, parted, tremble
 
 STEP = 600
 QUIET = McmcConfig(noise=0.0, grow_factor=1.0)
+PAPER = {"guided": False, "spread": 0.0, "noise": 0.0}  # as the paper has it, but without noise
 
 
 def strategy(mcmc: McmcConfig = QUIET, *, steps: int = 30_000, **settings: object) -> McmcStrategy:
     config = TrainConfig(steps=steps, strategy="mcmc", mcmc=mcmc, **settings)  # type: ignore[arg-type]
-    return McmcStrategy(config, extent=1.0, num_pixels=100_000)
+    return McmcStrategy(config, extent=1.0, detail=10_000.0)
 
 
 @pytest.mark.parametrize(("opacity", "copies"), [(0.5, 2), (0.9, 3), (0.1, 51), (0.999999, 51), (0.3, 1)])
@@ -64,7 +65,7 @@ def test_a_parted_gaussian_looks_as_before() -> None:
 def test_the_dead_move_to_the_living_and_nobody_else_does() -> None:
     group = population(scales=[0.01] * 4, opacities=[0.9, 0.004, 0.9, 0.001])
     before = group.gaussians.detach()
-    change = strategy(McmcConfig(noise=0.0, max_gaussians=4)).after_step(group, (), STEP)
+    change = strategy(McmcConfig(**PAPER, max_gaussians=4)).after_step(group, (), STEP)
     assert change is not None and (change.relocated, change.cloned, len(group)) == (2, 0, 4)
     after = group.gaussians.detach()
     assert torch.equal(after.means[:2], before.means[[0, 2]])
@@ -73,15 +74,15 @@ def test_the_dead_move_to_the_living_and_nobody_else_does() -> None:
     assert not group.optimizer.exp_avg.means[2:].any() and not group.optimizer.exp_avg_sq.sh0[2:].any()
 
 
-def test_the_parents_of_what_is_born_are_smaller_fainter_and_without_moments() -> None:
+def test_parent_and_child_are_smaller_and_fainter_than_the_parent_was() -> None:
     group = population(scales=[0.01] * 2, opacities=[0.9, 0.0])
     old = group.gaussians.detach()[torch.tensor([0])]
-    strategy(McmcConfig(noise=0.0, max_gaussians=2)).after_step(group, (), STEP)
+    strategy(McmcConfig(**PAPER, max_gaussians=2)).after_step(group, (), STEP)
     new = group.gaussians.detach()
     expected, factor = parted(torch.tensor([0.9]), torch.tensor([2]))
     torch.testing.assert_close(torch.sigmoid(new.opacities), expected.float().expand(2))
     torch.testing.assert_close(new.scales.exp(), (old.scales.exp() * factor).float().expand(2, 3))
-    assert torch.equal(new.means, old.means.expand(2, 3)) and not group.optimizer.exp_avg.means.any()
+    assert torch.equal(new.means, old.means.expand(2, 3)) and not group.optimizer.exp_avg.means[1].any()
 
 
 def test_the_opaque_are_chosen_more_often() -> None:
@@ -92,7 +93,7 @@ def test_the_opaque_are_chosen_more_often() -> None:
 
 def test_numbers_grow_to_the_cap_and_stay_there() -> None:
     group = population(scales=[0.01] * 100)
-    rule = strategy(McmcConfig(noise=0.0, grow_factor=1.05, max_gaussians=200, every=10), steps=3000)
+    rule = strategy(McmcConfig(**PAPER, grow_factor=1.05, max_gaussians=200, every=10), steps=3000)
     sizes = []
     for step in range(500, 2600, 10):
         rule.after_step(group, (), step)
@@ -100,13 +101,13 @@ def test_numbers_grow_to_the_cap_and_stay_there() -> None:
     assert sizes[0] == 100 and sizes[1] == 105, "the first step after the start, by the factor"
     assert sizes[-1] == 200 and sorted(sizes) == sizes
     below = population(scales=[0.01] * 100)
-    assert strategy(McmcConfig(noise=0.0, max_gaussians=50)).after_step(below, (), STEP) is not None
+    assert strategy(McmcConfig(**PAPER, max_gaussians=50)).after_step(below, (), STEP) is not None
     assert len(below) == 100, "none is taken away"
 
 
 def test_short_trainings_come_to_the_cap_by_the_middle() -> None:
     group = population(scales=[0.01] * 10)
-    rule = strategy(McmcConfig(noise=0.0, max_gaussians=1000), steps=2000)
+    rule = strategy(McmcConfig(**PAPER, max_gaussians=1000), steps=2000)
     for step in range(0, 1000):
         rule.after_step(group, (), step)
     assert len(group) == 1000
@@ -114,7 +115,7 @@ def test_short_trainings_come_to_the_cap_by_the_middle() -> None:
 
 
 def test_without_a_number_the_pixels_and_the_common_limit_say_how_many() -> None:
-    assert strategy(McmcConfig()).cap == 2000
+    assert strategy(McmcConfig(density=0.2)).cap == 2000
     assert strategy(McmcConfig(), densify=DensifyConfig(max_gaussians=700)).cap == 700
 
 
@@ -136,12 +137,33 @@ def test_the_noise_follows_the_step_and_the_rate_of_the_means() -> None:
     for step, lr in ((STEP, 1.6e-4), (STEP, 1.6e-4), (STEP + 1, 1.6e-4), (STEP, 0.0)):
         group = population(scales=[0.1] * 3, opacities=[0.01] * 3)
         before = group.gaussians.means.detach().clone()
-        rule = strategy(McmcConfig(grow_factor=1.0, max_gaussians=1))
+        rule = strategy(McmcConfig(grow_factor=1.0, max_gaussians=1, guided=False))
         rule.follow(replace(rule.config, optim=replace(rule.config.optim, means_lr=lr)))
         rule.after_step(group, (), step)
         moved.append(group.gaussians.means.detach() - before)
     assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[0], moved[2])
     assert moved[0].abs().min() > 0 and not moved[3].any()
+
+
+def test_guided_births_go_where_gradients_are_large() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.9, 0.3, 0.001])
+    rule = strategy(McmcConfig(noise=0.0, spread=0.0, max_gaussians=3))
+    assert rule.observes(STEP) and not strategy(McmcConfig(guided=False)).observes(STEP)
+    rule.after_step(group, seen([0.0, 1.0, 0.0]), STEP)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 2.0]
+    assert not group.counts["grad2d"].any() and not group.counts["visible"].any()
+
+
+def test_the_born_lie_in_their_parent_by_its_own_axes() -> None:
+    many = 4000
+    parents = population(scales=[0.1] * many).gaussians.detach()
+    turn = math.sqrt(0.5)
+    quats = torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4).contiguous()
+    parents = replace(parents, means=torch.zeros(many, 3), quats=quats)
+    born = beside(parents, 0.5, torch.Generator().manual_seed(1))
+    expected = 0.5 * torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)])
+    torch.testing.assert_close(born.means.std(dim=0), expected, rtol=0.05, atol=0.0)
+    assert torch.equal(beside(parents, 0.0, torch.Generator()).means, parents.means)
 
 
 def test_disabled_it_changes_nothing() -> None:

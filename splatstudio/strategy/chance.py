@@ -11,8 +11,10 @@ from torch import Tensor
 def drawn(masses: Tensor, num: int, generator: torch.Generator) -> Tensor:
     """Return `num` rows, int64, each drawn with a probability in proportion to `masses` [N], 0 or more.
 
-    A row may be drawn several times. Some mass must be above 0.
+    A row may be drawn several times. To draw any, some mass must be above 0.
     """
+    if num == 0:
+        return torch.zeros(0, dtype=torch.int64, device=masses.device)
     ends = masses.double().cumsum(0)
     assert bool(ends[-1] > 0), "there is something to draw from"
     points = torch.rand(num, generator=generator, dtype=torch.float64).to(ends) * ends[-1]

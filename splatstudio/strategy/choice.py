@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -36,12 +37,13 @@ def make_strategy(
     `extent` is the scene's radius in scene units. Random choices come of `generator`, on the CPU, or of the
     seed and the step.
     """
-    if config.strategy == "mcmc":
-        cameras = [scene.views[index].camera for index in scene.train_indices]
-        num_pixels = sum(camera.width * camera.height for camera in cameras)
-        return McmcStrategy(config, extent=extent, num_pixels=num_pixels)
     if config.strategy == "fast":
         return FastStrategy(config, extent=extent, generator=generator, survey=survey)
+    if config.strategy == "mcmc":
+        cameras = [scene.views[index].camera for index in scene.train_indices]
+        # What a photograph shows grows with its pixels, what all show more slowly than their number.
+        pixels = sum(camera.width * camera.height for camera in cameras)
+        return McmcStrategy(config, extent=extent, detail=pixels / math.sqrt(len(cameras)))
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]
     strategy = rules(config.densify, extent=extent, steps=config.steps, generator=generator)
     strategy.follow(config)

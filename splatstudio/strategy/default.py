@@ -72,7 +72,8 @@ class DefaultStrategy:
         if not self.observes(step):
             return None
         for observation in seen:
-            self._count(population.counts, observation, step)
+            counts = population.counts
+            count(counts, observation, counts["radius2d"] if step < config.stop_scale2d_step else None)
         change = None
         paused = step % config.reset_every < config.pause_after_reset
         if step > self.start_step and step % config.every == 0 and not paused:
@@ -81,22 +82,6 @@ class DefaultStrategy:
             reset_opacities(population, 2.0 * config.prune_opacity)
             change = replace(change or Change(), opacities_reset=True)
         return change
-
-    def _count(self, counts: dict[str, Tensor], seen: Observation, step: int) -> None:
-        radius2d = counts["radius2d"] if step < self.config.stop_scale2d_step else None
-        if stages_for(seen.gradients2d) is ops and seen.gradients2d.device.type == "cpu":
-            size = (seen.width, seen.height)
-            count_seen(seen.gradients2d, seen.radii, size, counts["grad2d"], counts["visible"], radius2d)
-            return
-        visible = (seen.radii > 0).all(dim=1)
-        # Pixels to normalised device coordinates, so that a threshold holds for every image size.
-        to_ndc = seen.gradients2d.new_tensor([seen.width / 2.0, seen.height / 2.0])
-        norms = (seen.gradients2d * to_ndc).norm(dim=1)
-        counts["grad2d"] += torch.where(visible, norms, torch.zeros_like(norms))
-        counts["visible"] += visible
-        if radius2d is not None:
-            radii = seen.radii.amax(dim=1) / float(max(seen.width, seen.height))
-            torch.maximum(radius2d, radii.to(radius2d), out=radius2d)
 
     def _densify(self, population: Population, step: int) -> Change:
         gaussians, counts = population.gaussians.detach(), population.counts
@@ -155,6 +140,24 @@ class DefaultStrategy:
             if step < config.stop_scale2d_step:
                 keep &= radius2d <= config.prune_scale2d
         return ~keep
+
+
+@torch.no_grad()
+def count(counts: dict[str, Tensor], seen: Observation, radius2d: Tensor | None = None) -> None:
+    """Add what a picture showed to `grad2d` and `visible` of `counts` and, where given, to `radius2d`."""
+    if stages_for(seen.gradients2d) is ops and seen.gradients2d.device.type == "cpu":
+        size = (seen.width, seen.height)
+        count_seen(seen.gradients2d, seen.radii, size, counts["grad2d"], counts["visible"], radius2d)
+        return
+    visible = (seen.radii > 0).all(dim=1)
+    # Pixels to normalised device coordinates, so that a threshold holds for every image size.
+    to_ndc = seen.gradients2d.new_tensor([seen.width / 2.0, seen.height / 2.0])
+    norms = (seen.gradients2d * to_ndc).norm(dim=1)
+    counts["grad2d"] += torch.where(visible, norms, torch.zeros_like(norms))
+    counts["visible"] += visible
+    if radius2d is not None:
+        radii = seen.radii.amax(dim=1) / float(max(seen.width, seen.height))
+        torch.maximum(radius2d, radii.to(radius2d), out=radius2d)
 
 
 @torch.no_grad()

@@ -1,8 +1,14 @@
-"""A given number of Gaussians that wander to where they are needed (Kheradmand et al. 2024, 3DGS as MCMC)."""
+"""A given number of Gaussians that go to where they are needed (Kheradmand et al. 2024, 3DGS as MCMC).
+
+Two things differ from the paper unless the settings say otherwise. Births are drawn by the mean absolute
+gradient of the projected means in place of the opacity: they go to where the picture wants a change. And they
+lie beside their parent, not in its centre: of two Gaussians that are alike in all, gradients never make two.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +19,7 @@ from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.chance import drawn, share_out
+from splatstudio.strategy.default import count
 from splatstudio.strategy.population import Population, edit
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
@@ -21,23 +28,23 @@ NOISE_STEEPNESS = 100.0
 NOISE_RANGE = (
     0.095  # above `min_opacity` by this much, less than a ten thousandth of it is left: none is made
 )
-PIXELS_PER_GAUSSIAN = 50  # of the training's photographs, where no number of Gaussians is given
 
 
 class McmcStrategy:
-    """Move the dead to the living, add as many as are missing, and let positions tremble.
+    """Move the dead to where more is needed, add as many as are missing, and let positions tremble.
 
-    `extent` is the scene's radius in scene units, `num_pixels` the number of pixels of the photographs to
-    train on. It keeps no counts: what is drawn at random follows from the seed, the step and the rank. The
+    `extent` is the scene's radius in scene units, `detail` what the number of Gaussians is in proportion to,
+    see `McmcConfig.density`. What is drawn at random follows from the seed, the step and the rank.
+    Counts: `grad2d` (sum of gradient norms) and `visible` (how often seen) since the last relocation. The
     method needs the weights of mean opacity and mean scale, see `ShapeConfig`.
     """
 
-    absgrad = False
+    absgrad = True
 
-    def __init__(self, config: TrainConfig, *, extent: float, num_pixels: int) -> None:
+    def __init__(self, config: TrainConfig, *, extent: float, detail: float) -> None:
         self.config = config
         self.extent = extent
-        self.num_pixels = num_pixels
+        self.detail = detail
 
     def follow(self, config: TrainConfig) -> None:
         """Take the settings of a training, which may have changed since the last step."""
@@ -56,23 +63,25 @@ class McmcStrategy:
     @property
     def cap(self) -> int:
         """Return how many Gaussians there shall be, over all ranks."""
-        chosen = self.config.mcmc.max_gaussians or max(self.num_pixels // PIXELS_PER_GAUSSIAN, 1)
+        chosen = self.config.mcmc.max_gaussians or max(int(self.detail * self.config.mcmc.density), 1)
         return min(chosen, self.config.densify.max_gaussians)
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
-        """Return the state before the first step: none."""
-        return {}
+        """Return the state before the first step: zeros, [N] by name."""
+        return {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible")}
 
     def observes(self, step: int) -> bool:
-        """Return whether `after_step` wants to know what the step after `step` others shows: never."""
-        return False
+        """Return whether `after_step` wants to know what the step after `step` others shows."""
+        return self.config.mcmc.guided and self.config.densify.enabled and step < self.stop_step
 
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
-        """Move and add Gaussians where that is due, and let the faint ones tremble."""
+        """Count what was seen, move and add Gaussians where that is due, and let the faint ones tremble."""
         mcmc = self.config.mcmc
         if not self.config.densify.enabled:
             return None
+        for observation in seen:
+            count(population.counts, observation)
         generator = population.ranks.generator(self.config.seed, step)
         change = None
         if self.start_step < step < self.stop_step and step % mcmc.every == 0:
@@ -82,25 +91,31 @@ class McmcStrategy:
         return change
 
     def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
-        ranks = population.ranks
+        ranks, mcmc = population.ranks, self.config.mcmc
         population.optimizer.settle(population.gaussians)
-        gaussians = population.gaussians.detach()
-        opacities = torch.sigmoid(gaussians.opacities)
-        alive = (opacities > self.config.mcmc.min_opacity) & gaussians.finite_rows()
-        masses = torch.where(alive, opacities, torch.zeros_like(opacities))
-        numbers = [[len(gaussians), int(alive.sum()), float(masses.sum())]]
+        alive, masses = self._judged(population, step)
+        numbers = [[len(population), int(alive.sum()), float(masses.sum())]]
         known = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         table = torch.cat(ranks.gather(known))
         num, num_alive = int(table[:, 0].sum()), int(table[:, 1].sum())
-        num_born = self._wanted(num, step) - num_alive
-        shares = share_out(num_born, table[:, 2].tolist())
-        parents = drawn(masses, shares[ranks.rank], generator) if shares[ranks.rank] else None
-        if parents is None:
-            parents = torch.zeros(0, dtype=torch.int64, device=masses.device)
-        part(population, parents, self.config.mcmc.min_opacity)
-        edit(population, keep=alive, newborn=population.gaussians.detach()[parents], parents=parents)
-        moved = min(num - num_alive, num_born)
-        return Change(cloned=num_born - moved, relocated=moved, pruned=num - num_alive - moved)
+        shares = share_out(self._wanted(num, step) - num_alive, table[:, 2].tolist())
+        parents = drawn(masses, shares[ranks.rank], generator)
+        part(population, parents, mcmc.min_opacity)
+        newborn = beside(population.gaussians.detach()[parents], mcmc.spread, generator)
+        edit(population, keep=alive, newborn=newborn, parents=parents)
+        for each in population.counts.values():
+            each.zero_()
+        num_dead, num_born = num - num_alive, sum(shares)
+        moved = min(num_dead, num_born)
+        return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved)
+
+    def _judged(self, population: Population, step: int) -> tuple[Tensor, Tensor]:
+        """Return who is alive, [N] bool, and with which masses births are drawn, [N], 0 for the dead."""
+        gaussians, counts = population.gaussians.detach(), population.counts
+        opacities = torch.sigmoid(gaussians.opacities)
+        alive = (opacities > self.config.mcmc.min_opacity) & gaussians.finite_rows()
+        masses = counts["grad2d"] / counts["visible"].clamp_min(1) if self.config.mcmc.guided else opacities
+        return alive, torch.where(alive, masses, torch.zeros_like(masses))
 
     def _wanted(self, num: int, step: int) -> int:
         """Return how many Gaussians there shall be after this step: as many times more each time.
@@ -118,18 +133,15 @@ class McmcStrategy:
 def part(population: Population, parents: Tensor, min_opacity: float) -> None:
     """Make each row of `parents` [M] int64 one of as many equal parts as it is named there, and one more.
 
-    Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9. What
-    Adam knows of them is forgotten. In place; the copies themselves are made by who calls.
+    Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9. In
+    place; the other parts are made by who calls.
     """
-    gaussians, optimizer = population.gaussians.detach(), population.optimizer
+    gaussians = population.gaussians.detach()
     rows, times = torch.unique(parents, return_counts=True)
     opacity, factor = parted(torch.sigmoid(gaussians.opacities[rows]), times + 1)
     opacity = opacity.clamp(min_opacity, 1.0 - 1e-6)
     gaussians.opacities[rows] = torch.logit(opacity).to(gaussians.opacities)
     gaussians.scales[rows] += factor.log().to(gaussians.scales)[:, None]
-    for moments in (optimizer.exp_avg, optimizer.exp_avg_sq):
-        for tensor in moments.tensors().values():
-            tensor[rows] = 0.0
 
 
 def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,6 +158,15 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
         term = -term * each * (copies - k) / (k + 1)
         total += term / math.sqrt(k + 1)
     return each, whole / total
+
+
+def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> Gaussians:
+    """Return the same Gaussians, each somewhere at random in itself, by `spread` standard deviations."""
+    if not spread > 0:
+        return gaussians
+    noise = torch.randn(gaussians.means.shape, generator=generator, device="cpu").to(gaussians.means)
+    offsets = rotation_matrices(gaussians.quats) @ (spread * noise * gaussians.scales.exp())[..., None]
+    return replace(gaussians, means=gaussians.means + offsets.squeeze(-1))
 
 
 @torch.no_grad()

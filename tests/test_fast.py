@@ -1,0 +1,88 @@
+"""The effect of each rule of fast: who grows, who goes, when all are thinned out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from test_strategy import HIGH, population, seen
+from torch import Tensor
+
+from splatstudio.config import DensifyConfig, FastConfig, TrainConfig
+from splatstudio.strategy.fast import FastStrategy
+
+STEP = 600
+
+
+class Asked:
+    """A survey that answers what it was told to, and notes what it was asked."""
+
+    def __init__(self, *views: Tensor):
+        self.views = list(views)
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, step: int, num_views: int) -> list[Tensor]:
+        self.calls.append((step, num_views))
+        return self.views
+
+
+def view(wrong: list[float], needed: list[float]) -> Tensor:
+    return torch.tensor([wrong, [0.0] * len(wrong), needed]).T
+
+
+def strategy(survey: Asked, *, steps: int = 2000, enabled: bool = True, **fast: Any) -> FastStrategy:
+    settings = FastConfig(**{"min_views": 2, "min_error_weight": 1.0, "min_weight": 0.5, **fast})
+    config = TrainConfig(steps=steps, strategy="fast", fast=settings, densify=DensifyConfig(enabled=enabled))
+    return FastStrategy(config, extent=1.0, generator=torch.Generator().manual_seed(1), survey=survey)
+
+
+def test_only_those_grow_on_which_several_photographs_agree() -> None:
+    group = population(scales=[0.005] * 3)
+    asked = Asked(view([2.0, 2.0, 0.0], [9.0] * 3), view([2.0, 0.0, 2.0], [9.0] * 3))
+    change = strategy(asked).after_step(group, seen([10 * HIGH] * 3), STEP)
+    assert change is not None and (change.cloned, change.pruned) == (1, 0)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 3.0, 1.0]
+    assert asked.calls == [(STEP, FastConfig().views)]
+
+
+def test_an_error_without_a_gradient_grows_nobody() -> None:
+    group = population(scales=[0.005] * 2)
+    asked = Asked(*[view([5.0, 5.0], [9.0, 9.0])] * 2)
+    strategy(asked).after_step(group, seen([1e-6, 1e-6]), STEP)
+    assert len(group) == 2
+
+
+def test_what_no_photograph_needs_goes_unless_none_has_seen_it() -> None:
+    group = population(scales=[0.005] * 3)
+    asked = Asked(view([0.0] * 3, [0.4, 0.0, 0.3]), view([0.0] * 3, [0.2, 0.0, 0.6]))
+    change = strategy(asked).after_step(group, seen([0.0] * 3), STEP)
+    assert change is not None and change.pruned == 1
+    assert group.gaussians.means.detach()[:, 0].tolist() == [2.0, 3.0]
+
+
+def test_the_least_needed_are_thinned_out_at_their_steps_alone() -> None:
+    for step, left in [(1299, 10), (1300, 8), (1301, 10)]:
+        group = population(scales=[0.005] * 10)
+        asked = Asked(view([0.0] * 10, [float(i) for i in range(10)]), view([0.0] * 10, [0.0] * 10))
+        rule = strategy(asked, thin_at=(0.65,), thin_share=0.2)
+        change = rule.after_step(group, (), step)
+        assert len(group) == left, step
+        if left == 8:
+            assert change is not None and change.pruned == 2 and asked.calls[0][1] == 2 * FastConfig().views
+            assert group.gaussians.means.detach()[:, 0].tolist() == [float(i) for i in range(3, 11)]
+
+
+def test_opacities_are_never_reset_and_growth_ends_by_its_share_of_the_steps() -> None:
+    asked = Asked(*[view([5.0], [9.0])] * 2)
+    group = population(scales=[0.005])
+    rule = strategy(asked, steps=30_000, thin_at=())
+    change = rule.after_step(group, seen([10 * HIGH]), 3000)
+    assert change is not None and not change.opacities_reset and change.cloned == 1
+    assert (rule.start_step, rule.stop_step) == (500, 15_000)
+    assert not rule.observes(15_000) and rule.observes(14_999)
+
+
+def test_disabled_it_asks_nobody_and_changes_nothing() -> None:
+    asked, group = Asked(), population(scales=[0.005])
+    rule = strategy(asked, enabled=False, thin_at=(0.3,))
+    assert rule.after_step(group, seen([10 * HIGH]), STEP) is None and not asked.calls and len(group) == 1

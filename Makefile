@@ -74,7 +74,7 @@ sanitize: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
 	  $(BIN)/python -m pytest -q -k "not garden" tests/test_ops.py tests/test_fuzz.py tests/test_ops_project.py \
-	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py
+	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py tests/test_regularization.py
 
 # The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, random orders of
 # threads; then small images under the sanitizers.

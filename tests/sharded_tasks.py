@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splatstudio import sharded_descent
 from splatstudio.camera import Camera, look_at
 from splatstudio.descent import DescentPlan, Drawing, Shot
+from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import photometric
@@ -142,3 +144,29 @@ def collect(ranks: Ranks, sizes: tuple[int, ...], view: int) -> tuple[Gaussians 
     """Return the whole model, and what a view sees of it, as rank 0 gets them."""
     shard = shard_of(model(sum(sizes)), sizes, ranks.rank)
     return gathered(ranks, shard), gathered(ranks, as_seen_from(shard, camera_of(view)))
+
+
+def descend_without_memory(ranks: Ranks, case: Case, failing: int) -> tuple[tuple[int, ...], bool]:
+    """Try a step that a rank has no memory for; return who is told of and whether nothing changed."""
+    project_for_all = sharded_descent.project_for_all
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("there is no room left")
+
+    if ranks.rank == failing:
+        sharded_descent.project_for_all = fail
+    shard = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
+    before = shard.detach().map(Tensor.clone)
+    optimizer = SplatAdam.zeros(shard)
+    plan = DescentPlan(options_of(case), RATES, True)
+    rounds = [[shot_of(view) for view in views[ranks.rank]] for views in case.views]
+    told: tuple[int, ...] = ()
+    try:
+        descend_together(ranks, shard, optimizer, rounds, Work(lambda _, drawing: drawing.rgb.sum(), plan))
+    except OutOfMemory as error:
+        told = error.ranks
+    finally:
+        sharded_descent.project_for_all = project_for_all
+    pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)
+    same = all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    return told, same and optimizer.num_steps == 0

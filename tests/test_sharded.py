@@ -14,6 +14,7 @@ from sharded_tasks import (
     camera_of,
     collect,
     descend_case,
+    descend_without_memory,
     draw_views,
     model,
     options_of,
@@ -136,3 +137,10 @@ def test_rank_0_gets_the_model_and_what_a_camera_sees_of_it(pool: RankPool) -> N
     assert 0 < len(seen) < 120 and seen.shN.shape == (len(seen), 0, 3)
     ours, theirs = (render(each, camera_of(1)).rgb for each in (seen, model(120)))
     assert float((ours - theirs).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_all_ranks_leave_out_what_one_has_no_memory_to_project(pool: RankPool, failing: int) -> None:
+    case = Case((30, 40, 50), (((0,), (1,), (2,)), ((3,), (4,), ())))
+    assert pool.run(3, descend_without_memory, case, failing) == [((failing,), True)] * 3
+    assert pool.run(3, descend_without_memory, case, -1) == [((), False)] * 3

@@ -107,8 +107,7 @@ def train_(
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
-    asked = {"resume": resume, "given": given, "devices": devices}
-    return train_scene(scene, with_whole_init(config), run, **asked)
+    return train_scene(scene, with_whole_init(config), run, resume=resume, given=given, devices=devices)
 
 
 @dataclass(frozen=True)
@@ -348,18 +347,22 @@ def info(path: Positional[Path], /) -> int:
 @app.command
 def doctor() -> int:
     """Say what this machine offers a training and whether the installation works."""
-    from splatstudio.doctor import ADVICE, findings
-    from splatstudio.terminal import console
+    from splatstudio.terminal import print_findings
 
-    bad = 0
-    for finding in findings():
-        mark = "[green]ok[/]" if finding.good else "[red]!![/]"
-        console.print(f"{mark}  {finding.subject:<14} {finding.text}")
-        bad += not finding.good
-    console.print("\nWhen a training is slow or ends:")
-    for advice in ADVICE:
-        console.print(f"-   {advice}", markup=False)
-    return 1 if bad else 0
+    return print_findings()
+
+
+@app.command(name="attach")
+def attach_(address: Positional[str], /, token: str) -> int:
+    """Watch and steer a training that torchrun or Slurm started elsewhere, by typing.
+
+    Args:
+        address: HOST:PORT, as the training printed it.
+        token: The secret that it printed with it.
+    """
+    from splatstudio.attach_command import attach
+
+    return attach(address, token, sys.stdin)
 
 
 def _with_preset(

@@ -21,12 +21,25 @@ class DeviceOptions:
         ranks: Train on the CPU, in this many processes, which share its cores.
         max_splats: No splats are added above this number; "auto": as many as fit into the memory.
         fit_batch: Smaller batches, and more of them a step, where memory is short (--batch-size auto).
+        attach: Under torchrun or Slurm: HOST:PORT on rank 0's machine at which `splatstudio attach` watches
+            and steers; port 0 takes a free one.
     """
 
     gpus: str | None = None
     ranks: int | None = None
     max_splats: int | Literal["auto"] | None = None
     fit_batch: bool = False
+    attach: str | None = None
+
+    @property
+    def attach_at(self) -> tuple[str, int] | None:
+        """Return host and port to be watched at, None: nowhere; ValueError for what is no address."""
+        if self.attach is None:
+            return None
+        host, _, port = self.attach.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"--attach needs HOST:PORT, not {self.attach!r}")
+        return host, int(port)
 
     def chosen(self) -> RankDevices:
         """Return where to train; ValueError with one sentence for what is no list of GPUs, or not there."""

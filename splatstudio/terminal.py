@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splatstudio.api import Model
+from splatstudio.doctor import ADVICE, findings
 from splatstudio.evaluate import Evaluation
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
@@ -134,3 +135,16 @@ def print_scene(scene: Scene) -> None:
     for label, text in describe_scene(scene):
         table.add_row(label, Text(text))
     console.print(table)
+
+
+def print_findings() -> int:
+    """Print what a look at the machine finds, one by one; return the exit code, 1 where all is not well."""
+    bad = 0
+    for finding in findings():
+        mark = "[green]ok[/]" if finding.good else "[red]!![/]"
+        console.print(f"{mark}  {finding.subject:<14} {finding.text}")
+        bad += not finding.good
+    console.print("\nWhen a training is slow or ends:")
+    for line in ADVICE:
+        console.print(f"-   {line}", markup=False)
+    return 1 if bad else 0

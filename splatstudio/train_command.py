@@ -65,11 +65,13 @@ def train_scene(
     checkpoint = None
     if resume:
         config, checkpoint = _to_resume(config, run_dir, given)
+    if launched is None and devices.attach is not None:
+        raise ValueError("--attach is for trainings that torchrun or Slurm starts; open the studio here")
     if launched is not None:
         if run_dir is None:
             raise ValueError("the ranks of a launcher need --run: one folder that all machines see")
         job = TrainJob(scene_path.resolve(), run_dir.resolve(), config, checkpoint)
-        return train_launched(launched, job, _Teller(config.steps))
+        return train_launched(launched, job, _Teller(config.steps), devices.attach_at)
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)

@@ -98,6 +98,7 @@ LAYERS = [
     "terminal",
     "eval_command",
     "train_command",
+    "attach_command",
     "cli",
 ]
 

@@ -25,8 +25,19 @@ from splatstudio.worker.blame import read_report
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Heartbeats
-from splatstudio.worker.messages import Close, Event, Finished, Resume, Start, StateChanged, TrainJob
+from splatstudio.worker.messages import (
+    Close,
+    Command,
+    Event,
+    Finished,
+    Resume,
+    Start,
+    StateChanged,
+    TrainJob,
+    Warned,
+)
 from splatstudio.worker.process import activity_of, worker_main
+from splatstudio.worker.steering import SteeringServer
 
 SLURM_PORT = 29_500  # the first of a thousand, of which a job takes one by its number
 LAST_WORDS_SECONDS = 2.0
@@ -65,12 +76,15 @@ def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
     return LaunchedRank(int(rank), int(num_ranks), int(environment.get("SLURM_LOCALID", "0")), num_local)
 
 
-def train_launched(launched: LaunchedRank, job: TrainJob, tell: Callable[[Event], None]) -> int:
+def train_launched(
+    launched: LaunchedRank, job: TrainJob, tell: Callable[[Event], None], attach_at: tuple[str, int] | None
+) -> int:
     """Train as one rank of several that a launcher has started, and return the exit code.
 
     A run that is there already goes on from its newest good checkpoint, which is what a restart of the
     launcher needs: how often it has done so differs between its machines when one of them was replaced.
-    `tell` gets what rank 0 has to say, on a thread of its own; the others say nothing.
+    `tell` gets what rank 0 has to say, on a thread of its own; the others say nothing. At `attach_at`, host
+    and port of rank 0's machine, `splatstudio attach` finds it. Raises OSError when that cannot be had.
     """
     if (job.run_dir / "run.json").exists():
         # Nobody writes before all ranks have met: each finds the same.
@@ -92,7 +106,8 @@ def train_launched(launched: LaunchedRank, job: TrainJob, tell: Callable[[Event]
             ours, theirs = multiprocessing.Pipe()
             slots = FrameSlots.create(num_slots=1, slot_bytes=3)  # nobody looks
             studio = Studio(theirs, slots.file)
-            threading.Thread(target=_follow, args=(ours, tell), name="teller", daemon=True).start()
+            wire = _Wire(ours, tell, attach_at)
+            threading.Thread(target=wire.follow, name="teller", daemon=True).start()
         try:
             worker_main(place, job, studio, activity_of)
         except SystemExit:
@@ -108,19 +123,43 @@ def train_launched(launched: LaunchedRank, job: TrainJob, tell: Callable[[Event]
     return 0
 
 
-def _follow(connection: Connection, tell: Callable[[Event], None]) -> None:
-    """Start the training, hand on what is told of it, and let all ranks leave at its end."""
-    connection.send(Start())
-    retries = 0
-    while True:
-        try:
-            event = connection.recv()
-        except (EOFError, OSError):
-            return
-        tell(event)
-        if isinstance(event, Finished):
-            connection.send(Close())
-        elif event == StateChanged("paused"):  # it could not save at its end
-            retries += 1
-            time.sleep(RETRY_SECONDS)
-            connection.send(Resume() if retries < MAX_RETRIES else Close())
+class _Wire:
+    """What stands in the place of a studio: starts the training, tells of it, lets in who has the token."""
+
+    def __init__(
+        self, connection: Connection, tell: Callable[[Event], None], attach_at: tuple[str, int] | None
+    ):
+        self._connection = connection
+        self._tell = tell
+        self._sending = threading.Lock()
+        self._server: SteeringServer | None = None
+        if attach_at is not None:
+            self._server = SteeringServer(*attach_at, self._send)
+            address = f"{attach_at[0]}:{self._server.port}"
+            tell(
+                Warned(f"Watch and steer it with: splatstudio attach {address} --token {self._server.token}")
+            )
+
+    def follow(self) -> None:
+        """Start the training, hand on what is told of it, and let all ranks leave at its end."""
+        self._send(Start())
+        retries, unsaved = 0, False
+        while True:
+            try:
+                event = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            self._tell(event)
+            if self._server is not None:
+                self._server.tell(event)
+            if isinstance(event, Finished):
+                self._send(Close())
+            elif event == StateChanged("paused") and unsaved:
+                retries += 1
+                time.sleep(RETRY_SECONDS)
+                self._send(Resume() if retries < MAX_RETRIES else Close())
+            unsaved = isinstance(event, Warned) and event.sentence.startswith("Not saved")
+
+    def _send(self, command: Command) -> None:
+        with self._sending:
+            self._connection.send(command)

@@ -1,0 +1,161 @@
+"""Watching and steering a training over a socket: who gets in, what is obeyed, what is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splatstudio.attach_command import attach, described, order_of
+from splatstudio.device_options import DeviceOptions
+from splatstudio.worker.messages import Command, Pause, SetCap, Step, UpdateSettings, Warned
+from splatstudio.worker.steering import SteeringServer
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[SteeringServer, list[Command]]]:
+    obeyed: list[Command] = []
+    made = SteeringServer("127.0.0.1", 0, obeyed.append)
+    yield made, obeyed
+    made.close()
+
+
+def connected(server: SteeringServer, token: str | None) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", server.port), 5.0)
+    line.sendall(json.dumps({"token": token}).encode() + b"\n")
+    return line
+
+
+def closed(line: socket.socket) -> bool:
+    """Say whether the server has let go without a word."""
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_who_has_the_token_hears_and_is_obeyed(server: tuple[SteeringServer, list[Command]]) -> None:
+    made, obeyed = server
+    made.tell(Warned("before"))
+    with connected(made, made.token) as line, line.makefile("rb") as answers:
+        heard = json.loads(answers.readline())
+        assert (heard["event"], heard["sentence"]) == ("Warned", "before")
+        for text in ("pause", "step 7", "cap 900", "set optim.means_lr 1e-5"):
+            line.sendall(json.dumps(order_of(text)).encode() + b"\n")
+        deadline = time.monotonic() + 10
+        while len(obeyed) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        made.tell(Warned("after"))
+        assert json.loads(answers.readline())["sentence"] == "after"
+    assert obeyed == [Pause(), Step(7), SetCap(900), UpdateSettings((("optim.means_lr", 1e-5),))]
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", 7])
+def test_a_stranger_hears_nothing(server: tuple[SteeringServer, list[Command]], token: str | None) -> None:
+    made, obeyed = server
+    made.tell(Warned("secret"))
+    with connected(made, token) as line:
+        line.sendall(b'{"order": "Stop"}\n') if token is None else None
+        assert closed(line)
+    assert obeyed == []
+    with pytest.raises(ValueError, match="token is not its own"):
+        attach(f"127.0.0.1:{made.port}", "wrong", [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not json\n",
+        b'{"order": "Close"}\n',
+        b'{"order": "Export", "path": "/etc/passwd"}\n',
+        b'{"order": "Step", "count": 1e99}\n',
+        b'{"order": "Step", "count": NaN}\n',
+        b'{"order": "Pause", "more": 1}\n',
+        b"[1, 2]\n",
+        b'{"order": "' + b"a" * 100_000 + b'"}\n',
+    ],
+)
+def test_what_is_no_order_ends_the_line_and_nothing_else(
+    server: tuple[SteeringServer, list[Command]], line: bytes
+) -> None:
+    made, obeyed = server
+    with connected(made, made.token) as client:
+        client.sendall(line)
+        assert closed(client)
+    with connected(made, made.token) as again, again.makefile("rb") as answers:
+        made_known = time.monotonic() + 5
+        while not made._clients and time.monotonic() < made_known:
+            time.sleep(0.01)
+        made.tell(Warned("still there"))
+        assert b"still there" in answers.readline()
+    assert obeyed == []
+
+
+def test_typed_lines_become_orders_or_a_sentence() -> None:
+    assert order_of("set densify.absgrad TRUE")["values"] == [["densify.absgrad", True]]
+    assert order_of("step") == {"order": "Step", "count": 1}
+    for wrong in ("fly", "step x", "cap", "set a", "pause now"):
+        with pytest.raises(ValueError, match="none of: pause"):
+            order_of(wrong)
+    row = {"rank": 1, "num_gaussians": 5000, "step_seconds": 0.1, "wait_seconds": 0.02}
+    assert described({"event": "RanksReport", "ranks": [row]}) == (
+        "rank 1: 5,000 splats, 100 ms a step, 20 ms of it waiting"
+    )
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        attach("nowhere", "t", [])
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        DeviceOptions(attach="nowhere").attach_at  # noqa: B018
+
+
+def steer(command: list[object]) -> str:
+    """Evaluate, change a setting, train five steps and stop; return what was told."""
+    told: list[str] = []
+    with subprocess.Popen(
+        [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as attached:
+        assert attached.stdin is not None and attached.stdout is not None
+        sayings = [("evaluate", "PSNR"), ("set optim.means_lr 1e-5", "optim.means_lr"), ("step 5", "paused")]
+        for typed, answer in [*sayings, ("save", "Saved"), ("stop", "finished")]:
+            attached.stdin.write(typed + "\n")
+            attached.stdin.flush()
+            while line := attached.stdout.readline():
+                told.append(line)
+                if answer in line and "Type:" not in line:
+                    break
+        told.append(attached.communicate(timeout=60)[0])
+        assert attached.returncode == 0, told
+    return "".join(told)
+
+
+def test_a_training_of_torchrun_is_steered_from_another_terminal(blob_folder: Path, tmp_path: Path) -> None:
+    train = [BIN / "splatstudio", "train", blob_folder, "--run", tmp_path / "run", "--steps", "100000"]
+    train += ["--save-steps", "--eval-steps", "--sh-degree", "1", "--attach", "127.0.0.1:0"]
+    launcher = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "--no-python", "--"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*launcher, *train], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as training:
+        assert training.stdout is not None
+        try:
+            found = None
+            while found is None and (line := training.stdout.readline()):
+                found = re.search(r"attach (\S+) --token (\S+)", line)
+            assert found is not None, "it never said where it is"
+            command = [BIN / "splatstudio", "attach", found[1], "--token", found[2]]
+            told = steer(command)
+            assert training.wait(60) == 0
+        finally:
+            training.kill()
+    assert "optim.means_lr is 1e-05" in told and "StateChanged: paused" in told, told
+    assert "StateChanged: finished" in told and "rank 1: " in told, told
+    assert len(list((tmp_path / "run" / "ckpts").glob("step_*/rank00001-of-00002.safetensors"))) >= 1

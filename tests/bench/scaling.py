@@ -3,11 +3,11 @@
 python tests/bench/scaling.py --scene SCENE --init model.ply --downscale 4 --ranks 1 2 4 --steps 20
 
 Processes of this machine, each with one photograph a step, train together over gloo. Of each step are
-printed: the seconds, the shares of them in which ranks wait for each other and in which they exchange rows,
-the megabytes that a rank sends, the Gaussians that a photograph shows, and the slowest rank's own work over
-the mean. More ranks than cores share these: then the first columns say nothing about scaling. From the rest
-follows the model printed below: what a step on GPUs would take, from the time of a photograph on one and from
-bandwidths, both stated.
+printed: the seconds, those of the processor for a photograph, the shares of the seconds in which ranks wait
+for each other and in which they exchange rows, the megabytes that a rank sends, the Gaussians that a
+photograph shows, and the slowest rank's own work over the mean. More ranks than cores share these: then only
+the processor's seconds say something about scaling. From the rest follows the model printed below: what a
+step on GPUs would take, from the time of a photograph on one and from bandwidths, both stated.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Measured:
     """Means over the steps and the ranks."""
 
     step_seconds: float
+    cpu_seconds: float  # of a rank
     waiting_share: float
     exchange_share: float
     bytes_sent: float  # by a rank
@@ -74,15 +75,15 @@ def main() -> None:
     config = changed(config, "densify.enabled", False)
     if arguments.init:
         config = changed(config, "init", str(arguments.init.resolve()))
-    print("ranks   s/step  views/s  waiting  exchange  MB sent  shown  slowest")
+    print("ranks   s/step  CPU s  views/s  waiting  exchange  MB sent  shown  slowest")
     measured = {}
     for num_ranks in arguments.ranks:
         found = measured[num_ranks] = measure(num_ranks, arguments.scene, config, arguments.steps)
         rate = num_ranks / found.step_seconds
         print(
-            f"{num_ranks:5} {found.step_seconds:8.3f} {rate:8.2f} {found.waiting_share:8.1%}"
-            f" {found.exchange_share:9.1%} {found.bytes_sent / 1e6:8.2f} {found.shown:6.1%}"
-            f" {found.imbalance:7.2f}",
+            f"{num_ranks:5} {found.step_seconds:8.3f} {found.cpu_seconds:6.3f} {rate:8.2f}"
+            f" {found.waiting_share:8.1%} {found.exchange_share:9.1%} {found.bytes_sent / 1e6:8.2f}"
+            f" {found.shown:6.1%} {found.imbalance:7.2f}",
             flush=True,
         )
     last = measured[max(measured)]
@@ -110,6 +111,7 @@ def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Mea
     work = [[whole - waited - exchanged for whole, waited, exchanged in step] for step in rows]
     return Measured(
         statistics.mean(seconds),
+        statistics.mean(answer["cpu"] for answer in answers) / steps,
         statistics.mean(waited / whole for step in rows for whole, waited, _ in step),
         statistics.mean(exchanged / whole for step in rows for whole, _, exchanged in step),
         statistics.mean(answer["bytes"] for answer in answers) / steps,
@@ -160,7 +162,7 @@ def _train(
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             seen.clear()
-            sent_before = ranks.num_bytes
+            sent_before, cpu_before = ranks.num_bytes, time.process_time()
         rows_before = timed.rows_seconds if timed else 0.0
         started, others_before = time.perf_counter(), ranks.seconds
         trainer.train_step()
@@ -171,6 +173,7 @@ def _train(
     wire.send(
         {
             "steps": times[WARM_UP:],
+            "cpu": time.process_time() - cpu_before,
             "bytes": ranks.num_bytes - sent_before,
             "shown": shown,
             "num_gaussians": trainer.num_gaussians,

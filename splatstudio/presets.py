@@ -56,7 +56,7 @@ _PRESETS = (
             "shapes.scale_weight": 0.01,
         },
     ),
-    Preset("fast", "About default's picture with fewer Gaussians.", {"strategy": "fast"}),
+    Preset("fast", "About the picture of default with half of the Gaussians.", {"strategy": "fast"}),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 

@@ -30,10 +30,14 @@ def view(wrong: list[float], needed: list[float]) -> Tensor:
     return torch.tensor([wrong, [0.0] * len(wrong), needed]).T
 
 
-def strategy(survey: Asked, *, steps: int = 2000, enabled: bool = True, **fast: Any) -> FastStrategy:
+def strategy(
+    survey: Asked, *, steps: int = 2000, enabled: bool = True, detail: float = 1e6, **fast: Any
+) -> FastStrategy:
     settings = FastConfig(**{"min_views": 2, "min_error_weight": 1.0, "min_weight": 0.5, **fast})
     config = TrainConfig(steps=steps, strategy="fast", fast=settings, densify=DensifyConfig(enabled=enabled))
-    return FastStrategy(config, extent=1.0, generator=torch.Generator().manual_seed(1), survey=survey)
+    return FastStrategy(
+        config, extent=1.0, detail=detail, generator=torch.Generator().manual_seed(1), survey=survey
+    )
 
 
 def test_only_those_grow_on_which_several_photographs_agree() -> None:
@@ -80,6 +84,15 @@ def test_opacities_are_never_reset_and_growth_ends_by_its_share_of_the_steps() -
     assert change is not None and not change.opacities_reset and change.cloned == 1
     assert (rule.start_step, rule.stop_step) == (500, 15_000)
     assert not rule.observes(15_000) and rule.observes(14_999)
+
+
+def test_the_limit_follows_what_the_photographs_show() -> None:
+    group = population(scales=[0.005] * 4)
+    asked = Asked(*[view([5.0] * 4, [9.0] * 4)] * 2)
+    rule = strategy(asked, detail=20.0, density=0.3)
+    change = rule.after_step(group, seen([1e-2, 9e-2, 5e-2, 2e-2]), STEP)
+    assert change is not None and (change.cloned, change.capped) == (2, 2)
+    assert group.gaussians.means.detach()[4:, 0].tolist() == [2.0, 3.0]
 
 
 def test_disabled_it_asks_nobody_and_changes_nothing() -> None:

@@ -37,13 +37,14 @@ def make_strategy(
     `extent` is the scene's radius in scene units. Random choices come of `generator`, on the CPU, or of the
     seed and the step.
     """
+    # What a photograph shows grows with its pixels, what all show more slowly than their number.
+    cameras = [scene.views[index].camera for index in scene.train_indices]
+    pixels = sum(camera.width * camera.height for camera in cameras)
+    sizes = {"extent": extent, "detail": pixels / math.sqrt(len(cameras))}
     if config.strategy == "fast":
-        return FastStrategy(config, extent=extent, generator=generator, survey=survey)
+        return FastStrategy(config, generator=generator, survey=survey, **sizes)
     if config.strategy == "mcmc":
-        cameras = [scene.views[index].camera for index in scene.train_indices]
-        # What a photograph shows grows with its pixels, what all show more slowly than their number.
-        pixels = sum(camera.width * camera.height for camera in cameras)
-        return McmcStrategy(config, extent=extent, detail=pixels / math.sqrt(len(cameras)))
+        return McmcStrategy(config, **sizes)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]
     strategy = rules(config.densify, extent=extent, steps=config.steps, generator=generator)
     strategy.follow(config)

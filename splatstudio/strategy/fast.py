@@ -27,23 +27,36 @@ class FastStrategy(DefaultStrategy):
     Absolute gradients say who grows, as in *absgrad*, but only of Gaussians that have a weight in the pixels
     of high error of several photographs. What has hardly a weight in any photograph goes, and at some steps a
     share of all, the least needed. Opacities are never reset: that is what pruning by weight replaces.
+    `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`.
     """
 
     absgrad = True
 
     def __init__(
-        self, config: TrainConfig, *, extent: float, generator: torch.Generator, survey: Survey
+        self,
+        config: TrainConfig,
+        *,
+        extent: float,
+        detail: float,
+        generator: torch.Generator,
+        survey: Survey,
     ) -> None:
         super().__init__(config.densify, extent=extent, steps=config.steps, generator=generator)
         self._survey = survey
+        self._detail = detail
         self.follow(config)
 
     def follow(self, config: TrainConfig) -> None:
         """Take the settings of a training, which may have changed since the last step."""
         super().follow(config)
         self.fast = config.fast
+        most = min(config.densify.max_gaussians, max(int(config.fast.density * self._detail), 1))
         self.config = replace(
-            config.densify, grow_grad=config.fast.grow_grad, every=config.fast.every, reset_every=1 << 62
+            config.densify,
+            grow_grad=config.fast.grow_grad,
+            every=config.fast.every,
+            reset_every=1 << 62,
+            max_gaussians=most,
         )
 
     @property

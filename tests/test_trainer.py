@@ -119,7 +119,11 @@ def test_overrides_change_what_may_change(start: Any, trainers: list[Trainer], t
     resumed = Trainer.resume(trainer.scene, folder, **overrides)
     trainers.append(resumed)
     assert (resumed.config.steps, resumed.config.optim.means_lr) == (5000, 1e-3)
-    for refused, sentence in [({"sh_degree": 3}, "sh_degree cannot be changed"), ({"stepz": 3}, "unknown")]:
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"sh_degree": 3}, "sh_degree cannot be changed"),
+        ({"stepz": 3}, "unknown"),
+    ]
+    for refused, sentence in refusals:
         with pytest.raises(ValueError, match=sentence):
             Trainer.resume(trainer.scene, folder, **refused)
 

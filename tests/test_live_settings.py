@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from splatstudio.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
@@ -23,7 +24,16 @@ CONFIG = TrainConfig(
 )
 BEFORE, AFTER = 4, 8  # steps before and after the change; Gaussians are added in between
 
-# Another value of each live setting, and what it must change: a tensor's name, "num", or "loss".
+# With what has the setting of a group, or a single one, that does nothing without.
+BASES = {
+    "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True, grid=True)),
+    "poses": replace(CONFIG, poses=PoseConfig(enabled=True, start_step=0)),
+    "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
+    "shapes.min_views": replace(CONFIG, shapes=ShapeConfig(min_views_every=10)),
+}
+
+# Another value of each live setting, and what it must change: a tensor's name, "num", or "loss". Tensors are
+# those of the model, and with a dot those of the corrections.
 CHANGES: dict[str, tuple[Any, str]] = {
     "steps": (20, "means"),  # the rate of the positions falls faster
     "sh_degree_limit": (0, "shN"),
@@ -40,6 +50,16 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "densify.grow_grad": (1.0, "num"),
     "densify.prune_opacity": (0.1, "num"),
     "densify.max_gaussians": (61, "num"),
+    "exposure.lr": (0.5, "exposure.values"),
+    "exposure.stay": (100.0, "exposure.values"),
+    "exposure.grid_smooth": (1e4, "exposure.values"),
+    "poses.lr": (0.01, "poses.values"),
+    "sky.lr": (0.1, "sky.values"),
+    "shapes.opacity_weight": (5.0, "opacities"),
+    "shapes.scale_weight": (5.0, "scales"),
+    "shapes.max_scale": (0.01, "scales"),
+    "shapes.max_ratio": (1.01, "scales"),
+    "shapes.min_views": (7, "num"),
 }
 ELSEWHERE = {
     "eval_every",  # read by who evaluates
@@ -61,9 +81,16 @@ def test_every_live_setting_is_tested_here() -> None:
     assert set(live_paths(TrainConfig())) == set(CHANGES) | ELSEWHERE
 
 
-def trained(scene: Scene, change: tuple[str, Any] | None) -> tuple[Trainer, list[float]]:
+def base_of(path: str) -> TrainConfig:
+    """Return the settings beside which the live setting `path` is tested."""
+    return BASES.get(path, BASES.get(path.partition(".")[0], CONFIG))
+
+
+def trained(
+    scene: Scene, config: TrainConfig, change: tuple[str, Any] | None = None
+) -> tuple[Trainer, list[float]]:
     """Return a trainer after BEFORE + AFTER steps, with one setting changed in between, and its losses."""
-    trainer = Trainer(scene, CONFIG)
+    trainer = Trainer(scene, config)
     losses = [trainer.train_step().loss for _ in range(BEFORE)]
     if change is not None:
         trainer.update_setting(*change)
@@ -73,17 +100,34 @@ def trained(scene: Scene, change: tuple[str, Any] | None) -> tuple[Trainer, list
 
 
 @pytest.fixture(scope="module")
-def unchanged(blob_scene: Scene) -> tuple[Trainer, list[float]]:
-    return trained(blob_scene, None)
+def unchanged(blob_scene: Scene) -> Callable[[str], tuple[Trainer, list[float]]]:
+    """Return for a live setting the training in which it stays as it is."""
+    kept: dict[TrainConfig, tuple[Trainer, list[float]]] = {}
+
+    def of(path: str) -> tuple[Trainer, list[float]]:
+        config = base_of(path)
+        if config not in kept:
+            kept[config] = trained(blob_scene, config)
+        return kept[config]
+
+    return of
+
+
+def tensor_of(trainer: Trainer, name: str) -> torch.Tensor:
+    if "." not in name:
+        return trainer.gaussians.tensors()[name]
+    corrections = trainer.checkpoint().corrections
+    assert corrections is not None
+    return corrections.tensors[name]
 
 
 @pytest.mark.parametrize("path", sorted(CHANGES))
 def test_a_live_setting_holds_from_the_next_step_on(
-    blob_scene: Scene, unchanged: tuple[Trainer, list[float]], path: str
+    blob_scene: Scene, unchanged: Callable[[str], tuple[Trainer, list[float]]], path: str
 ) -> None:
     value, what = CHANGES[path]
-    trainer, losses = trained(blob_scene, (path, value))
-    before, before_losses = unchanged
+    trainer, losses = trained(blob_scene, base_of(path), (path, value))
+    before, before_losses = unchanged(path)
     assert losses[:BEFORE] == before_losses[:BEFORE]
     if what == "loss":
         assert losses[BEFORE] != before_losses[BEFORE], "the very next step takes it"
@@ -92,7 +136,7 @@ def test_a_live_setting_holds_from_the_next_step_on(
         if path == "densify.max_gaussians":
             assert len(trainer.gaussians) == value
     else:
-        one, two = trainer.gaussians.tensors()[what], before.gaussians.tensors()[what]
+        one, two = tensor_of(trainer, what), tensor_of(before, what)
         assert one.shape != two.shape or not torch.equal(one, two)
 
 

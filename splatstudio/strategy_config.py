@@ -91,10 +91,10 @@ class McmcConfig:
 class FastConfig:
     """What *fast* has of its own; of `densify` it has the rules of clone, split and what is too faint."""
 
-    grow_grad: float = setting(5e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0)
+    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a Gaussian grows.", 0)
     grow_from: float = setting(0.1, "Share of the steps after which Gaussians are added, or sooner.", 0, 1)
     grow_until: float = setting(0.5, "Share of the steps from which none are added, or sooner.", 0, 1)
-    every: int = setting(50, "Steps between two densifications.", 1)
+    every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
         0.35,
         "At most so many, over the pixels of a photograph times the square root of their number.",
@@ -115,7 +115,7 @@ class FastConfig:
     thin_at: tuple[float, ...] = setting(
         (0.5, 0.65), "Shares of the steps after which the least needed are removed.", 0, 1
     )
-    thin_share: float = setting(0.37, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.3, "Share of all Gaussians that is removed then.", 0, 0.9)
 
 
 @documented

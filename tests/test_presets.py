@@ -24,7 +24,7 @@ def test_a_preset_is_applied_known_again_and_undone_by_another(name: str) -> Non
 
 def test_what_was_given_wins_over_the_preset() -> None:
     config = TrainConfig(steps=777, strategy="default")
-    applied = PRESETS["quality"].apply(config, {"steps", "strategy"})
+    applied = PRESETS["fast"].apply(config, {"steps", "strategy"})
     assert (applied.steps, applied.strategy) == (777, "default")
     assert PRESETS["preview"].apply(config, ()).steps != 777
 

@@ -24,13 +24,11 @@ Survey = Callable[[int, int], list[Tensor]]
 class FastStrategy(DefaultStrategy):
     """Grow where several photographs agree on an error, and drop what no photograph needs.
 
-    Absolute gradients say who grows, as in *absgrad*, but only of Gaussians that have a weight in the pixels
-    of high error of several photographs. What has hardly a weight in any photograph goes, and at some steps a
+    Gradients say who grows, as in *default*, but only of Gaussians that have a weight in the pixels of high
+    error of several photographs. What has hardly a weight in any photograph goes, and at some steps a
     share of all, the least needed. Opacities are never reset: that is what pruning by weight replaces.
     `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`.
     """
-
-    absgrad = True
 
     def __init__(
         self,

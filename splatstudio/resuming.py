@@ -10,6 +10,7 @@ import numpy as np
 
 from splatstudio.checkpoint import Checkpoint
 from splatstudio.config import TrainConfig, changed
+from splatstudio.corrections import check_agreement
 from splatstudio.scene.scene import Scene
 
 FIXED_AT_START = (
@@ -32,6 +33,8 @@ def config_to_go_on(
         if path in FIXED_AT_START and new != config:
             raise ValueError(f"setting {path} cannot be changed when a training is resumed")
         config = new
+    if overrides:  # else what was saved goes on, in which a sky wins
+        check_agreement(config)
     if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
         raise ValueError(
             f"{folder} was trained in another frame than {scene.path} has now: its cameras have"

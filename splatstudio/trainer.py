@@ -15,7 +15,7 @@ from splatstudio.camera import Camera
 from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_share import load_share, save_together
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
-from splatstudio.corrections import Corrections
+from splatstudio.corrections import Corrections, check_agreement
 from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
@@ -88,6 +88,7 @@ class Trainer:
         without training photographs, or a model to start from that cannot be read or is of another scene.
         """
         check(config)
+        check_agreement(config)
         config = with_whole_init(config)
         generator = torch.Generator().manual_seed(config.seed)
         first = first_gaussians(scene, config, generator)
@@ -301,11 +302,14 @@ class Trainer:
     def update_setting(self, path: str, value: Any) -> None:
         """Change a live setting, as "optim.means_lr"; the next step takes it.
 
-        Raises ValueError for a setting that is unknown, not live, or a value outside its range.
+        Raises ValueError for a setting that is unknown, not live, or a value outside its range, and for one
+        that contradicts another.
         """
         if not declaration(TrainConfig, path).live:
             raise ValueError(f"setting {path} cannot be changed while training; it is read at the start")
-        self.config = changed(self.config, path, value)
+        config = changed(self.config, path, value)
+        check_agreement(config)
+        self.config = config
 
     def checkpoint(self) -> Checkpoint:
         """Return all that the training needs to go on from here; its tensors are the ones being trained."""
@@ -335,7 +339,7 @@ class Trainer:
 
     def _shots_of(self, batch: Batch) -> list[list[Shot]]:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
-        backgrounds = [self._background() for _ in batch.indices]
+        backgrounds = [self._corrections.behind(self.config, self._generator) for _ in batch.indices]
         return [
             [
                 self._shot(batch.indices[place], batch.photos[place], backgrounds[batch.drawn[place]])
@@ -352,7 +356,7 @@ class Trainer:
 
     def _survey(self, step: int, num_views: int) -> list[Tensor]:
         """Return what this rank's Gaussians contribute to photographs that are drawn for the step."""
-        config, background = self.config, self._corrections.behind(self.config.background)
+        config, background = self.config, self._corrections.behind(self.config)
         return survey(
             self._population,
             self.scene,
@@ -361,12 +365,6 @@ class Trainer:
             self._options_at(step, config),
             config.fast.error_ratio,
         )
-
-    def _background(self) -> tuple[float, float, float]:
-        if self.config.random_background:
-            red, green, blue = torch.rand(3, generator=self._generator).tolist()
-            return red, green, blue
-        return self._corrections.behind(self.config.background)
 
 
 def _sh_degree_at(index: int, config: TrainConfig) -> int:

@@ -6,7 +6,12 @@ training holds all of them and makes the same steps, from gradients that are sum
 
 from __future__ import annotations
 
-from splatstudio.corrections.corrections import Corrections, SavedCorrections, saved_sky
+from splatstudio.corrections.corrections import (
+    Corrections,
+    SavedCorrections,
+    check_agreement,
+    saved_sky,
+)
 from splatstudio.corrections.table import LearntRows
 
-__all__ = ["Corrections", "LearntRows", "SavedCorrections", "saved_sky"]
+__all__ = ["Corrections", "LearntRows", "SavedCorrections", "check_agreement", "saved_sky"]

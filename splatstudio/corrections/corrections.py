@@ -50,14 +50,7 @@ class Corrections:
     """
 
     def __init__(self, config: TrainConfig, scene: Scene, device: torch.device) -> None:
-        """Prepare to learn, of the training photographs of `scene`, what `config` asks for.
-
-        Raises ValueError for settings that contradict each other.
-        """
-        if config.sky.enabled and config.random_background:
-            raise ValueError(
-                "a sky cannot be learnt over random backgrounds: switch sky.enabled or random_background off"
-            )
+        """Prepare to learn, of the training photographs of `scene`, what `config` asks for."""
         self._cameras = [scene.views[index].camera for index in scene.train_indices]
         self._names = tuple(scene.views[index].name for index in scene.train_indices)
         self._row_of = {index: row for row, index in enumerate(scene.train_indices)}
@@ -132,9 +125,19 @@ class Corrections:
         """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
         return self._shown.get(shot.index, drawn)
 
-    def behind(self, background: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Return over what to draw: black where a sky comes behind, else `background`."""
-        return (0.0, 0.0, 0.0) if "sky" in self._tables else background
+    def behind(
+        self, config: TrainConfig, generator: torch.Generator | None = None
+    ) -> tuple[float, float, float]:
+        """Return over what to draw: black where a sky comes behind, else what the settings say.
+
+        Random colours are drawn from `generator`; without one the background is never random.
+        """
+        if "sky" in self._tables:
+            return 0.0, 0.0, 0.0
+        if config.random_background and generator is not None:
+            red, green, blue = torch.rand(3, generator=generator).tolist()
+            return red, green, blue
+        return config.background
 
     def penalty(self, shot: Shot, config: TrainConfig) -> Tensor | None:
         """Return what keeps the correction of a photograph small and smooth, a scalar; None: nothing does."""
@@ -232,6 +235,14 @@ class Corrections:
         held = without_common_motion(corrections, self._cameras)
         held[:, :3] /= self._extent
         table.values.copy_(torch.as_tensor(held))
+
+
+def check_agreement(config: TrainConfig) -> None:
+    """Raise ValueError where two settings contradict each other: a sky is no random background."""
+    if config.sky.enabled and config.random_background:
+        raise ValueError(
+            "a sky cannot be learnt over random backgrounds: switch sky.enabled or random_background off"
+        )
 
 
 def saved_sky(saved: SavedCorrections | None) -> Sky | None:

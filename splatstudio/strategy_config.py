@@ -115,7 +115,7 @@ class FastConfig:
     thin_at: tuple[float, ...] = setting(
         (0.5, 0.65), "Shares of the steps after which the least needed are removed.", 0, 1
     )
-    thin_share: float = setting(0.3, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.2, "Share of all Gaussians that is removed then.", 0, 0.9)
 
 
 @documented

@@ -27,7 +27,7 @@ from splatstudio.sharded_view import (
 )
 from splatstudio.stages import RasterSettings
 
-MapsOf = Callable[[Shot, Tensor], Tensor]
+MapsOf = Callable[[Shot, Tensor, Tensor], Tensor]
 
 
 @torch.enable_grad()
@@ -36,8 +36,8 @@ def contributions(
 ) -> list[Tensor]:
     """Return for each shot of all ranks, rank 0's first, what this rank's Gaussians contribute, [N, 3].
 
-    `shots` are this rank's; each is drawn, and `maps_of` it and of its picture [H, W, 3] gives the three maps
-    [H, W, 3]. All ranks must call this together, and `options` must be the same on all.
+    `shots` are this rank's; each is drawn, and `maps_of` it, its picture [H, W, 3] and its alpha [H, W] gives
+    the three maps [H, W, 3]. All ranks must call this together, and `options` must be the same on all.
     """
     by_rank = cameras_of_all(ranks, [shot.camera for shot in shots])
     settings = project_settings(gaussians, options)
@@ -55,8 +55,9 @@ def contributions(
         seen.colors.requires_grad_()
         background = seen.means2d.new_tensor(shot.background)
         sizes = RasterSettings(shot.camera.width, shot.camera.height, background)
-        rgb = stages_for(seen.means2d).rasterize(seen, sizes).rgb
-        (weights,) = torch.autograd.grad(rgb, seen.colors, maps_of(shot, rgb.detach()))
+        raster = stages_for(seen.means2d).rasterize(seen, sizes)
+        maps = maps_of(shot, raster.rgb.detach(), raster.alpha.detach())
+        (weights,) = torch.autograd.grad(raster.rgb, seen.colors, maps)
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full

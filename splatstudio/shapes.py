@@ -98,6 +98,10 @@ def views_showing(
     for start in range(0, len(cameras), ranks.num_ranks):
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
         shots = [Shot(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
-        for weights in contributions(ranks, gaussians, shots, options, lambda _, rgb: torch.ones_like(rgb)):
+        for weights in contributions(ranks, gaussians, shots, options, _ones):
             counts += weights[:, 0] >= SHOWN
     return counts
+
+
+def _ones(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+    return torch.ones_like(rgb)

@@ -21,6 +21,14 @@ def views_of_step(scene: Scene, seed: int, step: int, num: int) -> list[int]:
     return [scene.train_indices[i] for i in order[:num].tolist()]
 
 
+ShownOf = Callable[[Shot, Tensor, Tensor], Tensor]
+
+
+def as_drawn(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+    """Return the picture of a shot as it is: of a training that learns nothing beside the Gaussians."""
+    return rgb
+
+
 def survey(
     population: Population,
     scene: Scene,
@@ -28,17 +36,20 @@ def survey(
     shot_of: Callable[[int], Shot],
     options: RenderOptions,
     error_ratio: float,
+    *,
+    shown: ShownOf = as_drawn,
 ) -> list[Tensor]:
     """Return for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
     pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
-    difference of the three channels, and high above `error_ratio` times the picture's mean. The ranks draw a
-    view each at a time; all must call this together.
+    difference of the three channels, and high above `error_ratio` times the picture's mean; `shown` makes of a
+    picture [H, W, 3] and its alpha [H, W] what the photograph is compared with. The ranks draw a view each at
+    a time; all must call this together.
     """
 
-    def maps_of(shot: Shot, rgb: Tensor) -> Tensor:
-        error = (rgb - shot.target).abs().mean(dim=-1)
+    def maps_of(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+        error = (shown(shot, rgb, alpha) - shot.target).abs().mean(dim=-1)
         counted = torch.ones_like(error) if shot.mask is None else shot.mask.to(error)
         error = error * counted
         high = (error > error_ratio * error.mean()).to(error)

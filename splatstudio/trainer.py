@@ -364,6 +364,7 @@ class Trainer:
             lambda index: self._shot(index, self._queue.photo(index), background),
             self._options_at(step, config),
             config.fast.error_ratio,
+            shown=self._corrections.shown_now,
         )
 
 

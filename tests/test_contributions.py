@@ -29,7 +29,7 @@ def shot_of(index: int = 0) -> Shot:
 def test_the_sums_of_weights_are_what_each_gaussian_adds_to_the_picture() -> None:
     gaussians, shot = blobs(num=12), shot_of()
     maps = torch.rand(shot.camera.height, shot.camera.width, 3, generator=torch.Generator().manual_seed(3))
-    (found,) = contributions(ALONE, gaussians, [shot], RenderOptions(), lambda _, rgb: maps)
+    (found,) = contributions(ALONE, gaussians, [shot], RenderOptions(), lambda *_: maps)
     for row in range(len(gaussians)):
         # All black but for one, which is white: the picture is that one's weight in each pixel.
         sh0 = rgb_to_sh0(torch.zeros(len(gaussians), 1, 3))
@@ -45,7 +45,7 @@ def test_several_pictures_are_told_apart_and_what_is_not_seen_adds_nothing() -> 
     gaussians.means[0] = torch.tensor([0.0, 0.0, 50.0])
     shots = [shot_of(0), shot_of(3)]
 
-    def ones(_: Shot, rgb: Tensor) -> Tensor:
+    def ones(_: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
         return torch.ones_like(rgb)
 
     together = contributions(ALONE, gaussians, shots, RenderOptions(), ones)

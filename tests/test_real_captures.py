@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio.capture_config import SkyConfig
+from splatstudio.capture_config import ExposureConfig, SkyConfig
 from splatstudio.config import TrainConfig
+from splatstudio.corrections.exposure import corrected_affinely
+from splatstudio.descent import Shot
+from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
 
@@ -40,3 +44,37 @@ def test_a_sky_wins_over_random_backgrounds_of_an_older_training(blob_scene: Sce
         assert torch.equal(trainer.gaussians.means, straight.gaussians.means)
     with pytest.raises(ValueError, match="a sky cannot be learnt over random backgrounds"):
         Trainer.resume(blob_scene, plain, random_background=True)
+
+
+@pytest.mark.parametrize("learnt", ["sky", "exposure"])
+def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
+    blob_scene: Scene, learnt: str
+) -> None:
+    config = TrainConfig(steps=20, strategy="fast")
+    if learnt == "sky":
+        config = replace(config, sky=SkyConfig(enabled=True, degree=1))
+    else:
+        config = replace(config, exposure=ExposureConfig(enabled=True))
+    trainer = Trainer(blob_scene, config)
+    trainer.close()
+    values = trainer._corrections._tables[learnt].values
+    values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
+    shot_of, gaussians = trainer._shot, trainer.gaussians
+
+    def perfect(index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
+        """Return the photograph as the model shows it with what was learnt."""
+        shot = shot_of(index, photo, background)
+        with torch.no_grad():
+            options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
+            rgb = render(gaussians, shot.camera, options).rgb
+        if learnt == "exposure":
+            rgb = corrected_affinely(rgb, values[scene_row[index]])
+        return replace(shot, target=rgb)
+
+    scene_row = {index: row for row, index in enumerate(blob_scene.train_indices)}
+    trainer._shot = perfect  # type: ignore[method-assign]
+    for found in trainer._survey(5, 3):
+        assert float(found[:, 1].sum()) < 1e-4 * float(found[:, 2].sum())
+    values.zero_()
+    trainer._shot = shot_of  # type: ignore[method-assign]
+    assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))

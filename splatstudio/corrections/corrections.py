@@ -110,16 +110,21 @@ class Corrections:
 
     def shown(self, shot: Shot, drawing: Drawing) -> Tensor:
         """Return a drawing as its photograph shows it: before the sky, in the photograph's exposure."""
-        rgb = drawing.rgb
-        if "sky" in self._leaves:
-            rgb = over_sky(rgb, drawing.alpha, self._leaves["sky"][0], shot.camera)
-        if "exposure" in self._leaves:
-            difference = self._leaves["exposure"][self._place(shot)]
-            by_grid = difference.dim() == 4
-            rgb = corrected_by_grid(rgb, difference) if by_grid else corrected_affinely(rgb, difference)
-        if self._leaves:
+        rows = {name: 0 if name == "sky" else self._place(shot) for name in self._leaves}
+        learnt = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
+        rgb = _corrected(shot, drawing.rgb, drawing.alpha, learnt)
+        if learnt:
             self._shown[shot.index] = rgb.detach()
         return rgb
+
+    @torch.no_grad()
+    def shown_now(self, shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+        """Return a picture [H, W, 3] over black, with alpha [H, W], as its photograph shows it.
+
+        As `shown`, but at any time and without gradients.
+        """
+        rows = {name: 0 if name == "sky" else self._row_of[shot.index] for name in self._tables}
+        return _corrected(shot, rgb, alpha, {name: self._tables[name].values[rows[name]] for name in rows})
 
     def picture(self, shot: Shot, drawn: Tensor) -> Tensor:
         """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
@@ -249,6 +254,17 @@ def saved_sky(saved: SavedCorrections | None) -> Sky | None:
     """Return the sky that a checkpoint keeps, or None."""
     values = None if saved is None else saved.tensors.get("sky.values")
     return None if values is None else Sky.of(values[0])
+
+
+def _corrected(shot: Shot, rgb: Tensor, alpha: Tensor, learnt: Mapping[str, Tensor]) -> Tensor:
+    """Return a picture over the sky of `learnt`, in the exposure that it has for the photograph."""
+    if "sky" in learnt:
+        rgb = over_sky(rgb, alpha, learnt["sky"], shot.camera)
+    if "exposure" in learnt:
+        difference = learnt["exposure"]
+        by_grid = difference.dim() == 4
+        rgb = corrected_by_grid(rgb, difference) if by_grid else corrected_affinely(rgb, difference)
+    return rgb
 
 
 def _whole(gradient: Tensor | None, leaf: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ def survey(
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
     pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
-    difference of the three channels, and high above `error_ratio` times the picture's mean; `shown` makes of a
-    picture [H, W, 3] and its alpha [H, W] what the photograph is compared with. The ranks draw a view each at
-    a time; all must call this together.
+    difference of the three channels, and high above `error_ratio` times the picture's mean; `shown` makes of
+    a picture [H, W, 3] and its alpha [H, W] what the photograph is compared with. The ranks draw a view each
+    at a time; all must call this together.
     """
 
     def maps_of(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:

@@ -56,7 +56,6 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     else:
         config = replace(config, exposure=ExposureConfig(enabled=True))
     trainer = Trainer(blob_scene, config)
-    trainer.close()
     values = trainer._corrections._tables[learnt].values
     values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
     shot_of, gaussians = trainer._shot, trainer.gaussians
@@ -78,3 +77,4 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     values.zero_()
     trainer._shot = shot_of  # type: ignore[method-assign]
     assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
+    trainer.close()

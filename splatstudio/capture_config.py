@@ -75,9 +75,10 @@ class ShapeConfig:
     )
     max_ratio: float = setting(
         0.0,
-        "Longest over middle standard deviation at most: no needles. 0: no limit.",
+        "Longest over middle standard deviation at most, 1 or more: no needles. 0: no limit.",
         0,
         live=True,
+        least=1,
     )
     min_views: int = setting(
         0, "Remove Gaussians that fewer training photographs show; 0: never.", 0, live=True

@@ -132,6 +132,10 @@ def check(config: Any, path: str = "") -> None:
                 raise ValueError(f"setting {name} is {number}, but must be at least {declared.low:g}")
             if declared.high is not None and not number <= declared.high:
                 raise ValueError(f"setting {name} is {number}, but must be at most {declared.high:g}")
+            if declared.least is not None and 0 < number < declared.least:
+                raise ValueError(
+                    f"setting {name} is {number}, but must be 0, which is off, or at least {declared.least:g}"
+                )
 
 
 def declaration(cls: type, path: str) -> Setting:
@@ -141,7 +145,7 @@ def declaration(cls: type, path: str) -> Setting:
     """
     *groups, name = path.split(".")
     for group in groups:
-        cls = typing.get_type_hints(cls).get(group, object)
+        cls = typing.get_type_hints(cls).get(group, object) if is_dataclass(cls) else object
     declared = {f.name: f for f in fields(cls)}.get(name) if is_dataclass(cls) else None
     if declared is None or "setting" not in declared.metadata:
         raise ValueError(f"unknown setting {path!r}")

@@ -17,16 +17,24 @@ class Setting:
     low: float | None = None
     high: float | None = None
     live: bool = False
+    least: float | None = None  # but for 0, which switches something off
 
 
 def setting(
-    default: Any, text: str, low: float | None = None, high: float | None = None, *, live: bool = False
+    default: Any,
+    text: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    live: bool = False,
+    least: float | None = None,
 ) -> Any:
     """Declare a dataclass field with its default, one line of help (`text`) and its range.
 
-    `live` says that a running training takes a new value at its next step.
+    `live` says that a running training takes a new value at its next step; between 0, which switches
+    something off, and `least` no value makes sense.
     """
-    return field(default=default, metadata={"setting": Setting(text, low, high, live)})
+    return field(default=default, metadata={"setting": Setting(text, low, high, live, least)})
 
 
 def documented(cls: type[T]) -> type[T]:

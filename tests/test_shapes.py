@@ -52,6 +52,20 @@ def test_no_gaussian_is_larger_or_longer_than_the_limits() -> None:
     assert torch.equal(gaussians.scales[2:], kept[2:])
 
 
+def test_a_ratio_that_would_flatten_everything_is_refused_also_while_training(blob_scene: Scene) -> None:
+    sentence = r"setting shapes\.max_ratio is 0\.5, but must be 0, which is off, or at least 1"
+    with pytest.raises(ValueError, match=sentence):
+        Trainer(blob_scene, TrainConfig(shapes=ShapeConfig(max_ratio=0.5)))
+    trainer = Trainer(blob_scene, TrainConfig())
+    with pytest.raises(ValueError, match=sentence):
+        trainer.update_setting("shapes.max_ratio", 0.5)
+    for value in (0.0, 1.0, 7.0):
+        trainer.update_setting("shapes.max_ratio", value)
+    with pytest.raises(ValueError, match="must be at least 0"):
+        trainer.update_setting("shapes.max_ratio", float("nan"))
+    trainer.close()
+
+
 def test_without_limits_nothing_changes() -> None:
     gaussians = blobs()
     kept = gaussians.scales.clone()

@@ -39,14 +39,17 @@ class DepthGuide:
 
     def penalty(self, shot: Shot, drawing: Drawing, config: TrainConfig, *, step: int) -> Tensor | None:
         """Return what the loss of a drawing gains after `step` steps, a scalar; None: nothing."""
-        error = self.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum)
+        error = self.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum, shot.mask)
         return None if error is None else error * depth_weight(config.depth, step=step, steps=config.steps)
 
-    def error(self, index: int, camera: Camera, alpha: Tensor, depth_sum: Tensor) -> Tensor | None:
+    def error(
+        self, index: int, camera: Camera, alpha: Tensor, depth_sum: Tensor, mask: Tensor | None = None
+    ) -> Tensor | None:
         """Return how wrong the drawn depths are at the points that the view `index` shows, a scalar.
 
         It is the mean of |1/drawn - 1/true| in units of 1/extent, over the points at whose pixel more than
-        half is covered; `alpha` and `depth_sum` [H, W] as of `Drawing`. None: there is no such point.
+        half is covered and that `mask` [H, W] bool does not leave out; `alpha` and `depth_sum` [H, W] as of
+        `Drawing`. None: there is no such point.
         """
         points = self._points.get(index)
         if points is None:
@@ -60,6 +63,8 @@ class DepthGuide:
         true = torch.as_tensor(seen[inside, 2]).to(alpha)
         covered = alpha.reshape(-1)[place]
         counts = (covered.detach() > MIN_ALPHA).to(alpha)
+        if mask is not None:
+            counts = counts * mask.reshape(-1)[place].to(counts)
         if not bool(counts.any()):
             return None
         drawn = depth_sum.reshape(-1)[place] / covered.clamp_min(1e-6)

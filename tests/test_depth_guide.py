@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from splatstudio.camera import Camera
 from splatstudio.capture_config import DepthConfig
 from splatstudio.config import TrainConfig
 from splatstudio.depth_guide import DepthGuide, depth_weight
+from splatstudio.descent import Drawing, Shot
 from splatstudio.rendering import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -87,6 +90,25 @@ def test_the_error_is_that_of_the_inverse_depth_where_something_is_drawn() -> No
     assert float(error) == pytest.approx(expected, rel=1e-5)
     assert guide.error(3, camera, *flat(camera, 2.5, 0.4)) is None
     assert guide.error(2, camera, *flat(camera, 2.5, 0.9)) is None
+
+
+def test_points_on_masked_pixels_say_nothing() -> None:
+    camera = ring_of_cameras()[0]
+    before = camera.position + 2.0 * camera.viewmat[2, :3]
+    beside = before + 0.5 * camera.viewmat[0, :3] + 2.0 * camera.viewmat[2, :3]
+    guide = DepthGuide({0: np.stack([before, beside])}, extent=1.0)
+    picture, mask = flat(camera, 2.5, 0.9), torch.ones(camera.height, camera.width, dtype=torch.bool)
+    both = guide.error(0, camera, *picture, mask)
+    assert both is not None and both == guide.error(0, camera, *picture)
+    mask[:, camera.width // 2 + 2 :] = False  # where the second one is
+    left = guide.error(0, camera, *picture, mask)
+    assert left is not None and float(left) == pytest.approx(abs(1 / 2.5 - 1 / 2.0), rel=1e-5)
+    assert guide.error(0, camera, *picture, ~mask) != both
+    assert guide.error(0, camera, *picture, torch.zeros_like(mask)) is None
+    shot = Shot(0, "0", camera, torch.zeros(1), torch.zeros_like(mask), (0.0, 0.0, 0.0))
+    drawing = SimpleNamespace(alpha=picture[0], depth_sum=picture[1])
+    config = TrainConfig(depth=DepthConfig(weight=1.0))
+    assert guide.penalty(shot, cast(Drawing, drawing), config, step=0) is None
 
 
 def test_the_weight_falls_to_its_share_at_the_end() -> None:

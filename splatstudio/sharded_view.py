@@ -17,7 +17,7 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import exchange
-from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.ops import CAMERA_MODELS
 from splatstudio.rendering import RenderOptions, project, stages_for
@@ -177,15 +177,35 @@ def as_seen_from(gaussians: Gaussians, camera: Camera, options: RenderOptions = 
     """
     seen = project(gaussians.detach(), camera, project_settings(gaussians, options))
     rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
-    chosen = gaussians.detach()[rows]
     sh0 = rgb_to_sh0(seen.colors[rows])[:, None, :]
-    return replace(chosen, sh0=sh0, shN=sh0.new_zeros((len(rows), 0, 3)))
+    return Gaussians(
+        means=gaussians.means[rows],
+        quats=gaussians.quats[rows],
+        scales=gaussians.scales[rows],
+        opacities=gaussians.opacities[rows],
+        sh0=sh0,
+        shN=sh0.new_zeros((len(rows), 0, 3)),
+    )
 
 
 @torch.no_grad()
 def gathered(ranks: Ranks, gaussians: Gaussians) -> Gaussians | None:
-    """Return all ranks' Gaussians as one model on rank 0, on the CPU; None on the others."""
-    parts = {name: ranks.gather_to_first(tensor) for name, tensor in gaussians.detach().tensors().items()}
-    if ranks.rank != 0:
-        return None
-    return Gaussians(**{name: torch.cat(tensors) for name, tensors in parts.items()})
+    """Return all ranks' Gaussians as one model on rank 0, on the CPU; None on the others.
+
+    Raises OutOfMemory on all ranks where any has no memory for it.
+    """
+    counts = [int(part) for part in ranks.gather(torch.tensor([len(gaussians)], device="cpu"))]
+    first = ranks.rank == 0
+    num, nothing = sum(counts) if first else 0, [0] * (ranks.num_ranks - 1)
+
+    def copies() -> list[tuple[Tensor, Tensor]]:
+        own = [tensor.detach().cpu() for tensor in gaussians.tensors().values()]
+        return [(tensor, tensor.new_empty((num, *tensor.shape[1:]))) for tensor in own]
+
+    # Before the first message: a rank that fails in the midst of them leaves the others waiting.
+    made = together(ranks, copies)
+    received = counts if first else [0, *nothing]
+    for own, whole in made:
+        ranks.swap_rows(own, [len(own), *nothing], received, into=whole)
+    model = {name: whole for name, (_, whole) in zip(gaussians.tensors(), made, strict=True)}
+    return Gaussians(**model) if first else None

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from splatstudio.distributed.ranks import Ranks
+
 T = TypeVar("T")
 
 FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
@@ -37,6 +39,20 @@ def unless_out_of_memory(work: Callable[[], T]) -> T | None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return None
+
+
+def together(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Return what `work` returns, where it has succeeded on all ranks, which call this together.
+
+    `work` talks to no other rank. Raises OutOfMemory on all ranks alike where any had no memory.
+    """
+    result = unless_out_of_memory(lambda: (work(),))
+    short = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
+    short[ranks.rank] = int(result is None)
+    failed = ranks.sum(short).nonzero().squeeze(1).tolist()
+    if failed or result is None:
+        raise OutOfMemory(failed)
+    return result[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

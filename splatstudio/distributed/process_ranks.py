@@ -77,14 +77,17 @@ class ProcessRanks(Ranks):
             dist.all_to_all_single(got, counts.contiguous(), group=self._control)
         return got
 
-    def swap_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def swap_rows(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
+    ) -> Tensor:
         """Send the first sent[0] of `rows` [N, ...] to rank 0, the next to rank 1, and so on.
 
-        `received` is how many rows each rank sends to this one; they are returned by rank.
+        `received` is how many rows each rank sends to this one; they are returned by rank, in `into` where
+        that is given, which is contiguous.
         """
         assert sum(sent) == len(rows), "every row goes to a rank"
         rows = rows.detach().contiguous()
-        got = rows.new_empty((sum(received), *rows.shape[1:]))
+        got = rows.new_empty((sum(received), *rows.shape[1:])) if into is None else into
         with self._counted(rows.nbytes):
             dist.all_to_all_single(got, rows, list(received), list(sent), group=self._group_for(rows))
         return got

@@ -18,7 +18,7 @@ class Ranks:
     rank = 0
     num_ranks = 1
     seconds = 0.0  # spent in these methods until now, waiting for other ranks included
-    num_bytes = 0  # sent to other ranks until now
+    num_bytes = 0  # given to the exchanges until now, a rank's own part included
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks of `values`, which have the same shape on each."""
@@ -44,12 +44,15 @@ class Ranks:
         """Give each rank its row of `counts` [num_ranks, C] int64; return what all ranks gave to this one."""
         return counts
 
-    def swap_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def swap_rows(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
+    ) -> Tensor:
         """Send the first sent[0] of `rows` [N, ...] to rank 0, the next to rank 1, and so on.
 
-        `received` is how many rows each rank sends to this one; they are returned by rank.
+        `received` is how many rows each rank sends to this one; they are returned by rank, in `into` where
+        that is given, which is contiguous.
         """
-        return rows
+        return rows if into is None else into.copy_(rows)
 
     def share(self, num: int) -> slice:
         """Return which of `num` things in order are this rank's when all ranks share them evenly."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from splatstudio.checkpoint_saver import CheckpointSaver
 from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.evaluate import Evaluation
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
@@ -93,7 +94,10 @@ class Leader:
         return SharedSaver(run_dir, self._ranks.num_ranks, announce)
 
     def whole_model(self) -> Gaussians:
-        """Return the model: of one process the tensors that are trained, else a copy on the CPU."""
+        """Return the model: of one process the tensors that are trained, else a copy on the CPU.
+
+        Raises OutOfMemory where a rank has no memory for its part in that.
+        """
         if not self._several:
             return self._trainer.gaussians
         self._tell(Turn.COPY, b"")
@@ -155,7 +159,7 @@ class Member:
         if turn == Turn.SAVE:
             self._saver.write(Path(body.decode()), self._trainer.checkpoint())
         elif turn == Turn.COPY:
-            gathered(self._ranks, self._trainer.gaussians)
+            self._copy()
         elif turn == Turn.LOOK:
             self._show(decoded_looks(body), self._trainer.display_options)
         elif turn == Turn.EVALUATE:
@@ -167,6 +171,12 @@ class Member:
     def close(self) -> None:
         """Wait for what is being written."""
         self._saver.close()
+
+    def _copy(self) -> None:
+        try:
+            gathered(self._ranks, self._trainer.gaussians)
+        except OutOfMemory as error:
+            log.warning("no copy of the model was made: %s", error)  # rank 0 tells who asked for it
 
     def _evaluate(self) -> None:
         trainer, options = self._trainer, self._trainer.display_options

@@ -126,13 +126,15 @@ class TimedRanks(ProcessRanks):
 
     rows_seconds = 0.0
 
-    def swap_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    def swap_rows(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
+    ) -> Tensor:
         """Send rows as `ProcessRanks` does."""
         started = time.perf_counter()
         dist.barrier()
         self.seconds += time.perf_counter() - started
         before = self.seconds
-        got = super().swap_rows(rows, sent, received)
+        got = super().swap_rows(rows, sent, received, into)
         self.rows_seconds += self.seconds - before
         return got
 

@@ -123,8 +123,10 @@ def _path_of(values: dict[str, Any]) -> CameraPath:
     loop = values.get("is_cycle", False) is True
     if not stops and not frames:
         raise ValueError("it has neither keyframes nor camera_path")
-    # A path can only be edited by its keyframes; a lone one beside many frames is no description of them.
-    if stops and not (len(stops) == 1 and len(frames) > 1):
+    # A path can only be edited by its keyframes; a lone one beside many frames is no description of them,
+    # unless we have written it: then the camera stands still in all of them.
+    lone = len(stops) == 1 and len(frames) > 1 and "fov_y_radians" not in stops[0]
+    if stops and not lone:
         default = values.get("default_fov")
         keys = [_keyframe(stop, "matrix", f"keyframe {i}", default) for i, stop in enumerate(stops)]
         seconds = values.get("default_transition_sec")

@@ -35,6 +35,16 @@ def test_files_give_back_exactly_what_was_written(tmp_path: Path) -> None:
     assert equal(read_camera_path(tmp_path / "path.json"), path)
 
 
+def test_a_lone_keyframe_of_ours_stays_one_and_that_of_another_program_gives_way(tmp_path: Path) -> None:
+    path = CameraPath(random_keys(8, 1), default_seconds=2.0, fps=30.0)
+    write_camera_path(tmp_path / "path.json", path)
+    values = json.loads((tmp_path / "path.json").read_text())
+    assert len(values["camera_path"]) > 1
+    assert equal(read_camera_path(tmp_path / "path.json"), path)
+    del values["keyframes"][0]["fov_y_radians"]
+    assert len(read_values(tmp_path, values).keyframes) == len(values["camera_path"])
+
+
 def test_the_frames_can_be_left_out(tmp_path: Path) -> None:
     path = CameraPath(random_keys(8, 3), default_seconds=100.0)
     write_camera_path(tmp_path / "path.json", path, with_frames=False)

@@ -101,7 +101,7 @@ class FastConfig:
         1e-3,
         100,
     )
-    views: int = setting(8, "Photographs that a densification asks; thinning asks twice as many.", 1)
+    views: int = setting(8, "Photographs that a densification asks; thinning asks all.", 1)
     error_ratio: float = setting(
         1.5, "Errors are high above so many times the mean error of their photograph.", 0
     )
@@ -110,10 +110,15 @@ class FastConfig:
     )
     min_views: int = setting(2, "Photographs that must want it.", 1)
     min_weight: float = setting(
-        0.02, "Sum of its weights, px, that one of the photographs must show, or a Gaussian is removed.", 0
+        0.02,
+        "Sum of its weights, px, that a photograph must show, or a Gaussian is removed when thinning.",
+        0,
     )
     thin_at: tuple[float, ...] = setting(
-        (0.5, 0.65), "Shares of the steps after which the least needed are removed.", 0, 1
+        (0.5, 0.65),
+        "Shares of the steps after which all photographs are asked and the least needed go.",
+        0,
+        1,
     )
     thin_share: float = setting(0.2, "Share of all Gaussians that is removed then.", 0, 0.9)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Population
 
 
-def views_of_step(scene: Scene, seed: int, step: int, num: int) -> list[int]:
-    """Return `num` of the views to train on, drawn for the step, the same on all ranks; all, where fewer."""
+def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[int]:
+    """Return `num` of the views to train on, drawn for the step, the same on all ranks.
+
+    All, where there are fewer or `num` is None.
+    """
     order = torch.randperm(len(scene.train_indices), generator=ALONE.generator(seed, step))
     return [scene.train_indices[i] for i in order[:num].tolist()]
 
@@ -38,14 +41,14 @@ def survey(
     error_ratio: float,
     *,
     shown: ShownOf = as_drawn,
-) -> list[Tensor]:
-    """Return for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
+) -> Iterator[Tensor]:
+    """Yield for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
     pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
     difference of the three channels, and high above `error_ratio` times the picture's mean; `shown` makes of
     a picture [H, W, 3] and its alpha [H, W] what the photograph is compared with. The ranks draw a view each
-    at a time; all must call this together.
+    at a time; all must call this together, and take all of it before the population changes.
     """
 
     def maps_of(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
@@ -59,9 +62,7 @@ def survey(
 
     ranks = population.ranks
     population.optimizer.settle(population.gaussians)
-    found: list[Tensor] = []
     for first in range(0, len(views), ranks.num_ranks):
         drawn = views[first : first + ranks.num_ranks]
         shots = [shot_of(view) for view in drawn[ranks.rank : ranks.rank + 1]]
-        found += contributions(ranks, population.gaussians, shots, options, maps_of)
-    return found
+        yield from contributions(ranks, population.gaussians, shots, options, maps_of)

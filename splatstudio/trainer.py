@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from splatstudio.corrections import Corrections, check_agreement
 from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
-from splatstudio.distributed.failures import Fault, OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
 from splatstudio.evaluate import target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import photometric, psnr
@@ -233,8 +234,8 @@ class Trainer:
         problem = None
         for _ in range(MOST_LEFT_OUT):
             batch = self._queue.next(self.config)
-            rounds = self._shots_of(batch)
             try:
+                rounds = together(self.ranks, partial(self._shots_of, batch))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:
                 short = error.ranks
@@ -354,8 +355,8 @@ class Trainer:
         shot = Shot(index, self.scene.views[index].name, camera, target, mask, background)
         return reduced(shot, divisor_at(self.step, self.config))
 
-    def _survey(self, step: int, num_views: int) -> list[Tensor]:
-        """Return what this rank's Gaussians contribute to photographs that are drawn for the step."""
+    def _survey(self, step: int, num_views: int | None) -> Iterator[Tensor]:
+        """Yield what this rank's Gaussians contribute to photographs drawn for the step; None: to all."""
         config, background = self.config, self._corrections.behind(self.config)
         return survey(
             self._population,

@@ -63,12 +63,14 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
     def whole(index: int) -> Shot:
         return trainer._shot(index, blob_scene.photo(index), (0.0, 0.0, 0.0))
 
-    full = survey(population, blob_scene, views, whole, RenderOptions(), 1.0)
+    full = list(survey(population, blob_scene, views, whole, RenderOptions(), 1.0))
     for view, found in zip(views, full, strict=True):
         picture = render(population.gaussians.detach(), blob_scene.cameras[view])
         assert float(found[:, 2].sum()) == pytest.approx(float(picture.alpha.sum()), rel=1e-3)
         assert (found[:, 0] <= found[:, 2] + 1e-3).all() and found[:, 0].sum() > 0
-    small = survey(population, blob_scene, views, lambda i: reduced(whole(i), 1.25), RenderOptions(), 1.0)
+    small = list(
+        survey(population, blob_scene, views, lambda i: reduced(whole(i), 1.25), RenderOptions(), 1.0)
+    )
     # Counted in pixels of the photograph, whatever is drawn.
     torch.testing.assert_close(small[0][:, 2].sum(), full[0][:, 2].sum(), rtol=0.1, atol=0.0)
     trainer.close()
@@ -80,7 +82,8 @@ def test_views_of_a_step_are_training_views_that_follow_the_seed_and_the_step(bl
     assert chosen == views_of_step(blob_scene, 42, 100, 4)
     others = [views_of_step(blob_scene, 42, step, 4) for step in range(101, 106)]
     assert any(other != chosen for other in others)
-    assert sorted(views_of_step(blob_scene, 1, 1, 99)) == list(blob_scene.train_indices)
+    for num in (99, None):
+        assert sorted(views_of_step(blob_scene, 1, 1, num)) == list(blob_scene.train_indices)
 
 
 def test_the_divisor_falls_to_one() -> None:

@@ -9,7 +9,9 @@ from test_strategy import HIGH, population, seen
 from torch import Tensor
 
 from splatstudio.config import DensifyConfig, FastConfig, TrainConfig
+from splatstudio.scene.scene import Scene
 from splatstudio.strategy.fast import FastStrategy
+from splatstudio.trainer import Trainer
 
 STEP = 600
 
@@ -19,9 +21,9 @@ class Asked:
 
     def __init__(self, *views: Tensor):
         self.views = list(views)
-        self.calls: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int | None]] = []
 
-    def __call__(self, step: int, num_views: int) -> list[Tensor]:
+    def __call__(self, step: int, num_views: int | None) -> list[Tensor]:
         self.calls.append((step, num_views))
         return self.views
 
@@ -56,24 +58,49 @@ def test_an_error_without_a_gradient_grows_nobody() -> None:
     assert len(group) == 2
 
 
-def test_what_no_photograph_needs_goes_unless_none_has_seen_it() -> None:
+def test_what_few_photographs_were_asked_about_stays() -> None:
     group = population(scales=[0.005] * 3)
     asked = Asked(view([0.0] * 3, [0.4, 0.0, 0.3]), view([0.0] * 3, [0.2, 0.0, 0.6]))
     change = strategy(asked).after_step(group, seen([0.0] * 3), STEP)
-    assert change is not None and change.pruned == 1
-    assert group.gaussians.means.detach()[:, 0].tolist() == [2.0, 3.0]
+    assert change is not None and change.pruned == 0 and len(group) == 3
+
+
+def test_what_no_photograph_of_all_needs_goes_when_all_are_asked() -> None:
+    group = population(scales=[0.005] * 3)
+    asked = Asked(view([0.0] * 3, [0.4, 0.0, 0.3]), view([0.0] * 3, [0.2, 0.0, 0.6]))
+    change = strategy(asked, thin_at=(0.3,), thin_share=0.0).after_step(group, (), STEP)
+    assert change is not None and change.pruned == 2 and asked.calls[-1] == (STEP, None)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [3.0]
 
 
 def test_the_least_needed_are_thinned_out_at_their_steps_alone() -> None:
     for step, left in [(1299, 10), (1300, 8), (1301, 10)]:
         group = population(scales=[0.005] * 10)
-        asked = Asked(view([0.0] * 10, [float(i) for i in range(10)]), view([0.0] * 10, [0.0] * 10))
+        weights = [float(i) + 1.0 for i in range(10)]
+        asked = Asked(view([0.0] * 10, weights), view([0.0] * 10, [0.0] * 10))
         rule = strategy(asked, thin_at=(0.65,), thin_share=0.2)
         change = rule.after_step(group, (), step)
         assert len(group) == left, step
         if left == 8:
-            assert change is not None and change.pruned == 2 and asked.calls[0][1] == 2 * FastConfig().views
+            assert change is not None and change.pruned == 2 and asked.calls == [(1300, None)]
             assert group.gaussians.means.detach()[:, 0].tolist() == [float(i) for i in range(3, 11)]
+
+
+def test_thinning_spares_what_a_single_photograph_of_many_shows(blob_scene: Scene) -> None:
+    config = TrainConfig(steps=10, strategy="fast", fast=FastConfig(views=1, thin_at=(0.5,), thin_share=0.1))
+    trainer = Trainer(blob_scene, config)
+    group, cameras = trainer._population, [blob_scene.cameras[index] for index in blob_scene.train_indices]
+    # A speck close before each camera, where no other sees it.
+    with torch.no_grad():
+        for row, camera in enumerate(cameras):
+            group.gaussians.means[row] = torch.tensor(camera.position + 0.3 * camera.viewmat[2, :3])
+            group.gaussians.scales[row] = -5.0
+            group.gaussians.opacities[row] = 3.0
+        kept = group.gaussians.means[: len(cameras)].clone()
+        trainer._strategy.after_step(group, (), 5)
+    left = group.gaussians.means.detach()
+    assert all(bool((left == mean).all(dim=1).any()) for mean in kept)
+    trainer.close()
 
 
 def test_opacities_are_never_reset_and_growth_ends_by_its_share_of_the_steps() -> None:

@@ -6,7 +6,7 @@ the weight with which a Gaussian is in chosen pixels, which one pass back throug
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -17,16 +17,17 @@ from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.population import Population, edit, largest
 
-# Given a step and a number of photographs: what this rank's Gaussians contribute to each, see `survey`.
-Survey = Callable[[int, int], list[Tensor]]
+# Given a step and how many photographs (None: all), what this rank's Gaussians contribute to each, see `survey`.
+Survey = Callable[[int, int | None], Iterable[Tensor]]
 
 
 class FastStrategy(DefaultStrategy):
     """Grow where several photographs agree on an error, and drop what no photograph needs.
 
     Gradients say who grows, as in *default*, but only of Gaussians that have a weight in the pixels of high
-    error of several photographs. What has hardly a weight in any photograph goes, and at some steps a
-    share of all, the least needed. Opacities are never reset: that is what pruning by weight replaces.
+    error of several photographs. At some steps all photographs are asked, and what has hardly a weight in
+    any goes, with a share of all, the least needed. Opacities are never reset: that is what pruning by
+    weight replaces.
     `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`.
     """
 
@@ -73,25 +74,29 @@ class FastStrategy(DefaultStrategy):
         change = super().after_step(population, seen, step)
         if not (self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]):
             return change
-        weights = _largest_weights(self._survey(step, 2 * self.fast.views))
+        weights = self._largest_weights(population, step)
         num_kept = population.num_all() - int(population.num_all() * self.fast.thin_share)
-        kept = largest(population.ranks, weights, num_kept)
+        kept = largest(population.ranks, weights, num_kept) & (weights >= self.fast.min_weight)
         return _with_pruned(change, _keep(population, kept))
 
     def _densify(self, population: Population, step: int) -> Change:
-        fast, views = self.fast, self._survey(step, self.fast.views)
-        wrong = torch.stack([view[:, 0] for view in views])
-        agreed = (wrong > fast.min_error_weight).sum(dim=0) >= min(fast.min_views, len(views))
-        population.counts["grad2d"] *= agreed
-        # What none of these photographs shows may be needed in others.
-        needed = _largest_weights(views)
-        pruned = _keep(population, (needed >= fast.min_weight) | (needed == 0.0))
-        return _with_pruned(super()._densify(population, step), pruned)
+        fast, num_views = self.fast, 0
+        agreed = torch.zeros(len(population), dtype=torch.int64, device=population.gaussians.means.device)
+        for view in self._survey(step, fast.views):
+            agreed += view[:, 0] > fast.min_error_weight
+            num_views += 1
+        population.counts["grad2d"] *= agreed >= min(fast.min_views, num_views)
+        return super()._densify(population, step)
 
+    def _largest_weights(self, population: Population, step: int) -> Tensor:
+        """Return for each Gaussian the largest sum of its weights in one photograph of all, px, [N].
 
-def _largest_weights(views: list[Tensor]) -> Tensor:
-    """Return for each Gaussian the largest sum of its weights in a photograph, px, [N]."""
-    return torch.stack([view[:, 2] for view in views]).amax(dim=0)
+        Of some photographs alone it would not say what the others need.
+        """
+        weights = population.gaussians.means.new_zeros(len(population), requires_grad=False)
+        for view in self._survey(step, None):
+            torch.maximum(weights, view[:, 2], out=weights)
+        return weights
 
 
 def _keep(population: Population, kept: Tensor) -> int:

@@ -173,10 +173,10 @@ def shade(directions: Tensor, sh: Tensor) -> Tensor:
     return ((basis[:, :, None] * sh).sum(dim=1) + 0.5).clamp_min(0.0)
 
 
-def sh_basis(degree: int, directions: Tensor) -> Tensor:
+def sh_basis(degree: int, directions: Tensor, dim: int = -1) -> Tensor:
     """Return the real spherical harmonics [N, (degree + 1)^2] of unit `directions` [N, 3], degree 0..3.
 
-    Order l * l + l + m with the Condon-Shortley sign, as in the usual f_dc/f_rest PLY files.
+    Order l * l + l + m with the Condon-Shortley sign, as in usual PLY files; `dim` 0: [(degree + 1)^2, N].
     """
     x, y, z = directions.unbind(-1)
     basis = [torch.full_like(x, 0.282094791773878)]
@@ -201,7 +201,7 @@ def sh_basis(degree: int, directions: Tensor) -> Tensor:
             1.445305721320277 * z * (xx - yy),
             -0.590043589926644 * x * (xx - 3 * yy),
         ]
-    return torch.stack(basis, dim=-1)
+    return torch.stack(basis, dim=dim)
 
 
 def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | None = None) -> Raster:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
+from splatstudio.camera import Camera, CameraModel
 from splatstudio.gaussians import SH_C0
 from splatstudio.reference import sh_basis
 
@@ -43,25 +44,35 @@ def over_sky(rgb: Tensor, alpha: Tensor, coefficients: Tensor, camera: Camera) -
     degree = {1: 0, 4: 1, 9: 2, 16: 3}[len(coefficients)]
     left_over = 1.0 - alpha[..., None]
     if degree == 0:
-        directions = rgb.new_tensor([[0.0, 0.0, 1.0]])
-    else:
-        directions = torch.as_tensor(viewing_directions(camera)).to(rgb).reshape(-1, 3)
-    colors = (sh_basis(degree, directions) @ coefficients + 0.5).clamp_min(0.0)
-    return rgb + left_over * colors.reshape(*(1, 1) if degree == 0 else rgb.shape[:2], 3)
+        colors = (SH_C0 * coefficients + 0.5).clamp_min(0.0)
+        return rgb + left_over * colors
+    # A row for each channel and each term: all that is done to them is done to whole rows of memory.
+    basis = sh_basis(degree, viewing_directions(camera, rgb.device).T, dim=0).to(rgb)
+    colors = (coefficients.T @ basis + 0.5).clamp_min(0.0)
+    return rgb + left_over * colors.reshape(3, *rgb.shape[:2]).permute(1, 2, 0)
 
 
-def viewing_directions(camera: Camera) -> np.ndarray:
-    """Return the world directions, unit, [H, W, 3] float64, in which the pixels of a camera look."""
-    fx, fy, cx, cy = camera.K[0, 0], camera.K[1, 1], camera.K[0, 2], camera.K[1, 2]
-    x = (np.arange(camera.width) + 0.5 - cx)[None, :] / fx
-    y = (np.arange(camera.height) + 0.5 - cy)[:, None] / fy
+def viewing_directions(camera: Camera, device: torch.device) -> Tensor:
+    """Return the world directions, unit, [3, H * W] float32, in which the pixels of a camera look."""
+    rays = _rays(
+        np.asarray(camera.K, np.float64).tobytes(), camera.width, camera.height, camera.model, device
+    )
+    return torch.as_tensor(camera.viewmat[:3, :3].T.copy()).to(rays) @ rays
+
+
+@lru_cache(maxsize=4)  # cameras of one capture differ in where they stand, not in their rays
+def _rays(K: bytes, width: int, height: int, model: CameraModel, device: torch.device) -> Tensor:
+    """Return the unit directions [3, H * W] in a camera's axes; `K` as it lies in memory."""
+    (fx, _, cx), (_, fy, cy), _ = np.frombuffer(K).reshape(3, 3).tolist()
+    x = (np.arange(width) + 0.5 - cx)[None, :] / fx
+    y = (np.arange(height) + 0.5 - cy)[:, None] / fy
     x, y = np.broadcast_arrays(x, y)
-    if camera.model == "pinhole":
-        rays = np.stack([x, y, np.ones_like(x)], axis=-1)
-    elif camera.model == "fisheye":  # equidistant: the distance from the principal point is the angle
+    if model == "pinhole":
+        rays = np.stack([x, y, np.ones_like(x)])
+    elif model == "fisheye":  # equidistant: the distance from the principal point is the angle
         angle = np.sqrt(x * x + y * y)
-        rays = np.stack([x * np.sinc(angle / np.pi), y * np.sinc(angle / np.pi), np.cos(angle)], axis=-1)
+        rays = np.stack([x * np.sinc(angle / np.pi), y * np.sinc(angle / np.pi), np.cos(angle)])
     else:
-        rays = np.stack([np.zeros_like(x), np.zeros_like(x), np.ones_like(x)], axis=-1)
-    rays = rays / np.linalg.norm(rays, axis=-1, keepdims=True)
-    return rays @ camera.viewmat[:3, :3]
+        rays = np.stack([np.zeros_like(x), np.zeros_like(x), np.ones_like(x)])
+    rays = rays / np.linalg.norm(rays, axis=0)
+    return torch.as_tensor(rays.reshape(3, -1), dtype=torch.float32).to(device)

@@ -194,8 +194,8 @@ def test_a_sky_is_learnt_and_shown_to_the_test_cameras(blob_scene: Scene, tmp_pa
 @pytest.mark.parametrize("model", ["pinhole", "fisheye"])
 def test_a_pixel_looks_where_a_point_there_would_be_drawn(blob_scene: Scene, model: CameraModel) -> None:
     camera = replace(blob_scene.views[3].camera, model=model)
-    directions = viewing_directions(camera).reshape(-1, 3)
-    points = torch.as_tensor(directions @ camera.viewmat[:3, :3].T)  # in the camera's axes
+    directions = viewing_directions(camera, torch.device("cpu")).double().T
+    points = directions @ torch.as_tensor(camera.viewmat[:3, :3]).T  # in the camera's axes
     pixels = (_pinhole if model == "pinhole" else _fisheye)(points, camera)[0].numpy()
     y, x = np.mgrid[: camera.height, : camera.width]
     np.testing.assert_allclose(pixels, np.stack([x, y], -1).reshape(-1, 2) + 0.5, atol=1e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,10 @@ from splatstudio.descent import Shot
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
+from splatstudio.sky import _rays, viewing_directions
 from splatstudio.trainer import Trainer
 
+CPU = torch.device("cpu")
 UNDER_A_SKY = TrainConfig(steps=20, sh_degree=1, sky=SkyConfig(enabled=True, lr=0.05))
 
 
@@ -78,3 +81,17 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     trainer._shot = shot_of  # type: ignore[method-assign]
     assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
     trainer.close()
+
+
+def test_cameras_that_differ_in_where_they_stand_share_their_rays(blob_scene: Scene) -> None:
+    _rays.cache_clear()
+    first, second = blob_scene.cameras[:2]
+    found = [viewing_directions(camera, CPU) for camera in (first, second, first)]
+    assert _rays.cache_info().misses == 1
+    assert torch.equal(found[0], found[2]) and not torch.allclose(found[0], found[1], atol=0.1)
+    for camera, directions in zip((first, second), found, strict=False):
+        middle = directions.reshape(3, camera.height, camera.width).mean(dim=(1, 2)).numpy()
+        np.testing.assert_allclose(middle / np.linalg.norm(middle), camera.viewmat[2, :3], atol=1e-3)
+    wider = replace(first, K=first.K * np.array([[0.5], [0.5], [1.0]]))
+    assert not torch.allclose(viewing_directions(wider, CPU), found[0], atol=0.1)
+    assert _rays.cache_info().misses == 2

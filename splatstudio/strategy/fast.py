@@ -17,7 +17,7 @@ from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.population import Population, edit, largest
 
-# Given a step and how many photographs (None: all), what this rank's Gaussians contribute to each, see `survey`.
+# Given a step and a number of photographs (None: all), what Gaussians contribute to each, see `survey`.
 Survey = Callable[[int, int | None], Iterable[Tensor]]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from splatstudio.descent import Shot
 from splatstudio.distributed import Ranks
+from splatstudio.distributed.exchange import room_for_return, sent_back
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions, stages_for
 from splatstudio.sharded_view import (
@@ -45,13 +46,12 @@ def contributions(
         shared = project_for_all(
             gaussians.detach(), [camera for part in by_rank for camera in part], settings
         )
-    sent = shared.rows.requires_grad_()
     received = share(ranks, shared, [len(part) for part in by_rank])
     v_rows = torch.zeros_like(received.rows)
     colors = slice(sum(COLUMNS) - COLUMNS[-1], sum(COLUMNS))
     for number, shot in enumerate(shots):
         rows = rows_of_camera(received, number)
-        seen = projected_from(received.rows[rows].detach(), received.radii[rows])
+        seen = projected_from(received.rows[rows], received.radii[rows])
         seen.colors.requires_grad_()
         background = seen.means2d.new_tensor(shot.background)
         sizes = RasterSettings(shot.camera.width, shot.camera.height, background)
@@ -61,7 +61,7 @@ def contributions(
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full
-    (v_sent,) = torch.autograd.grad(received.rows, sent, v_rows)
+    v_sent = sent_back(v_rows, received.route, room_for_return(v_rows, received.route))
     result, first = [], 0
     for visible in shared.visible:
         each = gaussians.means.new_zeros((len(gaussians), 3), requires_grad=False)

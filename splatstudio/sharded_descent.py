@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, LossOf, Observation, Shot
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.exchange import room_for_return, sent_back
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
@@ -64,8 +65,8 @@ class _Findings:
     losses: list[float]
     costs: list[float]
     pictures: list[Tensor]
-    v_rows: Tensor  # the gradients of Received.rows
-    v_probe: Tensor | None
+    v: Tensor  # [K, 10] the gradients of Received.rows; [K, 12] with those of the probes
+    v_sent: Tensor | None  # room for those of Shared.rows
     gradients: list[Tensor | None]  # of the six tensors, where the loss uses them directly
     others: list[Tensor | None]
 
@@ -91,8 +92,7 @@ def descend_together(
     optimizer.settle(gaussians)
     total: _Round | None = None
     for shots in rounds:
-        found = _round(ranks, gaussians, shots, work, 0 if total is None else len(total.losses))
-        total = found if total is None else _together(total, found)
+        total = _round(ranks, gaussians, shots, work, total)
     assert total is not None, "a step needs a round"
     others = _summed(ranks, work.others, total.others)
     before_change()
@@ -112,64 +112,72 @@ def descend_together(
     )
 
 
-def _round(ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, num_before: int) -> _Round:
-    plan = work.plan
+def _round(
+    ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, before: _Round | None
+) -> _Round:
+    """Return what a round has found, together with those `before` it."""
     by_rank = cameras_of_all(ranks, [shot.camera for shot in shots])
     num_cameras = [len(part) for part in by_rank]
     cameras = [camera for part in by_rank for camera in part]
-    settings = project_settings(gaussians, plan.options)
-    with_probe = plan.observed and plan.options.absgrad
-    shared = unless_out_of_memory(
-        lambda: project_for_all(gaussians, cameras, settings, with_probe=with_probe)
-    )
+    settings = project_settings(gaussians, work.plan.options)
+    shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings))
     received = share(ranks, shared, num_cameras)
     assert shared is not None, "or `share` has raised"
     found = unless_out_of_memory(lambda: _findings(gaussians, received, shots, work))
-    losses, costs = _agreed(ranks, found, num_cameras, num_before)
+    losses, costs = _agreed(ranks, found, num_cameras, 0 if before is None else len(before.losses))
     assert found is not None, "or there was no agreement"
-    inputs = [shared.rows] if shared.probe is None else [shared.rows, shared.probe]
-    outputs = [received.rows] if received.probe is None else [received.rows, received.probe]
-    v_outputs = [found.v_rows] if found.v_probe is None else [found.v_rows, found.v_probe]
-    v_rows, *v_probe = torch.autograd.grad(outputs, inputs, v_outputs)
+    v_sent = sent_back(found.v, received.route, found.v_sent)
+
+    def all_together() -> tuple[_Round, list[Tensor]]:
+        gradients, twists = _of_cameras(gaussians, shared, v_sent, cameras, work.plan)
+        gradients = [_plus(one, other) for one, other in zip(found.gradients, gradients, strict=True)]
+        observations = _observations(shared, v_sent, cameras)
+        new = _Round(losses, costs, found.pictures, gradients, found.others, observations, [])
+        return (new if before is None else _together(before, new)), twists
+
+    # The most memory of a step is taken here, and nobody has changed anything yet.
+    total, twists = together(ranks, all_together)
+    return replace(total, poses=total.poses + list(ranks.sum(torch.stack(twists)))) if twists else total
+
+
+def _of_cameras(
+    gaussians: Gaussians, shared: Shared, v_sent: Tensor, cameras: Sequence[Camera], plan: DescentPlan
+) -> tuple[list[Tensor | None], list[Tensor]]:
+    """Return the gradients of the six tensors from what was `shared`, and where asked of the poses."""
     tensors = gaussians.tensors()
-    of_cameras: list[Tensor | None] = [None] * len(tensors)
+    degree = project_settings(gaussians, plan.options).sh_degree
+    gradients: list[Tensor | None] = [None] * len(tensors)
     twists = []
+    v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
     # Camera by camera, so that one set of gradients beside their sum is the most in memory.
-    for part, v_part, camera, rows in zip(
-        shared.parts, v_rows.split([len(part) for part in shared.parts]), cameras, shared.visible, strict=True
-    ):
+    for part, v_part, camera, rows in zip(shared.parts, v_parts, cameras, shared.visible, strict=True):
         values = torch.autograd.grad(part, list(tensors.values()), v_part, allow_unused=True)
         if plan.poses:
             named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
-            degree = settings.sh_degree
             twists.append(pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows))
-        _add(of_cameras, values)
-    gradients = [_plus(one, other) for one, other in zip(found.gradients, of_cameras, strict=True)]
-    poses = list(ranks.sum(torch.stack(twists))) if twists else []
-    observations = _observations(shared, v_probe[0] if v_probe else v_rows[:, :2], cameras)
-    return _Round(losses, costs, found.pictures, gradients, found.others, observations, poses)
+        _add(gradients, values)
+    return gradients, twists
 
 
 def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], work: Work) -> _Findings:
     """Draw this rank's shots and find the gradients of what it was sent."""
-    rows_before = received.rows.detach()
+    num_columns, with_probe = received.rows.shape[1], work.plan.observed and work.plan.options.absgrad
+    v = received.rows.new_zeros((len(received.rows), num_columns + 2 * with_probe))
     found = _Findings(
         losses=[],
         costs=[],
         pictures=[],
-        v_rows=torch.zeros_like(rows_before),
-        v_probe=None if received.probe is None else torch.zeros_like(received.probe),
+        v=v,
+        v_sent=room_for_return(v, received.route),
         gradients=[None] * len(gaussians.tensors()),
         others=[None] * len(work.others),
     )
     for number, shot in enumerate(shots):
         rows = rows_of_camera(received, number)
-        leaves = projected_from(rows_before[rows], received.radii[rows])
+        leaves = projected_from(received.rows[rows], received.radii[rows])
         inputs = [leaves.means2d, leaves.conics, leaves.depths, leaves.opacities, leaves.colors]
         inputs = [leaf.requires_grad_() for leaf in inputs]
-        probe = None
-        if received.probe is not None:
-            probe = torch.zeros_like(leaves.means2d, requires_grad=True)
+        probe = torch.zeros_like(leaves.means2d, requires_grad=True) if with_probe else None
         raster = _rasterized(leaves, shot, probe)
         settings = project_settings(gaussians, work.plan.options)
         pictures = (raster.rgb, raster.alpha, raster.depth_sum)
@@ -186,10 +194,10 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
         v_leaves = [
             torch.zeros_like(leaf) if v is None else v for leaf, v in zip(inputs, values, strict=False)
         ]
-        found.v_rows[rows] = torch.cat([v if v.dim() == 2 else v[:, None] for v in v_leaves], dim=1)
+        found.v[rows, :num_columns] = torch.cat([v if v.dim() == 2 else v[:, None] for v in v_leaves], dim=1)
         v_others = values[len(inputs) + len(probes) :]
-        if found.v_probe is not None and values[len(inputs)] is not None:
-            found.v_probe[rows] = values[len(inputs)]
+        if probe is not None and values[len(inputs)] is not None:
+            found.v[rows, num_columns:] = values[len(inputs)]
         num = len(found.gradients)
         found.gradients[:] = [_plus(a, b) for a, b in zip(found.gradients, v_others[:num], strict=True)]
         found.others[:] = [_plus(a, b) for a, b in zip(found.others, v_others[num:], strict=True)]
@@ -252,7 +260,9 @@ def _regularization(
     return Regularization(regularization.opacity * share, regularization.scale * share)
 
 
-def _observations(shared: Shared, v_means2d: Tensor, cameras: Sequence[Camera]) -> list[Observation]:
+def _observations(shared: Shared, v_sent: Tensor, cameras: Sequence[Camera]) -> list[Observation]:
+    with_probe = v_sent.shape[1] > shared.rows.shape[1]
+    v_means2d = v_sent[:, shared.rows.shape[1] :] if with_probe else v_sent[:, :2]
     observations = []
     parts = v_means2d.split([len(rows) for rows in shared.visible])
     for rows, radii, v, camera in zip(shared.visible, shared.all_radii, parts, cameras, strict=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import exchange
+from splatstudio.distributed.exchange import Route, exchange
 from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.ops import CAMERA_MODELS
@@ -32,8 +32,7 @@ class Shared:
     """What this rank's Gaussians look like to the cameras of all ranks, packed for the exchange."""
 
     parts: tuple[Tensor, ...]  # for each camera what it sees, [M_c, 10]; see COLUMNS
-    rows: Tensor  # [M, 10] the parts, one behind the other
-    probe: Tensor | None  # [M, 2] zeros that require a gradient
+    rows: Tensor  # [M, 10] the parts, one behind the other, without gradients
     radii: Tensor  # [M, 2] int32
     visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians
     all_radii: tuple[Tensor, ...]  # for each camera [N, 2]
@@ -43,10 +42,10 @@ class Shared:
 class Received:
     """What all ranks' Gaussians look like to the cameras of this one."""
 
-    rows: Tensor  # [K, 10] by rank, then by camera
-    probe: Tensor | None  # [K, 2]
+    rows: Tensor  # [K, 10] by rank, then by camera, without gradients
     radii: Tensor  # [K, 2]
     counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
+    route: Route  # back to those that have sent them
 
 
 def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
@@ -75,12 +74,10 @@ def _camera(record: np.ndarray) -> Camera:
     return Camera(viewmat, K, width, height, CAMERA_MODELS[model])
 
 
-def project_for_all(
-    gaussians: Gaussians, cameras: Sequence[Camera], settings: ProjectSettings, *, with_probe: bool = False
-) -> Shared:
+def project_for_all(gaussians: Gaussians, cameras: Sequence[Camera], settings: ProjectSettings) -> Shared:
     """Project this rank's Gaussians for `cameras` and pack what each sees.
 
-    Differentiable in the six tensors. `with_probe`: see `exchange`.
+    The parts are differentiable in the six tensors.
     """
     packed: list[Tensor] = []
     visible: list[Tensor] = []
@@ -93,20 +90,24 @@ def project_for_all(
         visible.append(rows)
         radii.append(seen.radii)
     if len(packed) == 1:
-        rows = packed[0]
+        rows = packed[0].detach()
     else:
-        rows = torch.cat(packed) if packed else gaussians.means.new_zeros((0, sum(COLUMNS)))
+        rows = (
+            torch.cat([part.detach() for part in packed])
+            if packed
+            else gaussians.means.new_zeros((0, sum(COLUMNS)))
+        )
     kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
     all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
-    probe = rows.new_zeros((len(rows), 2)).requires_grad_() if with_probe else None
-    return Shared(tuple(packed), rows, probe, all_kept, tuple(visible), tuple(radii))
+    return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
 
 
 def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
     `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it: all ranks raise OutOfMemory then, before anything is sent.
+    where a rank had no memory for it. All ranks raise OutOfMemory, before anything is sent, where any has no
+    memory for that or for what comes.
     """
     most = max(num_cameras)
     counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
@@ -122,9 +123,9 @@ def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Re
     if failed or shared is None:
         raise OutOfMemory(failed)
     own = got[:, : num_cameras[ranks.rank]]
-    both = (counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist())
-    rows, probe, radii = exchange(shared.rows, shared.probe, shared.radii, ranks, both)
-    return Received(rows, probe, radii, own)
+    route = Route(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist())
+    rows, radii = exchange(shared.rows, shared.radii, route)
+    return Received(rows, radii, own, route)
 
 
 def rows_of_camera(received: Received, camera: int) -> Tensor | slice:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from sharded_tasks import RATES, Case, model, options_of, shard_of, shot_of
+from sharded_training_tasks import Plan, Trained, train
 from torch import Tensor
 
+from splatstudio import trainer as trainer_module
 from splatstudio.config import TrainConfig
+from splatstudio.descent import DescentPlan
+from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians import Gaussians
+from splatstudio.optim import SplatAdam
 from splatstudio.scene import load_scene
+from splatstudio.sharded_descent import Work, descend_together
+from splatstudio.strategy import trainable
 from splatstudio.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.crew import Leader, Member
@@ -54,3 +63,35 @@ def copy_twice(ranks: Ranks, folder: Path) -> tuple[str, Gaussians | None, Gauss
         return refused, leader.whole_model(), own
     finally:
         trainer.close()
+
+
+def descend_short(
+    ranks: Ranks, case: Case, what: tuple[str, str], failing: int
+) -> tuple[tuple[int, ...], bool]:
+    """Try a step in which a rank has no memory for `what`; return of whom is told and if nothing changed."""
+    shard = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
+    before, optimizer = shard.detach().map(Tensor.clone), SplatAdam.zeros(shard)
+    plan = DescentPlan(options_of(case), RATES, True)
+    rounds = [[shot_of(view) for view in views[ranks.rank]] for views in case.views]
+    work = Work(lambda _, drawing: drawing.rgb.sum(), plan)
+    told: tuple[int, ...] = ()
+    module = import_module(what[0])
+    with replaced(module, what[1], no_memory if ranks.rank == failing else getattr(module, what[1])):
+        try:
+            descend_together(ranks, shard, optimizer, rounds, work)
+        except OutOfMemory as error:
+            told = error.ranks
+    pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)
+    return told, all(torch.equal(*pair) for pair in pairs) and optimizer.num_steps == 0
+
+
+def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
+    """Train where a rank once has no memory for the photographs of its fourth step."""
+    calls, target_image = [0], trainer_module.target_image
+
+    def short(*args: Any) -> Any:
+        calls[0] += 1
+        return no_memory() if calls[0] == 4 and ranks.rank == failing else target_image(*args)
+
+    with replaced(trainer_module, "target_image", short):
+        return train(ranks, plan)

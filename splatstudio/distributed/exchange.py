@@ -3,56 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from splatstudio.distributed.failures import together
 from splatstudio.distributed.ranks import Ranks
 
 
-def exchange(
-    rows: Tensor,
-    probe: Tensor | None,
-    radii: Tensor,
-    ranks: Ranks,
-    counts: tuple[Sequence[int], Sequence[int]],
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the rows, the probe and the radii that all ranks have for this one, by rank.
+@dataclass(frozen=True, eq=False)
+class Route:
+    """How many rows a rank sends to each rank, and how many it gets from each."""
 
-    `rows` [M, C] and `radii` [M, 2] int32 are sent in one message, `counts` says how many (of M) go to each
-    rank and how many each sends to this one. `probe` [M, 2] is zeros that require a gradient, or None; what
-    comes of it is zeros too. The gradients of rows and probe go back to their senders in one message, which
-    every rank must let happen, by `torch.autograd.grad` of what came to it.
+    ranks: Ranks
+    sent: Sequence[int]
+    received: Sequence[int]
+
+
+@torch.no_grad()
+def exchange(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor]:
+    """Return the rows and the radii that all ranks have for this one, by rank, without gradients.
+
+    `rows` [M, C] and `radii` [M, 2] int32 are sent in one message. What comes of the rows' gradients goes the
+    other way, by `sent_back`. Raises OutOfMemory on all ranks where any has no memory for what comes,
+    before anything is sent.
     """
-    if ranks.num_ranks == 1:
-        return rows, probe, radii
-    return _Exchange.apply(rows, probe, radii, ranks, counts)  # type: ignore[return-value]
+    if route.ranks.num_ranks == 1:
+        return rows.detach(), radii
+    record, got, got_rows, got_radii = together(route.ranks, lambda: _buffers(rows, radii, route))
+    route.ranks.swap_rows(record, route.sent, route.received, into=got)
+    got_rows.copy_(got[:, : rows.shape[1]])
+    got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
+    return got_rows, got_radii
 
 
-class _Exchange(torch.autograd.Function):
-    # Not the functional collectives: they give no gradient at all, silently, until a module of torch that
-    # nothing here imports has registered their autograd kernels.
+def _buffers(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what is sent, and room for what comes, together and apart."""
+    # The radii ride along as the bits of floating point numbers.
+    record = torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
+    num = sum(route.received)
+    got_rows, got_radii = rows.new_empty((num, rows.shape[1])), radii.new_empty((num, radii.shape[1]))
+    return record, record.new_empty((num, record.shape[1])), got_rows, got_radii
 
-    @staticmethod
-    def forward(ctx, rows, probe, radii, ranks, counts):
-        sent, received = counts
-        # The radii ride along as the bits of floating point numbers.
-        record = torch.cat([rows, radii.contiguous().view(rows.dtype)], dim=1)
-        got = ranks.swap_rows(record, sent, received)
-        got_rows = got[:, : rows.shape[1]].contiguous()
-        got_radii = got[:, rows.shape[1] :].contiguous().view(torch.int32)
-        got_probe = None if probe is None else rows.new_zeros((len(got), 2))
-        ctx.ranks, ctx.counts, ctx.num_columns = ranks, counts, rows.shape[1]
-        ctx.mark_non_differentiable(got_radii)
-        return got_rows, got_probe, got_radii
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *v_outputs):
-        v_rows, v_probe, _ = v_outputs
-        sent, received = ctx.counts
-        gradients = v_rows if v_probe is None else torch.cat([v_rows, v_probe], dim=1)
-        v = ctx.ranks.swap_rows(gradients, received, sent)
-        v_probe = None if v_probe is None else v[:, ctx.num_columns :]
-        return v[:, : ctx.num_columns], v_probe, None, None, None
+def room_for_return(values: Tensor, route: Route) -> Tensor | None:
+    """Return room for what `sent_back` returns of `values`; None where nothing is sent."""
+    if route.ranks.num_ranks == 1:
+        return None
+    return values.new_empty((sum(route.sent), values.shape[1]))
+
+
+def sent_back(values: Tensor, route: Route, into: Tensor | None) -> Tensor:
+    """Return what all ranks have found of the rows that this one had sent, [M, D], in `into`.
+
+    `values` [K, D] are of the rows that `exchange` returned. All ranks call it, with as many columns, and
+    with `into` of `room_for_return`, for which some may have no memory.
+    """
+    return route.ranks.swap_rows(values, route.received, route.sent, into=into)

@@ -17,7 +17,7 @@ from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.trainer import StepStats, Trainer
 
-ALL_IS_WELL = "Checkpoints already written are safe, and the training goes on."
+SAFE = "Checkpoints already written are safe"
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
 
@@ -43,6 +43,9 @@ class Advance:
     evaluation: Evaluation | None = None
     saved: tuple[Path, ...] = ()  # checkpoints that became complete, of this step or of earlier ones
     problem: str | None = None  # one sentence: what was due and failed
+    unsaved: str | None = (
+        None  # one sentence: why the last step has no checkpoint; `save_if_needed` tries again
+    )
 
 
 @dataclass(frozen=True)
@@ -127,16 +130,17 @@ class Session:
     def advance(self) -> Advance:
         """Train one step, then evaluate and save where the configuration asks for it.
 
-        What fails then (a full disk, an unreadable test photograph) is told in `Advance.problem`, once until
-        it works again; the training goes on. Raises what `Trainer.train_step` raises.
+        What fails then (a full disk, an unreadable test photograph) is told in `Advance.problem`: each save
+        that was asked for, all else once until it works again; the training goes on. A last step that cannot
+        be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
         """
         stats = self.trainer.train_step()
-        evaluation, problems = None, []
+        evaluation, problems, unsaved = None, [], None
         try:
             self._append_metrics(stats)
             if self.finished:
                 self._take(wait=True)
-                self._note(self._saver.save(self._checkpoint()))
+                unsaved = self._save_last()
             elif stats.step in self.trainer.config.save_steps:
                 self.save_in_background()
             elif self._autosave_due():
@@ -145,23 +149,26 @@ class Session:
             if self._evaluation_due() and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
         except (OSError, ValueError) as error:
-            problems.append(_problem(stats.step, error))
+            problems.append(_problem(stats.step, error, self._well))
         except EvaluationAbandoned:
             problems.append(f"The evaluation of step {stats.step:,} was broken off.")
         told = self._failing
         self._failing = told or bool(problems)
-        settled = self.settle(wait=False)
-        problems += [settled.problem] if settled.problem else []
-        return Advance(
-            stats, evaluation, settled.saved, " ".join(problems) if problems and not told else None
-        )
+        settled = self._settled(wait=False, repeat=not told)
+        problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
+        return Advance(stats, evaluation, settled.saved, " ".join(problems) or None, unsaved)
 
     def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way."""
+        return self._settled(wait=wait, repeat=True)
+
+    def _settled(self, *, wait: bool, repeat: bool) -> Settled:
+        """Return what `settle` does, without `repeat` nothing of autosaves that failed: nobody asked."""
         self._take(wait=wait)
         results, self._told = self._told, []
-        problems = [_save_problem(result) for result in results if result.error is not None]
-        self._failing = self._failing or bool(problems)
+        failed = [result for result in results if result.error is not None]
+        self._failing = self._failing or bool(failed)
+        problems = [_save_problem(each, self._well) for each in failed if repeat or not each.autosave]
         saved = tuple(result.path for result in results if result.path is not None)
         return Settled(saved, " ".join(problems) or None)
 
@@ -266,6 +273,19 @@ class Session:
         if result is not None:
             self._note(result)
 
+    def _save_last(self) -> str | None:
+        """Save the last step; return why not, where that fails."""
+        result = self._saver.save(self._checkpoint())
+        if result.path is None:
+            return f"Step {result.step} could not be written: {result.error}. {SAFE}."
+        self._note(result)
+        return None
+
+    @property
+    def _well(self) -> str:
+        """Return what to say to comfort."""
+        return f"{SAFE}." if self.finished else f"{SAFE}, and the training goes on."
+
     def _note(self, result: SaveResult) -> None:
         self._told.append(result)
         if result.autosave:
@@ -276,19 +296,18 @@ class Session:
             self._saved_step = -1
 
 
-def _problem(step: int, error: Exception) -> str:
+def _problem(step: int, error: Exception, well: str) -> str:
     """Return what to say when the figures of a step could not be had or written."""
     what = f"The figures of step {step} could not be written"
     if not isinstance(error, OSError):
         what = f"Step {step} could not be evaluated"
-    return f"{what}: {error}. {ALL_IS_WELL}"
+    return f"{what}: {error}. {well}"
 
 
-def _save_problem(result: SaveResult) -> str:
+def _save_problem(result: SaveResult, well: str) -> str:
     assert result.error is not None
     if result.path is None:
-        return f"Step {result.step} could not be written: {result.error}. {ALL_IS_WELL}"
+        return f"Step {result.step} could not be written: {result.error}. {well}"
     return (
-        f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}."
-        " The training goes on."
+        f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}. {well}"
     )

@@ -55,6 +55,8 @@ from splatstudio.strategy import Population
 
 log = logging.getLogger(__name__)
 
+_TRIES = itertools.count(1)  # of this process to write a checkpoint
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -111,7 +113,8 @@ def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
     _require_space(parent, num_bytes)
-    names = (f".step_{step:08d}.tmp-{os.getpid()}" + (f"-{n}" if n else "") for n in itertools.count())
+    # No name comes twice: what a slow rank still writes for a try that was given up is in no later one.
+    names = (f".step_{step:08d}.tmp-{os.getpid()}-{number}" for number in _TRIES)
     staging = next(parent / name for name in names if not (parent / name).exists())
     staging.mkdir()
     return staging
@@ -162,6 +165,22 @@ def rows_of(population: Population, rows: slice) -> Population:
         population.gaussians[rows],
         SplatAdam(optimizer.exp_avg[rows], optimizer.exp_avg_sq[rows], optimizer.num_steps),
         {name: count[rows] for name, count in population.counts.items()},
+    )
+
+
+@torch.no_grad()
+def copied(population: Population) -> Population:
+    """Return the same population with tensors of its own, on the CPU."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", copy=True)
+
+    optimizer = population.optimizer
+    moments = optimizer.exp_avg.map(copy), optimizer.exp_avg_sq.map(copy)
+    return Population(
+        population.gaussians.map(copy),
+        SplatAdam(*moments, optimizer.num_steps),
+        {name: copy(count) for name, count in population.counts.items()},
     )
 
 

@@ -12,15 +12,14 @@ import torch
 from splatstudio.checkpoint import (
     Checkpoint,
     checkpoint_folders,
+    copied,
     prune_checkpoints,
     read_manifest,
     remove_checkpoint,
     save_checkpoint,
     step_of,
 )
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
-from splatstudio.strategy import Population
+from splatstudio.distributed.failures import unless_out_of_memory
 
 SPARE_BYTES = 256 << 20  # left free beside the copy, for the training's own ups and downs
 
@@ -45,6 +44,7 @@ class CheckpointSaver:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._num_copies = 1  # that are made at the same moment, of this size, on this machine
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[SaveResult] | None = None
 
@@ -60,8 +60,9 @@ class CheckpointSaver:
         save before must have been taken.
         """
         assert self._pending is None, "the save before has not been taken"
-        if _room_for(checkpoint.num_bytes):
-            self._pending = self._pool.submit(self._write, snapshot(checkpoint))
+        copy = copy_where_there_is_room(checkpoint, self._num_copies)
+        if copy is not None:
+            self._pending = self._pool.submit(self._write, copy)
         else:
             self._pending = Future()
             self._pending.set_result(self._write(checkpoint))
@@ -122,28 +123,23 @@ def _is_autosave(folder: Path) -> bool:
         return False
 
 
+def copy_where_there_is_room(checkpoint: Checkpoint, num_copies: int) -> Checkpoint | None:
+    """Return a snapshot, None where memory does not hold `num_copies` of its size, made at the same moment."""
+    if not _room_for(checkpoint.num_bytes * num_copies):
+        return None
+    return unless_out_of_memory(lambda: snapshot(checkpoint))
+
+
 @torch.no_grad()
 def snapshot(checkpoint: Checkpoint) -> Checkpoint:
     """Return the same checkpoint with tensors of its own, on the CPU."""
-    population = checkpoint.population
-    optimizer = population.optimizer
-    moments = [_copied(group) for group in (optimizer.exp_avg, optimizer.exp_avg_sq)]
-    copied = Population(
-        _copied(population.gaussians),
-        SplatAdam(moments[0], moments[1], optimizer.num_steps),
-        {name: count.detach().to("cpu", copy=True) for name, count in population.counts.items()},
-    )
     corrections = checkpoint.corrections
     return replace(
         checkpoint,
-        population=copied,
+        population=copied(checkpoint.population),
         rng_state=checkpoint.rng_state.clone(),
         corrections=None if corrections is None else corrections.copy(),
     )
-
-
-def _copied(gaussians: Gaussians) -> Gaussians:
-    return gaussians.map(lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def _room_for(num_bytes: int) -> bool:

@@ -12,6 +12,7 @@ from splatstudio.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
     commit_checkpoint,
+    copied,
     joined,
     load_checkpoint,
     load_shard,
@@ -47,7 +48,8 @@ def load_share(folder: Path, ranks: Ranks) -> Checkpoint:
         parts, offset = [load_shard(folder / entries[0]["file"])], 0
     together = joined([part.population for part in parts], parts[0].population.optimizer.num_steps)
     rows = slice(own.start - offset, own.stop - offset)
-    return replace(parts[0], population=rows_of(together, rows))
+    # Rows of their own: views would keep all that was read in memory.
+    return replace(parts[0], population=copied(rows_of(together, rows)))
 
 
 def save_together(ranks: Ranks, run_dir: Path, checkpoint: Checkpoint) -> Path:

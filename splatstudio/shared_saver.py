@@ -8,6 +8,7 @@ Files, not messages: no thread but the main one of a rank may talk to the others
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from splatstudio.checkpoint import (
     commit_checkpoint,
     write_shard,
 )
-from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult, free_memory, snapshot
+from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult, copy_where_there_is_room
 from splatstudio.shard_file import Shard
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02  # between two looks for the other ranks' answers
 
@@ -36,7 +39,7 @@ class SharedSaver(CheckpointSaver):
 
     def __init__(self, run_dir: Path, num_ranks: int, announce: Callable[[Path], None]) -> None:
         super().__init__(run_dir)
-        self._num_ranks = num_ranks
+        self._num_ranks = self._num_copies = num_ranks  # shards are kept of nearly one size
         self._announce = announce
         self._staging: Path | OSError = OSError("no checkpoint was begun")
 
@@ -53,7 +56,6 @@ class SharedSaver(CheckpointSaver):
     def _begin(self, checkpoint: Checkpoint) -> None:
         assert self._pending is None, "the save before has not been taken"
         try:
-            # Shards are kept of nearly one size.
             num_bytes = checkpoint.num_bytes * self._num_ranks
             self._staging = begin_checkpoint(self._run_dir, checkpoint.step, num_bytes)
         except OSError as error:
@@ -87,11 +89,12 @@ class PartSaver:
         """Write this rank's rows into `staging` in the background; they may change when this returns.
 
         Without memory for a copy it returns when they are written. Whether it went well is in the answer
-        that rank 0 reads; an error that is not about the disk is raised by the next call.
+        that rank 0 reads, whatever the error was.
         """
         self._take()
-        if free_memory() > 2 * checkpoint.num_bytes:
-            self._pending = self._pool.submit(self._write, staging, snapshot(checkpoint))
+        copy = copy_where_there_is_room(checkpoint, self._num_ranks)
+        if copy is not None:
+            self._pending = self._pool.submit(self._write, staging, copy)
         else:
             self._write(staging, checkpoint)
 
@@ -109,8 +112,10 @@ class PartSaver:
         try:
             shard = write_shard(staging, checkpoint.population, self._rank, self._num_ranks)
             answer = {"shard": shard.to_json()}
-        except OSError as error:
-            answer = {"error": str(error)}
+        except Exception as error:
+            # Whatever it is: rank 0 waits for an answer, and the training goes on without this checkpoint.
+            log.exception("rank %d could not write its part of %s", self._rank, staging)
+            answer = {"error": str(error) or type(error).__name__}
         file = _answer_file(staging, self._rank)
         partial = file.with_suffix(".part")
         try:

@@ -16,13 +16,15 @@ from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step
 from splatstudio.config import TrainConfig, resumed
 from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.evaluate import evaluation_from_json
+from splatstudio.launched_command import launched_job, train_as_rank
 from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
-from splatstudio.worker.launched import launched_rank, train_launched
+from splatstudio.worker.launched import RETRY_MINUTES, RETRY_SECONDS
+from splatstudio.worker.launched_rank import launched_rank
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -40,8 +42,6 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.reports import saved_sentence
 
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
-# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
-RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
@@ -58,20 +58,18 @@ def train_scene(
     """Train to the last step or to Ctrl-C, which saves, and return the exit code.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
-    others. Raises ValueError with one sentence for
-    what cannot be trained or resumed, and for what ended the training.
+    others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
+    training.
     """
     launched = launched_rank(os.environ)
+    if launched is not None:
+        job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
+        return train_as_rank(launched, job, notes, devices.attach_at)
     checkpoint = None
     if resume:
         config, checkpoint = _to_resume(config, run_dir, given)
-    if launched is None and devices.attach is not None:
+    if devices.attach is not None:
         raise ValueError("--attach is for trainings that torchrun or Slurm starts; open the studio here")
-    if launched is not None:
-        if run_dir is None:
-            raise ValueError("the ranks of a launcher need --run: one folder that all machines see")
-        job = TrainJob(scene_path.resolve(), run_dir.resolve(), config, checkpoint)
-        return train_launched(launched, job, _Teller(config.steps), devices.attach_at)
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
@@ -116,29 +114,6 @@ def _take_over(run_dir: Path) -> None:
     if lock.left_by is not None:
         console.print(f"{lock.left_by} left this run without ending properly; its lock is taken over.")
     lock.release()  # the background process takes it for good
-
-
-class _Teller:
-    """Prints what a training without a terminal of its own tells, a line now and then for the log."""
-
-    def __init__(self, steps: int):
-        self._steps = steps
-        self._due = 0.0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress):
-            if time.monotonic() >= self._due:
-                self._due = time.monotonic() + LINE_SECONDS
-                rate, num = event.steps_per_second, event.num_gaussians
-                print(
-                    f"step {event.step} of {self._steps}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
-                )
-        elif isinstance(event, Evaluated):
-            print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
-        elif isinstance(event, Saved):
-            print(f"Saved {event.path}")
-        elif isinstance(event, Warned):
-            print(event.sentence)
 
 
 @dataclass
@@ -218,7 +193,7 @@ class _Attendance:
                         return None
                     if event.state == "ended":
                         return None
-                    if event.state == "paused":  # it could not save
+                    if event.unsaved:
                         tries += 1
                         if told or tries > RETRY_MINUTES * 60 / RETRY_SECONDS:
                             return None

@@ -16,14 +16,21 @@ import psutil
 import pytest
 
 from splatstudio.manifest import read_manifest
-from splatstudio.worker.launched import LaunchedRank, launched_rank
+from splatstudio.worker.launched_rank import (
+    LaunchedRank,
+    first_node,
+    launched_rank,
+    restart_problem,
+    tasks_per_node,
+)
 
 TIMEOUT = 150.0
 BIN = Path(sys.executable).parent
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4"}
 TORCHRUN |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-SLURM = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}
-SLURM |= {"SLURM_NTASKS_PER_NODE": "8(x2)", "SLURM_JOB_ID": "120345"}
+BATCH_SCRIPT = {"SLURM_JOB_ID": "120345", "SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_LOCALID": "0"}
+SLURM = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "12", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+SLURM |= {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "8,4", "SLURM_JOB_ID": "120345"}
 
 
 @pytest.fixture
@@ -40,13 +47,49 @@ def environment() -> Iterator[None]:
 @pytest.mark.usefixtures("environment")
 def test_a_rank_knows_its_place_from_the_launchers_variables() -> None:
     assert launched_rank({}) is None
-    assert launched_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None, "a shell inside of a job"
+    assert launched_rank(BATCH_SCRIPT) is None, "the script itself, not what it starts with srun"
+    assert launched_rank({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None, "a shell inside of a job"
     assert launched_rank(TORCHRUN) == LaunchedRank(3, 4, 1, 2)
     with pytest.raises(ValueError, match="MASTER_ADDR"):
         launched_rank(SLURM)
-    assert launched_rank({**SLURM, "MASTER_ADDR": "node7"}) == LaunchedRank(9, 16, 1, 8)
+    assert launched_rank({**SLURM, "SLURM_STEP_NODELIST": "node[07-08]"}) == LaunchedRank(9, 12, 1, 4)
     meeting = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
-    assert meeting == {"MASTER_ADDR": "node7", "MASTER_PORT": "29845", "RANK": "9", "WORLD_SIZE": "16"}
+    assert meeting == {"MASTER_ADDR": "node07", "MASTER_PORT": "29845", "RANK": "9", "WORLD_SIZE": "12"}
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_chosen_meeting_place_wins_over_the_first_node() -> None:
+    launched_rank({**SLURM, "SLURM_STEP_NODELIST": "a,b", "MASTER_ADDR": "other", "SLURM_STEP_ID": "1"})
+    assert os.environ["MASTER_ADDR"] == "other"
+    assert os.environ["MASTER_PORT"] == "29882", "two steps of one job do not meet"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node7", "node7"),
+        ("node[01-04,07],login", "node01"),
+        ("rack[2-3]n[10,12-14]", "rack2n10"),
+        ("gpu-3,gpu-9", "gpu-3"),
+        ("n[5]", "n5"),
+        ("", ""),
+    ],
+)
+def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_slurms_ranks_of_each_node() -> None:
+    assert tasks_per_node("8(x2),4") == [8, 8, 4]
+    assert tasks_per_node("3") == [3]
+
+
+def test_a_torchrun_whose_restarts_fail_is_told_of() -> None:
+    shared = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in (restart_problem(shared) or "")
+    assert restart_problem({**shared, "TORCHELASTIC_USE_AGENT_STORE": "False"}) is None
+    assert restart_problem({**shared, "TORCHELASTIC_MAX_RESTARTS": "0"}) is None
+    assert restart_problem({}) is None
 
 
 def test_the_ranks_of_a_launcher_need_a_common_folder(blob_folder: Path) -> None:

@@ -97,6 +97,7 @@ LAYERS = [
     "doctor",
     "terminal",
     "eval_command",
+    "launched_command",
     "train_command",
     "attach_command",
     "cli",

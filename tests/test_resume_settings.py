@@ -13,6 +13,7 @@ from splatstudio import train_command
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.config import DensifyConfig, TrainConfig, settings_named
+from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.session import Session
@@ -58,7 +59,7 @@ def job_of(*arguments: object) -> TrainJob:
     jobs: list[TrainJob] = []
 
     class Attendance:
-        def __init__(self, job: TrainJob, first: int):
+        def __init__(self, job: TrainJob, first: int, devices: RankDevices):
             jobs.append(job)
 
         def run(self) -> int:

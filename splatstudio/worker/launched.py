@@ -8,72 +8,46 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from splatstudio import ops
-from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.rank_devices import settle_device
+from splatstudio.worker.activity import Desk
 from splatstudio.worker.blame import read_report
 from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.control import Turn
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Heartbeats
+from splatstudio.worker.launched_rank import LaunchedRank, meeting_place, restart_problem
 from splatstudio.worker.messages import (
     Close,
     Command,
     Event,
     Finished,
-    Resume,
+    Job,
     Start,
     StateChanged,
+    Stop,
     TrainJob,
     Warned,
 )
 from splatstudio.worker.process import activity_of, worker_main
 from splatstudio.worker.steering import SteeringServer
+from splatstudio.worker.training_part import TrainingPart
 
-SLURM_PORT = 29_500  # the first of a thousand, of which a job takes one by its number
 LAST_WORDS_SECONDS = 2.0
-RETRY_SECONDS, MAX_RETRIES = 10.0, 60  # to save again where the disk was full at the end
-
-
-@dataclass(frozen=True)
-class LaunchedRank:
-    """What a launcher says in the environment of each process."""
-
-    rank: int
-    num_ranks: int
-    local_rank: int
-    num_local: int  # ranks on this machine
-
-
-def launched_rank(environment: Mapping[str, str]) -> LaunchedRank | None:
-    """Return which rank of a torchrun or of a Slurm step this process is, None where it is neither.
-
-    For Slurm the variables by which ranks meet, those of torchrun, are added to the process's own. Raises
-    ValueError with one sentence where one that is needed is missing.
-    """
-    if "TORCHELASTIC_RUN_ID" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return LaunchedRank(*(int(environment[name]) for name in names))
-    if int(environment.get("SLURM_NTASKS", "1")) < 2 or "SLURM_PROCID" not in environment:
-        return None
-    address = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if address is None:
-        raise ValueError("Slurm does not say where rank 0 runs: set MASTER_ADDR to the first node's name")
-    rank, num_ranks = environment["SLURM_PROCID"], environment["SLURM_NTASKS"]
-    os.environ.setdefault("MASTER_ADDR", address)
-    os.environ.setdefault("MASTER_PORT", str(SLURM_PORT + int(environment.get("SLURM_JOB_ID", "0")) % 1000))
-    os.environ.update(RANK=rank, WORLD_SIZE=num_ranks)
-    num_local = int(environment.get("SLURM_NTASKS_PER_NODE", "1").partition("(")[0])
-    return LaunchedRank(int(rank), int(num_ranks), int(environment.get("SLURM_LOCALID", "0")), num_local)
+# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
+RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
+SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk
+UNSAVED = 2  # the exit code where the model could not be saved
 
 
 def train_launched(
@@ -81,14 +55,10 @@ def train_launched(
 ) -> int:
     """Train as one rank of several that a launcher has started, and return the exit code.
 
-    A run that is there already goes on from its newest good checkpoint, which is what a restart of the
-    launcher needs: how often it has done so differs between its machines when one of them was replaced.
-    `tell` gets what rank 0 has to say, on a thread of its own; the others say nothing. At `attach_at`, host
-    and port of rank 0's machine, `splatstudio attach` finds it. Raises OSError when that cannot be had.
+    `tell` gets what rank 0 has to say, on a thread of its own; the others only say where they meet. At
+    `attach_at`, host and port of rank 0's machine, `splatstudio attach` finds it. Raises OSError when that
+    cannot be had, and ValueError with one sentence for what ended this rank.
     """
-    if (job.run_dir / "run.json").exists():
-        # Nobody writes before all ranks have met: each finds the same.
-        job = replace(job, checkpoint=newest_checkpoint(job.run_dir), attempt=1)
     usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
     gpu = launched.local_rank % usable if usable else None
     settle_device(gpu, None if usable else max(1, (os.cpu_count() or 1) // launched.num_local))
@@ -101,26 +71,76 @@ def train_launched(
             log_path=None,
             launched=True,
         )
-        studio, slots, ours = None, None, None
-        if launched.rank == 0:
-            ours, theirs = multiprocessing.Pipe()
-            slots = FrameSlots.create(num_slots=1, slot_bytes=3)  # nobody looks
-            studio = Studio(theirs, slots.file)
-            wire = _Wire(ours, tell, attach_at)
-            threading.Thread(target=wire.follow, name="teller", daemon=True).start()
+        if launched.rank > 0:
+            if launched.local_rank == 0:
+                tell(Warned(meeting_place(launched, os.environ)))
+            _run_rank(place, job, None)
+            return 0
+        ours, theirs = multiprocessing.Pipe()
+        wire = _Wire(ours, tell, attach_at)
+        slots = FrameSlots.create(num_slots=1, slot_bytes=3)  # nobody looks
         try:
-            worker_main(place, job, studio, activity_of)
-        except SystemExit:
-            report = read_report(place.folder, launched.rank)
-            sentence = "it ended without a word" if report is None else report.sentence
-            raise ValueError(f"rank {launched.rank}: {sentence}") from None
+            if (problem := restart_problem(os.environ)) is not None:
+                tell(Warned(problem))
+            tell(Warned(meeting_place(launched, os.environ)))
+            threading.Thread(target=wire.follow, name="teller", daemon=True).start()
+            _run_rank(place, job, Studio(theirs, slots.file))
         finally:
-            if slots is not None:
-                slots.unlink()
+            slots.unlink()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while ours is not None and ours.poll() and time.monotonic() < deadline:
+        while ours.poll() and time.monotonic() < deadline:
             time.sleep(0.01)  # what was sent is being told
-    return 0
+        wire.close()
+    return UNSAVED if wire.unsaved else 0
+
+
+def _run_rank(place: Place, job: TrainJob, studio: Studio | None) -> None:
+    try:
+        worker_main(place, job, studio, activity_of if studio is not None else _part_of)
+    except SystemExit:
+        report = read_report(place.folder, place.rank)
+        sentence = "it ended without a word" if report is None else report.sentence
+        raise ValueError(f"rank {place.rank}: {sentence}") from None
+
+
+def _part_of(job: Job, desk: Desk) -> _Part:
+    assert isinstance(job, TrainJob), "a launcher trains"
+    return _Part(job, desk)
+
+
+class _Part(TrainingPart):
+    """The part of a rank that may be on another machine, which may have other disks."""
+
+    def __init__(self, job: TrainJob, desk: Desk):
+        super().__init__(job, desk)
+        self._file: Path | None = job.run_dir / "run.json"  # None once it was seen
+
+    def advance(self) -> None:
+        """Train one step."""
+        self._see_run()
+        super().advance()
+
+    def take_part(self, turn: Turn, body: bytes) -> None:
+        """Do this rank's part of what rank 0 announced."""
+        self._see_run()
+        super().take_part(turn, body)
+
+    def _see_run(self) -> None:
+        """Look for what rank 0 has made before it announced anything; ValueError where that is not there."""
+        file, self._file = self._file, None
+        deadline = time.monotonic() + SEEN_SECONDS
+        while file is not None and not _is_there(file):
+            if time.monotonic() >= deadline:
+                raise ValueError(
+                    f"the machine {socket.gethostname()} does not see {file.parent}: --run must be on a disk"
+                    " that all machines share"
+                )
+            time.sleep(SEEN_POLL_SECONDS)
+
+
+def _is_there(file: Path) -> bool:
+    # Listing a folder has a network disk look again; asking for a name may be answered from memory.
+    return file.parent.is_dir() and file.name in os.listdir(file.parent)
 
 
 class _Wire:
@@ -132,6 +152,7 @@ class _Wire:
         self._connection = connection
         self._tell = tell
         self._sending = threading.Lock()
+        self.unsaved = False  # the training stands still because there is no room for the model
         self._server: SteeringServer | None = None
         if attach_at is not None:
             self._server = SteeringServer(*attach_at, self._send)
@@ -143,7 +164,7 @@ class _Wire:
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
         self._send(Start())
-        retries, unsaved = 0, False
+        retries = 0
         while True:
             try:
                 event = self._connection.recv()
@@ -154,11 +175,17 @@ class _Wire:
                 self._server.tell(event)
             if isinstance(event, Finished):
                 self._send(Close())
-            elif event == StateChanged("paused") and unsaved:
+            elif isinstance(event, StateChanged):
+                self.unsaved = event.unsaved
+            if self.unsaved and isinstance(event, StateChanged):
                 retries += 1
                 time.sleep(RETRY_SECONDS)
-                self._send(Resume() if retries < MAX_RETRIES else Close())
-            unsaved = isinstance(event, Warned) and event.sentence.startswith("Not saved")
+                self._send(Stop() if retries < RETRY_MINUTES * 60 / RETRY_SECONDS else Close())
+
+    def close(self) -> None:
+        """Let everybody go who watches."""
+        if self._server is not None:
+            self._server.close()
 
     def _send(self, command: Command) -> None:
         with self._sending:

@@ -64,8 +64,7 @@ class ViewOptions:
     """What a view shows, and how.
 
     None leaves what the model was trained with. `mode` "error" compares with photograph `photo` of the scene
-    (an index into its views): the model is drawn from where that was taken, with the view's own lens and
-    size, and what lies outside the photograph is left dark.
+    (an index into its views), drawn from where that was taken; what lies outside of it is left dark.
     """
 
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)  # linear RGB in 0..1
@@ -375,9 +374,10 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class StateChanged(Event):
-    """The worker is in another state."""
+    """The worker is in another state; `unsaved`: it paused for there is no room for the model."""
 
     state: State
+    unsaved: bool = False
 
 
 @dataclass(frozen=True)

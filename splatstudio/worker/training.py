@@ -148,9 +148,9 @@ class Training:
         if saved is not None:
             self._emit(Saved(self._session.trainer.step, saved))
 
-    def _change_state(self, state: State) -> None:
+    def _change_state(self, state: State, *, unsaved: bool = False) -> None:
         self._state = state
-        self._emit(StateChanged(state))
+        self._emit(StateChanged(state, unsaved))
 
     def _start(self, command: Start) -> None:
         if self._session is not None:
@@ -249,7 +249,7 @@ class Training:
             self._emit(
                 Warned(f"Not saved: {error}. The model is kept: make room on the disk, then save again.")
             )
-            self._change_state("paused")
+            self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way
         self._tell_saved(settled.saved, settled.problem)
@@ -311,7 +311,8 @@ class Training:
 
     def _model(self, trainer: Trainer) -> Model:
         options = trainer.display_options
-        return Model(trainer.gaussians, trainer.scene.transform, options, trainer.step)
+        frame = trainer.scene.transform
+        return Model(trainer.gaussians, frame, options, trainer.step, poses=trainer.poses)
 
     def _show(self, session: Session) -> None:
         trainer = session.trainer

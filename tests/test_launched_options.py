@@ -1,0 +1,170 @@
+"""What a rank of torchrun or Slurm makes of the command line: nothing that was asked for is dropped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from splatstudio import launched_command
+from splatstudio.config import TrainConfig
+from splatstudio.device_options import AS_FOUND, DeviceOptions
+from splatstudio.launched_command import launched_job
+from splatstudio.run import Run
+from splatstudio.worker import launched
+from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.launched_rank import LaunchedRank
+from splatstudio.worker.messages import Close, Event, Start, StateChanged, Stop, TrainJob
+
+BIN = Path(sys.executable).parent
+LIMIT = "densify.max_gaussians"
+
+
+def asked(
+    scene: Path,
+    run: Path | None,
+    config: TrainConfig = TrainConfig(),
+    *given: str,
+    devices: DeviceOptions = AS_FOUND,
+    resume: bool = False,
+) -> TrainJob:
+    return launched_job(scene, config, run, resume=resume, given=given, devices=devices)[0]
+
+
+def test_what_a_launcher_decides_is_refused_and_a_number_is_followed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for devices in (DeviceOptions(gpus="0"), DeviceOptions(ranks=2)):
+        with pytest.raises(ValueError, match="leave --gpus and --ranks away"):
+            asked(tmp_path, run, devices=devices)
+    for devices in (DeviceOptions(max_splats="auto"), DeviceOptions(fit_batch=True)):
+        with pytest.raises(ValueError, match="as numbers"):
+            asked(tmp_path, run, devices=devices)
+    job = asked(tmp_path, run, devices=DeviceOptions(max_splats=777))
+    assert job.config.densify.max_gaussians == 777 and job.attempt == 0
+    with pytest.raises(ValueError, match="must be at least"):
+        asked(tmp_path, run, devices=DeviceOptions(max_splats=0))
+    with pytest.raises(ValueError, match="is no run folder"):
+        asked(tmp_path, run, resume=True)
+    run.mkdir()
+    (run / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="not empty"):
+        asked(tmp_path, run)
+
+
+def test_a_run_goes_on_as_it_was_changed_and_with_what_is_asked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = TrainConfig(steps=100, ssim_weight=0.3)
+    run = Run.create(tmp_path / "run", tmp_path / "scene", started)
+    latest = replace(started, ssim_weight=0.5, keep=3)  # changed while it trained
+    checkpoint = run.path / "ckpts" / "step_00000020"
+    monkeypatch.setattr(launched_command, "newest_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(launched_command, "config_of_checkpoint", lambda _: latest)
+    scene = tmp_path / "scene"
+    # A restart gives the same command again: what was changed meanwhile stays.
+    job, notes = launched_job(
+        scene, started, run.path, resume=False, given={"steps", "ssim_weight"}, devices=AS_FOUND
+    )
+    assert job == TrainJob(scene, run.path, latest, checkpoint, attempt=1)
+    assert notes == ("As changed while it trained: ssim_weight 0.5",)
+    longer = asked(scene, run.path, replace(started, steps=200), "steps", "ssim_weight")
+    assert longer.config == replace(latest, steps=200)
+    with pytest.raises(ValueError, match="sh_degree, strategy would change"):
+        asked(scene, run.path, replace(started, sh_degree=1, strategy="mcmc"), "sh_degree", "strategy")
+    assert asked(scene, run.path, TrainConfig()).config == latest, "not given: not asked for"
+    limited = asked(scene, run.path, started, devices=DeviceOptions(max_splats=900))
+    assert limited.settings == ((LIMIT, 900),) and limited.config == latest
+    same = asked(scene, run.path, started, devices=DeviceOptions(max_splats=started.densify.max_gaussians))
+    assert same.settings == ()
+    with pytest.raises(ValueError, match="belongs to"):
+        asked(tmp_path / "other", run.path, started)
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_in_its_folder(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", tmp_path / "scene", TrainConfig(steps=100))
+    job = asked(tmp_path / "scene", run.path, TrainConfig(steps=100), "steps")
+    assert (job.checkpoint, job.attempt) == (None, 1)
+    with pytest.raises(ValueError, match="no checkpoint to resume"):
+        asked(tmp_path / "scene", run.path, resume=True)
+
+
+def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str]:
+    step = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0, "SLURM_NODEID": rank}
+    step |= {"SLURM_STEP_ID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
+    environment = {**os.environ, **{name: str(value) for name, value in step.items()}}
+    environment |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    script = (
+        "from splatstudio.worker import launched; launched.SEEN_SECONDS = 1.0\n"
+        "from splatstudio.cli import main; main()"
+    )
+    command = [sys.executable, "-c", script, "train", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_machine_that_does_not_see_the_run_says_so(blob_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        slurm_rank(rank, port, blob_folder, "--run", tmp_path / f"run{rank}", "--steps", "100000")
+        for rank in (0, 1)
+    ]
+    try:
+        told = ranks[1].communicate(timeout=100)[0]
+        assert ranks[1].returncode == 2, told
+        assert "does not see" in told and "on a disk that all machines share" in told.replace("\n", " "), told
+        assert f"waiting for 2 ranks at localhost:{port}" in told
+        first = ranks[0].communicate(timeout=60)[0]
+        assert ranks[0].returncode != 0 and f"waiting for 2 ranks at localhost:{port}" in first
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_a_taken_port_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FrameSlots] = []
+
+    def create(*arguments: int, **more: int) -> FrameSlots:
+        made.append(real(*arguments, **more))
+        return made[-1]
+
+    real = FrameSlots.create
+    monkeypatch.setattr(launched.FrameSlots, "create", create)
+    monkeypatch.setattr(launched, "settle_device", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError):
+        at = ("127.0.0.1", taken.getsockname()[1])
+        launched.train_launched(LaunchedRank(0, 2, 0, 2), TrainJob(tmp_path, tmp_path), lambda _: None, at)
+    assert not any(Path(slots.file.path).exists() for slots in made)
+
+
+class _FullDisk:
+    """A training at its end whose model cannot be saved, as the wire sees it."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def send(self, command: object) -> None:
+        self.told.append(command)
+
+    def recv(self) -> Event:
+        if Close() in self.told:
+            raise EOFError
+        return StateChanged("paused", unsaved=True)
+
+
+def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launched, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(launched, "RETRY_MINUTES", 0.0005)  # three times
+    line = _FullDisk()
+    wire = launched._Wire(line, lambda _: None, None)  # type: ignore[arg-type]
+    wire.follow()
+    assert line.told == [Start(), Stop(), Stop(), Close()] and wire.unsaved

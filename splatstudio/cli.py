@@ -71,7 +71,7 @@ def open_(
     from splatstudio.studio.network import Network
 
     given = settings_named(sys.argv[1:])
-    config, given = _with_preset(config, preset, given)
+    config, _ = _with_preset(config, preset, given)
     port = None if listen.port == "auto" else listen.port
     network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}

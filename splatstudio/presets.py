@@ -24,10 +24,17 @@ class Preset:
 
         What other presets set and this one does not takes its default again.
         """
-        for path in dict.fromkeys(path for preset in _PRESETS for path in preset.settings):
+        for path in _paths():
             if path not in given:
-                config = changed(config, path, self.settings.get(path, value_of(TrainConfig(), path)))
+                config = changed(config, path, self._value(path))
         return config
+
+    def changes(self, config: TrainConfig) -> list[str]:
+        """Return the names of the settings of `config` that any preset sets and that are not this one's."""
+        return [path for path in _paths() if value_of(config, path) != self._value(path)]
+
+    def _value(self, path: str) -> Any:
+        return self.settings.get(path, value_of(TrainConfig(), path))
 
 
 _PRESETS = (
@@ -56,11 +63,30 @@ _PRESETS = (
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
+def _paths() -> list[str]:
+    """Return the names of all settings that any preset sets."""
+    return list(dict.fromkeys(path for preset in _PRESETS for path in preset.settings))
+
+
 def preset_of(config: TrainConfig) -> str | None:
-    """Return the name of the preset whose settings `config` has, of several the one that says most."""
-    fitting = [
-        preset
-        for preset in _PRESETS
-        if all(value_of(config, path) == value for path, value in preset.settings.items())
-    ]
-    return max(fitting, key=lambda preset: len(preset.settings)).name if fitting else None
+    """Return the name of the preset that `config` is of in all that any preset sets; None: of none."""
+    nearest = nearest_preset(config)
+    return None if nearest.changes(config) else nearest.name
+
+
+def nearest_preset(config: TrainConfig) -> Preset:
+    """Return the preset from which `config` differs least: one of its strategy, if there is one."""
+
+    def distance(preset: Preset) -> tuple[bool, int]:
+        changes = preset.changes(config)
+        return "strategy" in changes, len(changes)
+
+    return min(_PRESETS, key=distance)
+
+
+def applied_settings(config: TrainConfig, given: Collection[str]) -> frozenset[str]:
+    """Return the names of the settings of the preset from which `config` differs in some of `given` alone."""
+    for preset in (PRESETS["default"], *_PRESETS):
+        if set(preset.changes(config)) <= set(given):
+            return frozenset(preset.settings)
+    return frozenset()

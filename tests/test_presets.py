@@ -10,7 +10,7 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.config import TrainConfig, from_json, value_of
-from splatstudio.presets import PRESETS, preset_of
+from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -32,6 +32,22 @@ def test_what_was_given_wins_over_the_preset() -> None:
 def test_settings_of_no_preset_have_no_name() -> None:
     assert preset_of(TrainConfig()) == "default"
     assert preset_of(PRESETS["quality"].apply(TrainConfig(seed=5))) == "quality"
+    assert preset_of(TrainConfig(strategy="mcmc")) is None
+    assert preset_of(TrainConfig(steps=77)) is None
+    assert preset_of(PRESETS["preview"].apply(TrainConfig(steps=77), {"steps"})) is None
+
+
+def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -> None:
+    config = TrainConfig(strategy="mcmc")
+    assert nearest_preset(config).name == "mcmc"
+    assert nearest_preset(config).changes(config) == ["shapes.opacity_weight", "shapes.scale_weight"]
+    assert PRESETS["default"].changes(config) == ["strategy"]
+    short = PRESETS["preview"].apply(TrainConfig(steps=77), {"steps"})
+    assert nearest_preset(short).name == "preview" and nearest_preset(short).changes(short) == ["steps"]
+    assert nearest_preset(TrainConfig(strategy="absgrad")).name == "default"
+    assert applied_settings(short, {"steps"}) == set(PRESETS["preview"].settings)
+    assert applied_settings(short, {"steps", *PRESETS["preview"].settings}) == set()
+    assert applied_settings(config, {"strategy"}) == set()
 
 
 def test_the_command_trains_with_the_preset(

@@ -42,7 +42,7 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     screen = open_page(blob_folder, height=700)
     assert screen.text("preset") == PRESETS["default"].description
     choose(screen, "Preset", "preview")
-    screen.wait(lambda: screen.text("step") == "0 / 2,000", "the preset's steps")
+    screen.wait(lambda: screen.text("step") == f"0 / {PRESETS['preview'].settings['steps']:,}", "its steps")
     assert screen.text("preset") == PRESETS["preview"].description
     choose(screen, "Preset", "quality")
     screen.wait(lambda: screen.text("step") == "0 / 30,000", "what a preset does not say is the default's")

@@ -13,12 +13,14 @@ import pytest
 from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
 from splatstudio.config import DensifyConfig, TrainConfig, declaration, value_of
 from splatstudio.devices import DeviceReading
+from splatstudio.presets import PRESETS
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import History
 from splatstudio.studio.panels.devices import devices_html
 from splatstudio.studio.panels.log import TAIL_BYTES, log_html, tail
 from splatstudio.studio.panels.plot import from_zero
 from splatstudio.studio.panels.settings import live_settings
+from splatstudio.studio.panels.train import preset_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Notice, RankFigures, Status
 
@@ -57,6 +59,30 @@ def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
     assert all(declaration(TrainConfig, path).live for path in found)
     assert not {"seed", "downscale", "densify.every", "optim.means_lr_decay"} & set(found)
     assert value_of(config, "optim.means_lr") == config.optim.means_lr
+
+
+def test_a_preset_leaves_what_the_user_asked_for(
+    control: Callable[..., Controller], blob_folder: Path
+) -> None:
+    controller = control(blob_folder, TrainConfig())
+    wait(controller, lambda status: status.state == "ready", "ready")
+    controller.change_settings({"steps": 77})
+    controller.choose_preset("preview")
+    config = controller.project.config
+    assert (config.steps, config.strategy, config.coarse.first) == (77, "fast", 4.0)
+    assert preset_html("preview", config).count("Changed: steps.") == 1
+    controller.choose_preset("mcmc")
+    config = controller.project.config
+    assert (config.steps, config.strategy, config.coarse.first) == (77, "mcmc", 1.0)
+    assert controller.status.total_steps == 77
+
+
+def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Path, tmp_path: Path) -> None:
+    typed = {"densify.max_gaussians"}
+    config = PRESETS["preview"].apply(TrainConfig(densify=DensifyConfig(max_gaussians=99)), typed)
+    project = open_project(blob_folder, config, tmp_path / "run", typed)
+    assert project.given == typed
+    assert PRESETS["quality"].apply(project.config, project.given) == TrainConfig(densify=config.densify)
 
 
 def test_a_running_training_takes_live_settings_and_refuses_the_rest(

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed, declaration, value_of
+from splatstudio.config import TrainConfig, changed, declaration, differing, value_of
+from splatstudio.presets import PRESETS
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
@@ -172,11 +173,19 @@ class Controller(FrameSource):
             if self._trains:
                 self._worker.send(UpdateSettings(tuple(values.items())))
                 return
-            self.project = replace(self.project, config=config)
+            self.project = replace(self.project, config=config, given=self.project.given | values.keys())
             self.status = replace(self.status, total_steps=config.steps)
             if not self.can_set_up:
                 self._to_set |= values
                 self._resume_step = self.project.resume_step
+
+    def choose_preset(self, name: str) -> None:
+        """Take the settings of a preset, but for those that the user asked for. Before the start alone."""
+        with self._lock:
+            config, given = self.project.config, self.project.given
+            wanted = PRESETS[name].apply(config, given)
+            self.change_settings({path: value_of(wanted, path) for path in differing(wanted, config)})
+            self.project = replace(self.project, given=given)
 
     @property
     def can_train_more(self) -> bool:

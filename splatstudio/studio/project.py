@@ -19,6 +19,7 @@ from splatstudio.config import (
 )
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
+from splatstudio.presets import applied_settings
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
@@ -40,6 +41,7 @@ class Project:
     config: TrainConfig
     notes: tuple[str, ...] = ()
     devices: RankDevices = ONE_PROCESS  # that a training runs on
+    given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
 
     @property
     def name(self) -> str:
@@ -113,14 +115,16 @@ def open_project(
 ) -> Project:
     """Tell what `path` is and read what the page needs of it.
 
-    `given` are the dotted names of the settings that the user asked for, None: those that differ from the
-    defaults. Raises ValueError with one sentence when it is nothing that can be opened.
+    `given` are the dotted names of the settings that the user asked for one by one, None: those that differ
+    from the defaults; `config` may have the others of a preset. Raises ValueError with one sentence when it
+    is nothing that can be opened.
     """
     path, config = typed_path(path), with_whole_init(config)
-    given = differing(config, TrainConfig()) if given is None else given
+    given = frozenset(differing(config, TrainConfig()) if given is None else given)
+    asked = given | applied_settings(config, given)
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
-    project = _opened(path, config, run_dir, given)
+    project = replace(_opened(path, config, run_dir, asked), given=given)
     part = part_of(Path(config.init)) if config.init and project.can_train else None
     if part is None:
         return project
@@ -136,7 +140,8 @@ def on_devices(project: Project, options: DeviceOptions) -> Project:
     if project.scene is None or not project.can_train or project.model_path is not None:
         return project
     config, sentence = options.fitted(project.config, project.scene, project.devices)
-    return replace(project, config=config, notes=(*project.notes, sentence))
+    fitted = project.given.union(differing(config, project.config))  # for a preset to leave it
+    return replace(project, config=config, given=fitted, notes=(*project.notes, sentence))
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import viser
 
-from splatstudio.config import TrainConfig, declaration, differing, value_of
-from splatstudio.presets import PRESETS, preset_of
+from splatstudio.config import TrainConfig, declaration, value_of
+from splatstudio.presets import PRESETS, nearest_preset
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
@@ -79,7 +79,7 @@ class Setup:
             self._preset = gui.add_dropdown(
                 "Preset",
                 tuple(PRESETS),
-                initial_value=preset_of(config),
+                initial_value=nearest_preset(config).name,
                 hint="A set of settings for one wish; each of them can still be changed.",
             )
             self._description = gui.add_html(preset_html(self._preset.value, config))
@@ -121,10 +121,8 @@ class Setup:
     def _follow_preset(self) -> None:
         if not self._controller.can_set_up:
             return
-        config = self._controller.project.config
-        wanted = PRESETS[self._preset.value].apply(config)
-        self._controller.change_settings({path: value_of(wanted, path) for path in differing(wanted, config)})
-        self._description.content = preset_html(self._preset.value, wanted)
+        self._controller.choose_preset(self._preset.value)
+        self._description.content = preset_html(self._preset.value, self._controller.project.config)
 
     def _take(self, path: str, value: int) -> None:
         # What `refresh` has shown needs not be taken again.
@@ -210,7 +208,7 @@ def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
 def preset_html(name: str, config: TrainConfig) -> str:
     """Return what a preset is for, and whether its settings have been changed since it was chosen."""
     preset = PRESETS[name]
-    own = [path for path, value in preset.settings.items() if value_of(config, path) != value]
+    own = preset.changes(config)
     changes = f" Changed: {', '.join(own)}." if own else ""
     text = html.escape(preset.description + changes)
     return (

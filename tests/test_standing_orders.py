@@ -84,6 +84,16 @@ def test_a_new_process_is_told_what_still_holds(tmp_path: Path) -> None:
     assert orders.job_again(shown, None) is shown
 
 
+def test_settings_from_before_the_start_hold_until_they_are_changed(tmp_path: Path) -> None:
+    orders = after(Start())
+    job = TrainJob(tmp_path, tmp_path / "run", settings=(("a", 1), ("b", 2)))
+    again = orders.job_again(job, None)
+    assert isinstance(again, TrainJob) and dict(again.settings) == {"a": 1, "b": 2}
+    orders.heard(SettingChanged(4, "b", 3))
+    again = orders.job_again(again, None)
+    assert isinstance(again, TrainJob) and dict(again.settings) == {"a": 1, "b": 3}
+
+
 def test_the_step_to_pause_at_holds() -> None:
     orders = after(Start(), Pause(), Step(5))
     orders.heard(PausesAt(12))

@@ -151,5 +151,6 @@ class StandingOrders:
         if not isinstance(job, TrainJob):
             return job
         with self._lock:
-            settings = tuple(self._settings.items())
+            # What was set at a start is not told again: it holds as long as nobody changes it.
+            settings = tuple({**dict(job.settings), **self._settings}.items())
         return replace(job, checkpoint=checkpoint, settings=settings, attempt=job.attempt + 1)

@@ -54,6 +54,38 @@ def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
     assert len(store.read("one").keyframes) == 7 and sorted(store.names()) == ["one", "two"]
 
 
+def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
+    store: PathStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, release = threading.Event(), threading.Event()
+    write = path_store.write_camera_path
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        writing.set()
+        assert release.wait(20)
+        write(*arguments, **options)
+
+    store.write(CameraPath(random_keys(1, 2)), "one", with_frames=False)
+    monkeypatch.setattr(path_store, "write_camera_path", slow)
+    monkeypatch.setattr(path_store, "SAVE_SECONDS", 0.1)
+    store.save_soon(CameraPath(random_keys(1, 3)), "one")
+    store.save_soon(CameraPath(random_keys(1, 4)), "two")
+    store.save_soon(CameraPath(()), "three")  # is not kept
+
+    def all_there() -> None:
+        assert sorted(store.names()) == ["one", "two"] and store.unused("two") == "two-2"
+        assert len(store.read("one").keyframes) == 3 and len(store.read("two").keyframes) == 4
+
+    all_there()
+    assert writing.wait(20)
+    all_there()
+    store.save_soon(CameraPath(random_keys(1, 5)), "two")
+    assert len(store.read("two").keyframes) == 5 and store.unused("three") == "three"
+    release.set()
+    store.close()
+    assert len(store.read("two").keyframes) == 5 and sorted(store.names()) == ["one", "two"]
+
+
 def test_what_a_full_disk_did_not_take_is_told_and_tried_again(
     store: PathStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

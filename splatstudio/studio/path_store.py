@@ -28,8 +28,9 @@ class PathStore:
         self._project = project
         self._transform = _transform_of(project)
         self._unsaved: dict[str, CameraPath] = {}  # the newest of each name
+        self._writing: dict[str, CameraPath] = {}  # on their way to the disk
         self._due = 0.0
-        self._writing = self._closed = False
+        self._closed = False
         self._num_rounds = 0  # of writing
         self._changed = threading.Condition()
         self._file_lock = threading.Lock()
@@ -51,9 +52,10 @@ class PathStore:
         self._project = project
 
     def names(self) -> list[str]:
-        """Return the names of the saved paths, the one changed last first."""
+        """Return the names of the paths, saved or about to be, the one changed last first."""
         files = [file for file in self.folder.glob("*.json") if not file.name.startswith(".")]
-        return [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+        saved = [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+        return list(dict.fromkeys([*reversed(self._unwritten()), *saved]))
 
     def unused(self, name: str) -> str:
         """Return `name`, with -2, -3 ... when there is such a path."""
@@ -63,8 +65,17 @@ class PathStore:
         return free
 
     def read(self, name: str) -> CameraPath:
-        """Return a saved path; raises ValueError with one sentence for a damaged one."""
+        """Return a path as it was changed last; raises ValueError with one sentence for a damaged file."""
+        unwritten = self._unwritten().get(name)
+        if unwritten is not None:
+            return unwritten
         return read_camera_path(self.folder / f"{name}.json", self.transform)
+
+    def _unwritten(self) -> dict[str, CameraPath]:
+        """Return what the disk has not got yet, the one changed last at the end."""
+        with self._changed:
+            paths = {**self._writing, **self._unsaved}
+        return {name: path for name, path in paths.items() if path.keyframes}
 
     def save_soon(self, path: CameraPath, name: str) -> None:
         """Write a path when none has changed for SAVE_SECONDS; returns at once.
@@ -83,7 +94,7 @@ class PathStore:
         """Write now what has not been written yet; a disk that hangs is waited for `timeout` seconds."""
         with self._changed:
             self._due = 0.0
-            wanted = self._num_rounds + bool(self._unsaved) + self._writing
+            wanted = self._num_rounds + bool(self._unsaved) + bool(self._writing)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._num_rounds >= wanted, timeout)
 
@@ -100,16 +111,15 @@ class PathStore:
                 while not self._closed and (not self._unsaved or time.monotonic() < self._due):
                     wait = self._due - time.monotonic() if self._unsaved else None
                     self._changed.wait(wait)
-                unsaved, self._unsaved = self._unsaved, {}
-                self._writing = True
+                self._writing, self._unsaved = self._unsaved, {}
             # Nobody who moves a camera waits for the disk.
-            failed, problem = self._written(unsaved)
+            failed, problem = self._written(self._writing)
             with self._changed:
                 self._unsaved = {**failed, **self._unsaved}
                 if failed:
                     self._due = time.monotonic() + RETRY_SECONDS
                 self.problem = problem
-                self._writing = False
+                self._writing = {}
                 self._num_rounds += 1
                 self._changed.notify_all()
                 if self._closed:

@@ -48,7 +48,8 @@ def train(
             advance = session.advance() if session else Advance(trainer.train_step())
             if on_step is not None:
                 on_step(advance)
-        return Model(trainer.gaussians, scene.transform, trainer.display_options, trainer.step)
+        options, poses = trainer.display_options, trainer.poses
+        return Model(trainer.gaussians, scene.transform, options, trainer.step, poses=poses)
     finally:
         if session is not None:
             session.close()

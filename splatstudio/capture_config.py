@@ -32,9 +32,14 @@ class ExposureConfig:
 @documented
 @dataclass(frozen=True)
 class PoseConfig:
-    """A small correction of each training camera; test cameras and the ones that are shown stay as read."""
+    """A small correction of each training camera; test cameras and the ones that are shown stay as read.
 
-    enabled: bool = setting(False, "Learn where the training cameras really stood.")
+    An export with cameras writes the corrected ones.
+    """
+
+    enabled: bool = setting(
+        False, "Learn where the training cameras really stood; an export with cameras writes that."
+    )
     start_step: int = setting(200, "Steps before the first correction.", 0)
     lr: float = setting(
         5e-4, "Learning rate of rotations (radians) and of shifts over the scene's extent.", 0, 1, live=True

@@ -21,6 +21,7 @@ NO_SKY = (
     "The model has learnt a sky, which no file of Gaussians holds: other programs show their own background"
     " there, a web page the sky's mean colour."
 )
+REFINED = "The cameras of the training photographs are written as the training has refined them."
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,12 @@ def export_model(
     facing = normals_of(gaussians, np.reshape(eyes, (-1, 3))) if normals else None
     write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
     if placement.cameras is not None and scene is not None:
-        write_cameras(placement.cameras, [(view.name, view.camera) for view in scene.views], transform)
-    notes = " ".join(text for text in (note, NO_SKY if model.options.sky is not None else None) if text)
-    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), notes or None, model.part)
+        refined = [(view.name, model.refined(view.name, view.camera)) for view in scene.views]
+        write_cameras(placement.cameras, refined, transform)
+    notes = [note, NO_SKY if model.options.sky is not None else None]
+    notes += [REFINED if model.poses and placement.cameras is not None else None]
+    told = " ".join(text for text in notes if text)
+    return ExportedModel(form, len(gaussians), len(model) - len(gaussians), told or None, model.part)
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from splatstudio.camera import Camera
+from splatstudio.camera import Camera, similarity_scale
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.config import TrainConfig
-from splatstudio.corrections import saved_sky
+from splatstudio.corrections import saved_poses, saved_sky
+from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
@@ -35,6 +36,8 @@ class Model:
     options: RenderOptions = field(default_factory=RenderOptions)
     step: int | None = None  # of the training, where it is known
     part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
+    # What the training learnt of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
+    poses: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -94,9 +97,22 @@ class Model:
         options = self.options
         if options.sky is not None:
             options = replace(options, sky=transformed_sky(options.sky, step))
+        scale = np.array([similarity_scale(step)] * 3 + [1.0] * 3)  # a shift has a length, a turn has none
         return replace(
-            self, gaussians=transformed(self.gaussians, step), transform=transform, options=options
+            self,
+            gaussians=transformed(self.gaussians, step),
+            transform=transform,
+            options=options,
+            poses={name: scale * correction for name, correction in self.poses.items()},
         )
+
+    def refined(self, name: str, camera: Camera) -> Camera:
+        """Return the camera of the photograph `name`, which is in this frame, as the training refined it.
+
+        Cameras of which nothing was learnt, as those of test photographs, stay as they are.
+        """
+        correction = self.poses.get(name)
+        return camera if correction is None else corrected_camera(camera, correction)
 
 
 def load_model(path: str | Path) -> Model:
@@ -130,7 +146,8 @@ def _sentence(part: RankPart | None) -> str | None:
 def model_of(checkpoint: Checkpoint) -> Model:
     """Return the model that a checkpoint holds."""
     options = options_for_display(checkpoint.config, saved_sky(checkpoint.corrections))
-    return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step)
+    poses = saved_poses(checkpoint.corrections)
+    return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step, poses=poses)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ class Placement:
     Args:
         upright: Turn it to stand upright in other viewers, centred and scaled as in the studio; by default it
             lies in the coordinates of the scene's files.
-        cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json.
+        cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json; as the
+            training refined them, where it learnt poses.
         scene: The scene, for --upright and --cameras; a run and a checkpoint remember theirs.
     """
 

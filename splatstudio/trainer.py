@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -177,6 +178,11 @@ class Trainer:
     def camera(self, index: int) -> Camera:
         """Return the camera of a training photograph of the scene: corrected, where poses are learnt."""
         return self._corrections.camera(index)
+
+    @property
+    def poses(self) -> dict[str, np.ndarray]:
+        """Return the corrections of the training cameras, see `Model.poses`."""
+        return self._corrections.poses()
 
     def train_step(self) -> StepStats:
         """Train on the next photograph.

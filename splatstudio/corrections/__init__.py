@@ -10,8 +10,9 @@ from splatstudio.corrections.corrections import (
     Corrections,
     SavedCorrections,
     check_agreement,
+    saved_poses,
     saved_sky,
 )
 from splatstudio.corrections.table import LearntRows
 
-__all__ = ["Corrections", "LearntRows", "SavedCorrections", "check_agreement", "saved_sky"]
+__all__ = ["Corrections", "LearntRows", "SavedCorrections", "check_agreement", "saved_poses", "saved_sky"]

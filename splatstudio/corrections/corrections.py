@@ -97,6 +97,12 @@ class Corrections:
         """Return the cameras of all training photographs, as they are known now."""
         return [self.camera(index) for index in self._row_of]
 
+    def poses(self) -> dict[str, np.ndarray]:
+        """Return the corrections [6] of the training cameras as of `corrected_camera`, by photograph."""
+        if "poses" not in self._tables:
+            return {}
+        return {name: self._correction(row) for row, name in enumerate(self._names)}
+
     def begin(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the leaf tensors of a step on the photographs `indices` of the scene, of all ranks."""
         self._rows = sorted({self._row_of[index] for index in indices})
@@ -254,6 +260,17 @@ def saved_sky(saved: SavedCorrections | None) -> Sky | None:
     """Return the sky that a checkpoint keeps, or None."""
     values = None if saved is None else saved.tensors.get("sky.values")
     return None if values is None else Sky.of(values[0])
+
+
+def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
+    """Return the corrections [6] of the training cameras that a checkpoint keeps, by photograph.
+
+    They are as of `corrected_camera`, in the frame of the training, where the scene's extent is 1.
+    """
+    values = None if saved is None else saved.tensors.get("poses.values")
+    if saved is None or values is None:
+        return {}
+    return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
 
 
 def _corrected(shot: Shot, rgb: Tensor, alpha: Tensor, learnt: Mapping[str, Tensor]) -> Tensor:

@@ -247,7 +247,8 @@ def _export(task: Task, model: Model) -> bool:
     if done:
         if command.cameras:
             try:
-                write_cameras(cameras_beside(command.path), command.cameras, transform)
+                refined = [(name, model.refined(name, camera)) for name, camera in command.cameras]
+                write_cameras(cameras_beside(command.path), refined, transform)
             except OSError as error:
                 # The model itself is complete.
                 why = error.strerror or error

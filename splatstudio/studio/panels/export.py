@@ -45,7 +45,8 @@ class ExportPanel(Panel):
         self._cameras = server.gui.add_checkbox(
             "Cameras beside it",
             False,
-            hint="The photographs' cameras as NAME.cameras.json, in the same coordinates.",
+            hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
+            "where the training learnt poses.",
             visible=scene is not None,
         )
         self._normals = server.gui.add_checkbox(

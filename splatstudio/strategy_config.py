@@ -60,7 +60,11 @@ class AbsgradConfig:
 @documented
 @dataclass(frozen=True)
 class McmcConfig:
-    """What *mcmc* has of its own (Kheradmand et al. 2024), with two additions: guided and spread."""
+    """What *mcmc* has of its own (Kheradmand et al. 2024).
+
+    It differs from the paper by guided and spread, and in that parents keep their Adam moments. Of `densify`
+    it has enabled and max_gaussians alone.
+    """
 
     start_step: int = setting(
         500, "Step after which Gaussians move and are added; at the latest after a sixth of the steps.", 0
@@ -69,7 +73,9 @@ class McmcConfig:
         25_000, "Step from which none move or are added; at the latest after five sixths of the steps.", 0
     )
     every: int = setting(100, "Steps between two relocations.", 1)
-    max_gaussians: int = setting(0, "How many there shall be; 0: as many as density says.", 0)
+    max_gaussians: int = setting(
+        0, "How many there shall be, densify.max_gaussians at most; 0: as many as density says.", 0
+    )
     density: float = setting(
         0.3, "How many, over the pixels of a photograph times the square root of their number.", 1e-3, 100
     )

@@ -119,6 +119,45 @@ def test_without_a_number_the_pixels_and_the_common_limit_say_how_many() -> None
     assert strategy(McmcConfig(), densify=DensifyConfig(max_gaussians=700)).cap == 700
 
 
+def test_above_the_common_limit_the_dead_go_and_it_is_said_who_was_not_born() -> None:
+    group = population(scales=[0.01] * 10, opacities=[0.9] * 6 + [0.001] * 4)
+    limited = strategy(McmcConfig(**PAPER, max_gaussians=20), densify=DensifyConfig(max_gaussians=8))
+    change = limited.after_step(group, (), STEP)
+    assert change is not None and (len(group), change.relocated, change.pruned) == (8, 2, 2)
+    assert change.capped > 0 and "the limit is reached" in str(change)
+    few = strategy(McmcConfig(**PAPER, max_gaussians=20), densify=DensifyConfig(max_gaussians=3))
+    few.after_step(group, (), STEP)
+    assert len(group) == 8, "none of the living goes"
+    within = strategy(McmcConfig(**PAPER, max_gaussians=8)).after_step(group, (), STEP)
+    assert within is not None and within.capped == 0
+
+
+def test_a_gradient_that_is_no_number_stops_no_birth() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.9, 0.3, 0.001])
+    rule = strategy(McmcConfig(noise=0.0, spread=0.0, max_gaussians=3))
+    rule.after_step(group, seen([math.nan, 1.0, 0.0]), STEP)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+def test_without_any_gradient_births_follow_the_opacities() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.9, 0.006, 0.001])
+    rule = strategy(McmcConfig(noise=0.0, spread=0.0, max_gaussians=3))
+    change = rule.after_step(group, seen([0.0, 0.0, 0.0]), STEP)
+    assert change is not None and change.relocated == 1 and len(group) == 3
+
+
+def test_the_noise_grows_with_the_photographs_of_a_step_as_the_step_does() -> None:
+    moved = []
+    for batch_size in (1, 4):
+        group = population(scales=[0.1] * 3, opacities=[0.01] * 3)
+        before = group.gaussians.means.detach().clone()
+        rule = strategy(McmcConfig(grow_factor=1.0, max_gaussians=1, guided=False), batch_size=batch_size)
+        rule.after_step(group, (), STEP + 1)
+        moved.append(group.gaussians.means.detach() - before)
+    torch.testing.assert_close(moved[1], 2.0 * moved[0], rtol=1e-2, atol=1e-6)
+    assert moved[0].abs().max() > 1e-4
+
+
 def test_the_faint_tremble_along_their_axes_and_the_opaque_stay() -> None:
     many = 4000
     group = population(scales=[0.1] * many, opacities=[0.001] * (many - 1) + [0.9])

@@ -3,6 +3,8 @@
 Two things differ from the paper unless the settings say otherwise. Births are drawn by the mean absolute
 gradient of the projected means in place of the opacity: they go to where the picture wants a change. And they
 lie beside their parent, not in its centre: of two Gaussians that are alike in all, gradients never make two.
+A third holds always: parents keep their Adam moments, which the authors' code sets to zero.
+In a step on several photographs the noise grows by the square root of their number, as the rates do.
 """
 
 from __future__ import annotations
@@ -63,8 +65,12 @@ class McmcStrategy:
     @property
     def cap(self) -> int:
         """Return how many Gaussians there shall be, over all ranks."""
-        chosen = self.config.mcmc.max_gaussians or max(int(self.detail * self.config.mcmc.density), 1)
-        return min(chosen, self.config.densify.max_gaussians)
+        return min(self._chosen, self.config.densify.max_gaussians)
+
+    @property
+    def _chosen(self) -> int:
+        """Return how many Gaussians there would be without the limit that holds for all strategies."""
+        return self.config.mcmc.max_gaussians or max(int(self.detail * self.config.mcmc.density), 1)
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
         """Return the state before the first step: zeros, [N] by name."""
@@ -87,7 +93,9 @@ class McmcStrategy:
         if self.start_step < step < self.stop_step and step % mcmc.every == 0:
             change = self._redistribute(population, step, generator)
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
-        tremble(population.gaussians, mcmc.noise * rates["means"], mcmc.min_opacity, generator)
+        num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
+        amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
+        tremble(population.gaussians, amount, mcmc.min_opacity, generator)
         return change
 
     def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
@@ -98,7 +106,8 @@ class McmcStrategy:
         known = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         table = torch.cat(ranks.gather(known))
         num, num_alive = int(table[:, 0].sum()), int(table[:, 1].sum())
-        shares = share_out(self._wanted(num, step) - num_alive, table[:, 2].tolist())
+        num_wanted, capped = self._wanted(num, num_alive, step)
+        shares = share_out(num_wanted - num_alive, table[:, 2].tolist())
         parents = drawn(masses, shares[ranks.rank], generator)
         part(population, parents, mcmc.min_opacity)
         newborn = beside(population.gaussians.detach()[parents], mcmc.spread, generator)
@@ -107,26 +116,35 @@ class McmcStrategy:
             each.zero_()
         num_dead, num_born = num - num_alive, sum(shares)
         moved = min(num_dead, num_born)
-        return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved)
+        return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved, capped=capped)
 
     def _judged(self, population: Population, step: int) -> tuple[Tensor, Tensor]:
         """Return who is alive, [N] bool, and with which masses births are drawn, [N], 0 for the dead."""
         gaussians, counts = population.gaussians.detach(), population.counts
         opacities = torch.sigmoid(gaussians.opacities)
         alive = (opacities > self.config.mcmc.min_opacity) & gaussians.finite_rows()
-        masses = counts["grad2d"] / counts["visible"].clamp_min(1) if self.config.mcmc.guided else opacities
+        masses = opacities
+        if self.config.mcmc.guided:
+            # What one picture says of a Gaussian may be no number; that speaks for no birth.
+            guided = (counts["grad2d"] / counts["visible"].clamp_min(1)).nan_to_num(0.0, 0.0, 0.0)
+            found = torch.where(alive, guided, torch.zeros_like(guided)).sum().double()
+            if float(population.ranks.sum(found.cpu())) > 0:
+                masses = guided
         return alive, torch.where(alive, masses, torch.zeros_like(masses))
 
-    def _wanted(self, num: int, step: int) -> int:
-        """Return how many Gaussians there shall be after this step: as many times more each time.
+    def _wanted(self, num: int, num_alive: int, step: int) -> tuple[int, int]:
+        """Return how many Gaussians there shall be after this step, and how many more but for the limit.
 
-        The factor is such that all are there by the middle of the steps between start and stop at the latest.
+        As many times more each time; the factor is such that all are there by the middle of the steps between
+        start and stop at the latest. None of the living goes, but where there are too many the dead do.
         """
         every = self.config.mcmc.every
         half = (self.start_step + self.stop_step) // 2
         times = max((half - step) // every + 1, 1)
-        factor = max(self.config.mcmc.grow_factor, (self.cap / num) ** (1.0 / times))
-        return max(num, min(self.cap, math.ceil(num * factor)))
+        factor = max(self.config.mcmc.grow_factor, (self._chosen / num) ** (1.0 / times))
+        free = max(num_alive, min(self._chosen, math.ceil(num * factor)))
+        wanted = max(num_alive, min(self.cap, free))
+        return wanted, free - wanted
 
 
 @torch.no_grad()

@@ -124,7 +124,7 @@ def _is_autosave(folder: Path) -> bool:
 
 
 def copy_where_there_is_room(checkpoint: Checkpoint, num_copies: int) -> Checkpoint | None:
-    """Return a snapshot, None where memory does not hold `num_copies` of its size, made at the same moment."""
+    """Return a snapshot, None where memory does not hold `num_copies` of its size at the same moment."""
     if not _room_for(checkpoint.num_bytes * num_copies):
         return None
     return unless_out_of_memory(lambda: snapshot(checkpoint))

@@ -24,8 +24,11 @@ from splatstudio.scene import load_scene
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.strategy import trainable
 from splatstudio.trainer import Trainer
+from splatstudio.worker import looks as looks_module
 from splatstudio.worker.control import Turn
 from splatstudio.worker.crew import Leader, Member
+from splatstudio.worker.looks import Look, encoded_looks
+from splatstudio.worker.messages import ViewOptions
 
 
 @contextmanager
@@ -95,3 +98,34 @@ def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Traine
 
     with replaced(trainer_module, "target_image", short):
         return train(ranks, plan)
+
+
+def look_twice(ranks: Ranks, folder: Path, failing: int) -> list[tuple[str | None, int]]:
+    """Gather a picture that a rank has no memory for, then another; return what is said and there."""
+    scene = load_scene(folder)
+    trainer = Trainer(scene, TrainConfig(), ranks=ranks)
+    look = Look(scene.views[0].camera, ViewOptions())
+    told: list[tuple[str | None, int]] = []
+    for function in (no_memory, looks_module.seen_rows):
+        with replaced(
+            looks_module, "seen_rows", function if ranks.rank == failing else looks_module.seen_rows
+        ):
+            if ranks.rank > 0:
+                Member(trainer, ranks).take_part(Turn.LOOK, encoded_looks([look]))
+            else:
+                (shown,) = Leader(trainer, ranks, lambda *_: None).seen_by([look])
+                told.append((shown.notice, len(shown.gaussians)))
+    trainer.close()
+    return told
+
+
+def evaluate_breathing(ranks: Ranks, folder: Path) -> int:
+    """Evaluate; return how often a rank other than 0 has shown that it gets on."""
+    trainer = Trainer(load_scene(folder), TrainConfig(), ranks=ranks)
+    breaths = []
+    if ranks.rank > 0:
+        Member(trainer, ranks, lambda: breaths.append(1)).take_part(Turn.EVALUATE, b"")
+    else:
+        Leader(trainer, ranks, lambda *_: None).evaluate(lambda *_: None)
+    trainer.close()
+    return len(breaths)

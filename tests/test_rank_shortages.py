@@ -9,7 +9,7 @@ import torch
 from rank_pool import RankPool
 from sharded_tasks import Case
 from sharded_training_tasks import Plan, train
-from shortage_tasks import copy_twice, descend_short, train_short_of_photographs
+from shortage_tasks import copy_twice, descend_short, look_twice, train_short_of_photographs
 from test_sharded_training import SETTINGS, assert_same
 
 from splatstudio.gaussians import concatenated
@@ -52,3 +52,12 @@ def test_photographs_without_memory_are_left_out_by_all(
     for ours, theirs in zip(hit, spared, strict=True):
         assert ours.losses == theirs.losses and len(ours.problems) == 1
     assert_same(hit[0].whole, spared[0].whole)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_picture_lacks_what_a_rank_has_no_memory_for_and_says_so(
+    pool: RankPool, blob_folder: Path, failing: int
+) -> None:
+    short, good = pool.run(2, look_twice, blob_folder, failing)[0]
+    assert short[0] is not None and f"no memory for this picture on rank {failing}," in short[0]
+    assert good[0] is None and 0 < short[1] < good[1]

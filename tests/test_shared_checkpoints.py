@@ -19,8 +19,8 @@ from splatstudio.checkpoint_share import load_share
 from splatstudio.config import TrainConfig
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
-from splatstudio.shared_saver import PartSaver, SharedSaver
 from splatstudio.shard_file import named_tensors
+from splatstudio.shared_saver import PartSaver, SharedSaver
 from splatstudio.trainer import Trainer
 
 

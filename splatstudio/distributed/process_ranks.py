@@ -55,15 +55,6 @@ class ProcessRanks(Ranks):
             dist.all_gather(parts, padded, group=self._group_for(padded))
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
-    def gather_to_first(self, rows: Tensor) -> list[Tensor]:
-        """Return every rank's `rows` [N_r, ...] on rank 0, on the CPU; an empty list on the others."""
-        rows = rows.detach().cpu()
-        counts = self._lengths(rows)
-        sent = [len(rows), *[0] * (self.num_ranks - 1)]
-        received = counts if self.rank == 0 else [0] * self.num_ranks
-        together = self.swap_rows(rows, sent, received)
-        return list(together.split(counts)) if self.rank == 0 else []
-
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's `message`, of any length, rank 0's first."""
         numbers = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]

@@ -32,10 +32,6 @@ class Ranks:
         """Return every rank's `rows` [N_r, ...], rank 0's first; ranks may have different numbers of rows."""
         return [rows]
 
-    def gather_to_first(self, rows: Tensor) -> list[Tensor]:
-        """Return every rank's `rows` [N_r, ...] on rank 0, on the CPU; an empty list on the others."""
-        return [rows.cpu()]
-
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's `message`, of any length, rank 0's first."""
         return [message]

@@ -25,7 +25,7 @@ from splatstudio.shared_saver import PartSaver, SharedSaver
 from splatstudio.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
-from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gaussians_of_rows, seen_rows
+from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gather_seen, shown_model
 from splatstudio.worker.ranks_report import RankFigures, RanksReport
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
@@ -126,9 +126,9 @@ class Leader:
         trainer, models = self._trainer, []
         options, device = trainer.display_options, trainer.live_gaussians.device
         for look in looks:
-            rows = self._ranks.gather_to_first(seen_rows(trainer.live_gaussians, look, options))
-            model = gaussians_of_rows(rows).to(device)
-            models.append(ShownModel(model, options, trainer.step, trainer.scene))
+            seen = gather_seen(self._ranks, trainer.live_gaussians, look, options)
+            model, notice = shown_model(seen, device)
+            models.append(ShownModel(model, options, trainer.step, trainer.scene, notice))
         return models
 
     def after_step(self, seconds: float) -> RanksReport | None:
@@ -142,11 +142,15 @@ class Leader:
 
 
 class Member:
-    """Another rank of a training: takes part in what rank 0 announces."""
+    """Another rank of a training: takes part in what rank 0 announces.
 
-    def __init__(self, trainer: Trainer, ranks: Ranks):
+    `breathe` is called between the images of an evaluation.
+    """
+
+    def __init__(self, trainer: Trainer, ranks: Ranks, breathe: Callable[[], None] = lambda: None):
         self._trainer = trainer
         self._ranks = ranks
+        self._breathe = breathe
         self._watch = Stopwatch(ranks)
         self._saver = PartSaver(ranks.rank, ranks.num_ranks)
 
@@ -181,7 +185,13 @@ class Member:
     def _evaluate(self) -> None:
         trainer, options = self._trainer, self._trainer.display_options
         try:
-            evaluate_together(self._ranks, trainer.gaussians, trainer.scene, options=options)
+            evaluate_together(
+                self._ranks,
+                trainer.gaussians,
+                trainer.scene,
+                options=options,
+                on_image=lambda *_: self._breathe(),
+            )
         except AbandonedElsewhere:
             pass  # rank 0 knows why, and tells
         except (OSError, ValueError) as error:
@@ -189,4 +199,4 @@ class Member:
 
     def _show(self, looks: Sequence[Look], options: RenderOptions) -> None:
         for look in looks:
-            self._ranks.gather_to_first(seen_rows(self._trainer.live_gaussians, look, options))
+            gather_seen(self._ranks, self._trainer.live_gaussians, look, options)

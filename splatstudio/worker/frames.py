@@ -35,6 +35,7 @@ class ShownModel:
     options: RenderOptions
     step: int
     scene: Scene | None = None  # whose photographs it can be compared with
+    notice: str | None = None  # what is missing in it, one sentence
 
 
 def threads_beside(threads: int) -> int:
@@ -188,5 +189,5 @@ class FrameRenderer:
             step=model.step,
             render_seconds=time.monotonic() - start,
             legend=picture.legend,
-            notice=notice,
+            notice=model.notice or notice,
         )

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.gaussians import Gaussians
 from splatstudio.mode_pictures import scaled
 from splatstudio.rendering import RenderOptions
@@ -33,6 +35,14 @@ class Look:
     options: ViewOptions
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What was gathered for a look."""
+
+    rows: Tensor  # [M, COLUMNS] on the CPU
+    short: tuple[int, ...]  # the ranks that had no memory for their part
+
+
 @torch.no_grad()
 def seen_rows(gaussians: Gaussians, look: Look, options: RenderOptions) -> Tensor:
     """Return the Gaussians that are seen, [M, COLUMNS] float32, with their colours from there.
@@ -47,9 +57,38 @@ def seen_rows(gaussians: Gaussians, look: Look, options: RenderOptions) -> Tenso
     return torch.cat(columns, dim=1)
 
 
-def gaussians_of_rows(rows: Sequence[Tensor]) -> Gaussians:
+def gather_seen(ranks: Ranks, gaussians: Gaussians, look: Look, options: RenderOptions) -> Seen:
+    """Return what all ranks' Gaussians look like, on rank 0; the others send, and get nothing.
+
+    A rank that has no memory for its part sends none. Called by all ranks.
+    """
+    own = unless_out_of_memory(lambda: seen_rows(gaussians, look, options).cpu())
+    short, rows = own is None, torch.zeros((0, COLUMNS), device="cpu") if own is None else own
+    table = torch.cat(ranks.gather(torch.tensor([[len(rows), int(short)]], device="cpu")))
+    received = table[:, 0].tolist() if ranks.rank == 0 else [0] * ranks.num_ranks
+    try:
+        got = together(ranks, lambda: rows.new_empty((sum(received), COLUMNS)))
+    except OutOfMemory as error:
+        return Seen(torch.zeros((0, COLUMNS), device="cpu"), error.ranks)
+    got = ranks.swap_rows(rows, [len(rows), *[0] * (ranks.num_ranks - 1)], received, into=got)
+    return Seen(got, tuple(table[:, 1].nonzero().squeeze(1).tolist()))
+
+
+def shown_model(seen: Seen, device: torch.device) -> tuple[Gaussians, str | None]:
+    """Return the model to draw of what was gathered, and a sentence on what is missing in it, if anything."""
+    model = unless_out_of_memory(lambda: gaussians_of_rows(seen.rows).to(device))
+    short = seen.short if model is not None else (*seen.short, 0)
+    if model is None:
+        model = gaussians_of_rows(seen.rows[:0]).to(device)
+    if not short:
+        return model, None
+    names = ", ".join(str(rank) for rank in sorted(set(short)))
+    return model, f"There was no memory for this picture on rank {names}, whose part of it is missing."
+
+
+def gaussians_of_rows(rows: Tensor) -> Gaussians:
     """Return the model, of degree 0, that the rows of all processes make up."""
-    means, quats, scales, opacities, sh0 = torch.cat(list(rows)).split((3, 4, 3, 1, 3), dim=1)
+    means, quats, scales, opacities, sh0 = rows.split((3, 4, 3, 1, 3), dim=1)
     return Gaussians(
         means=means.contiguous(),
         quats=quats.contiguous(),

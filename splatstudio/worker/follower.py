@@ -22,7 +22,7 @@ class Follower:
         self._pulse = pulse
         self._control: ControlGroup | None = None
         desk = Desk(
-            lambda _: None, lambda _: None, lambda _: None, lambda: None, place.rank, ranks=self._ranks
+            lambda _: None, lambda _: None, lambda _: None, self._breathe, place.rank, ranks=self._ranks
         )
         self._activity: SharedPart = make_activity(job, desk)
 
@@ -55,6 +55,7 @@ class Follower:
             elif turn != Turn.IDLE:
                 self._enter(Phase.OBEYING)
                 self._activity.take_part(turn, body)
+        self._enter(Phase.OBEYING)  # a last save may be under way
         self._activity.close()
 
     def rescue(self, error: Exception) -> None:
@@ -65,6 +66,10 @@ class Follower:
 
     def _enter(self, phase: Phase) -> None:
         self._pulse.move(phase, self.step)
+
+    def _breathe(self) -> None:
+        """Show that a long task gets on, by whatever rank 0 announced."""
+        self._enter(Phase.OBEYING)
 
     def _ranks(self) -> Ranks:
         assert self._control is not None, "the ranks have not met"

@@ -17,6 +17,9 @@ from splatstudio.config import TrainConfig, changed
 from splatstudio.rank_devices import RankDevices
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
+from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.fast import FastStrategy
+from splatstudio.strategy.mcmc import McmcStrategy
 
 SEEN_SHARE = 0.5  # of the Gaussians that one photograph shows
 # Of a Gaussian that a camera sees: its projection (48 bytes) and the gradients of that, its places in the
@@ -25,12 +28,14 @@ SEEN_BYTES = 200
 # Its row in the exchange: 10 numbers, a probe, radii; sent and received, and the gradients both ways.
 EXCHANGED_BYTES = 4 * 56
 COUNTS_BYTES = 12
+SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
 PIXEL_BYTES = 280
 PHOTO_BYTES = 4  # of a pixel of a decoded photograph that is kept: RGB, and a mask now and then
 # The process with torch, and on a GPU the context with the kernels.
 CPU_PROCESS_BYTES, GPU_CONTEXT_BYTES = 400 << 20, 512 << 20
 SPARE = 0.9  # of the free memory is planned with: allocators leave holes
+MAX_ROUND = 64  # of both batch_size and accumulate
 MIN_SPLATS = 10_000  # below which no training is worth while
 
 
@@ -57,7 +62,7 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     """Return what a training needs on each rank.
 
     `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree and batch_size alone: what is accumulated is held one round at a time.
+    sh_degree, batch_size and strategy alone: what is accumulated is held one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
@@ -67,12 +72,15 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES
     exchanged = cameras * SEEN_SHARE * EXCHANGED_BYTES if num_ranks > 1 else 0.0
+    if config.strategy == "fast":
+        state += SURVEYED_BYTES * num_ranks + COUNTS_BYTES
     fixed = config.batch_size * max(pixels, default=0) * PIXEL_BYTES
     if on_gpu:
         fixed += GPU_CONTEXT_BYTES
     else:
         fixed += CPU_PROCESS_BYTES
-        fixed += min(PHOTO_BYTES * sum(pixels), default_memory_budget()) // num_ranks
+        # Each rank comes to use all photographs, and keeps as many as its share of the room holds.
+        fixed += min(PHOTO_BYTES * sum(pixels), default_memory_budget() // num_ranks)
     return MemoryPlan(num_ranks, free_bytes(devices), fixed, state + seen + exchanged)
 
 
@@ -109,15 +117,33 @@ def with_batches_that_fit(
     """Return the settings with the largest batches with which `num_splats` fit.
 
     A step has as many photographs as before: the rest is accumulated. Where even single ones leave too little
-    room, single ones it is.
+    room, single ones it is. Raises ValueError where a step has a single photograph anyway.
     """
     together = config.batch_size * config.accumulate
-    for batch_size in range(config.batch_size, 0, -1):
-        if together % batch_size == 0:
+    if together == 1:
+        raise ValueError(
+            "--batch-size auto says how many of a step's photographs are held at once: say how many it has"
+            " with --accumulate, as in --accumulate 8 --batch-size auto"
+        )
+    for batch_size in range(min(together, MAX_ROUND), 0, -1):
+        if together % batch_size == 0 and together // batch_size <= MAX_ROUND:
             config = changed(changed(config, "accumulate", together // batch_size), "batch_size", batch_size)
             if plan_memory(config, sizes, devices).num_splats >= num_splats:
                 break
     return config
+
+
+def splats_wanted(config: TrainConfig, scene: Scene) -> int:
+    """Return how many Gaussians a training comes to at most, by its settings and its strategy's limit."""
+
+    def nothing(_: int, __: int | None) -> list[torch.Tensor]:
+        return []
+
+    strategy = make_strategy(scene, config, extent=1.0, generator=torch.Generator(), survey=nothing)
+    most = strategy.cap if isinstance(strategy, McmcStrategy) else config.densify.max_gaussians
+    if isinstance(strategy, FastStrategy):
+        most = strategy.config.max_gaussians
+    return max(most, min(len(scene.points), config.densify.max_gaussians))
 
 
 def fitted(
@@ -130,20 +156,22 @@ def fitted(
 ) -> tuple[TrainConfig, str]:
     """Return the settings as the user asked for them to fit, and a sentence on what they need.
 
-    `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say. Raises ValueError where
-    hardly any fit, or for a number outside its range.
+    `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say. `fit_batch`: of a
+    step's photographs as many at once as fit. Raises ValueError where hardly any fit, where there is but one
+    photograph a step, or for a number outside its range.
     """
     sizes = sizes_of(scene)
     if isinstance(max_splats, int):
         config = changed(config, "densify.max_gaussians", max_splats)
+    rounds = ""
     if fit_batch:
-        # As many as asked for; where the number is to be found, it comes first.
-        wanted = config.densify.max_gaussians
-        config = with_batches_that_fit(config, sizes, devices, wanted)
+        # As many splats as asked for; where their number is to be found, the photographs come first.
+        config = with_batches_that_fit(config, sizes, devices, splats_wanted(config, scene))
+        rounds = f" A step has {config.accumulate} x {config.batch_size} photographs on each rank."
     plan = plan_memory(config, sizes, devices)
     if max_splats == "auto":
         config = with_splats_that_fit(config, plan)
-    return config, describe(plan, config.densify.max_gaussians)
+    return config, describe(plan, splats_wanted(config, scene)) + rounds
 
 
 def describe(plan: MemoryPlan, num_splats: int) -> str:

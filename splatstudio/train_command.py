@@ -21,6 +21,7 @@ from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
+from splatstudio.strategy_config import note_on_unread
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.launched import RETRY_MINUTES, RETRY_SECONDS
@@ -67,6 +68,8 @@ def train_scene(
         return train_as_rank(launched, job, notes, devices.attach_at)
     checkpoint = None
     if resume:
+        if devices.fit_batch:
+            raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
         config, checkpoint = _to_resume(config, run_dir, given)
     if devices.attach is not None:
         raise ValueError("--attach is for trainings that torchrun or Slurm starts; open the studio here")
@@ -86,6 +89,9 @@ def train_scene(
     chosen = devices.chosen()
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
+    note = note_on_unread(config.strategy, given)
+    if note is not None:
+        console.print(note, style="yellow", markup=False)
     settings: tuple[tuple[str, int], ...] = ()
     if checkpoint is None:
         config = fitting

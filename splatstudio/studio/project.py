@@ -25,6 +25,7 @@ from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_training_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.strategy_config import note_on_unread
 from splatstudio.typed_path import typed_path
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
 from splatstudio.worker.reports import checkpoint_step
@@ -41,6 +42,7 @@ class Project:
     config: TrainConfig
     notes: tuple[str, ...] = ()
     devices: RankDevices = ONE_PROCESS  # that a training runs on
+    live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
 
     @property
@@ -89,7 +91,9 @@ class Project:
         """Return the training to be started, from the newest good checkpoint on if `resume`."""
         assert self.scene is not None and self.run_dir is not None
         checkpoint = self.checkpoint() if resume else None
-        return TrainJob(self.scene.path.resolve(), self.run_dir, self.config, checkpoint)
+        live = self.live_on_resume if checkpoint is not None else ()
+        settings = tuple((name, value_of(self.config, name)) for name in live)
+        return TrainJob(self.scene.path.resolve(), self.run_dir, self.config, checkpoint, settings)
 
     def started_over(self) -> Project:
         """Return the project with a new, empty run; what the old run holds stays."""
@@ -125,6 +129,9 @@ def open_project(
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
     project = replace(_opened(path, config, run_dir, asked), given=given)
+    note = note_on_unread(project.config.strategy, given) if project.can_train else None
+    if note is not None:
+        project = replace(project, notes=(*project.notes, note))
     part = part_of(Path(config.init)) if config.init and project.can_train else None
     if part is None:
         return project
@@ -134,14 +141,29 @@ def open_project(
 def on_devices(project: Project, options: DeviceOptions) -> Project:
     """Return the project with where it trains; settings of a new training are made to fit as asked.
 
-    Raises ValueError for devices that are not there, or without the memory for any training.
+    Of a run that goes on the limit on the number of splats alone. Raises ValueError for devices that are not
+    there, or without the memory for any training.
     """
     project = replace(project, devices=options.chosen())
-    if project.scene is None or not project.can_train or project.model_path is not None:
+    if project.scene is None or not project.can_train:
         return project
+    if project.model_path is not None:
+        return _limited(project, project.scene, options)
     config, sentence = options.fitted(project.config, project.scene, project.devices)
     fitted = project.given.union(differing(config, project.config))  # for a preset to leave it
     return replace(project, config=config, given=fitted, notes=(*project.notes, sentence))
+
+
+def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
+    notes = project.notes
+    if options.fit_batch:
+        notes += ("This run goes on with its own batches: --batch-size auto is not followed.",)
+    if options.max_splats is None:
+        return replace(project, notes=notes)
+    config, sentence = replace(options, fit_batch=False).fitted(project.config, scene, project.devices)
+    return replace(
+        project, config=config, notes=(*notes, sentence), live_on_resume=("densify.max_gaussians",)
+    )
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:

@@ -123,7 +123,10 @@ class Trainer:
         trainer._prepare(scene, config, torch.Generator(), ranks)
         trainer._generator.set_state(checkpoint.rng_state)
         saved = checkpoint.population.to(fastest_device() if device is None else device)
-        trainer._take(Population(trainable(saved.gaussians), saved.optimizer, saved.counts, ranks))
+        gaussians = trainable(saved.gaussians)
+        # An older version may have saved fewer counts.
+        counts = {**trainer._strategy.new_counts(gaussians.detach()), **saved.counts}
+        trainer._take(Population(gaussians, saved.optimizer, counts, ranks))
         trainer._corrections.restore(checkpoint.corrections)
         trainer.step = checkpoint.step
         trainer._queue.draw_again(checkpoint.upcoming, checkpoint.view_costs, config)

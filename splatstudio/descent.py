@@ -33,6 +33,7 @@ class Shot:
     target: Tensor  # [H, W, 3] the photograph over `background`
     mask: Tensor | None  # [H, W], pixels that count
     background: tuple[float, float, float]
+    alpha: Tensor | None = None  # [H, W] of a photograph that has one, where a learnt sky comes behind
 
 
 @dataclass(frozen=True, eq=False)

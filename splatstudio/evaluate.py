@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splatstudio.camera import Camera
 from splatstudio.durable import write_durably, write_json_durably
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import psnr, ssim
@@ -212,7 +213,8 @@ def evaluate(
 ) -> Evaluation:
     """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
 
-    The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background of `options`.
+    The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background, or the sky, of
+    `options`.
     `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3]. Raises
     ValueError when there is nothing to compare with.
     """
@@ -222,7 +224,7 @@ def evaluate(
     seconds = 0.0
     for index in indices:
         view = scene.views[index]
-        target, mask = target_image(scene.photo(index), options.background, gaussians.device)
+        target, mask = target_for(scene.photo(index), view.camera, options, gaussians.device)
         if mask is not None and not mask.any():
             continue
         started = now(gaussians.device)
@@ -293,12 +295,30 @@ def target_image(
 
     A photograph with alpha (not premultiplied) is put over `background`, linear RGB.
     """
-    rgb = torch.tensor(photo.rgb, device=device).float() / 255.0
-    if photo.alpha is not None:
-        alpha = torch.tensor(photo.alpha, device=device)[..., None].float() / 255.0
-        rgb = alpha * rgb + (1.0 - alpha) * rgb.new_tensor(tuple(background))
+    rgb, alpha = torch.tensor(photo.rgb, device=device).float() / 255.0, alpha_of(photo, device)
+    if alpha is not None:
+        rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * rgb.new_tensor(tuple(background))
     mask = None if photo.mask is None else torch.tensor(photo.mask, device=device)
     return rgb, mask
+
+
+def alpha_of(photo: Photo, device: torch.device) -> Tensor | None:
+    """Return the alpha of a photograph, [H, W] float32 in 0..1; None: it has none."""
+    return None if photo.alpha is None else torch.tensor(photo.alpha, device=device).float() / 255.0
+
+
+def target_for(
+    photo: Photo, camera: Camera, options: RenderOptions, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return as `target_image` what `camera`, with the photograph's pixels, should show under `options`.
+
+    Where the photograph is transparent that is the background, or the sky where there is one.
+    """
+    alpha = alpha_of(photo, device)
+    if options.sky is None or alpha is None:
+        return target_image(photo, options.background, device)
+    over_black, mask = target_image(photo, (0.0, 0.0, 0.0), device)
+    return options.sky.over(over_black, alpha, camera), mask
 
 
 def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:

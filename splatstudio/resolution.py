@@ -41,8 +41,9 @@ def reduced(shot: Shot, divisor: float) -> Shot:
     mask = None
     if shot.mask is not None:
         mask = _means(shot.mask[..., None].float(), height, width)[..., 0] >= 1.0
+    alpha = None if shot.alpha is None else _means(shot.alpha[..., None], height, width)[..., 0]
     target = _means(shot.target, height, width)
-    return replace(shot, camera=camera.resized(width, height), target=target, mask=mask)
+    return replace(shot, camera=camera.resized(width, height), target=target, mask=mask, alpha=alpha)
 
 
 def _means(image: Tensor, height: int, width: int) -> Tensor:

@@ -19,7 +19,7 @@ from splatstudio.evaluate import (
     now,
     score_of,
     summary,
-    target_image,
+    target_for,
 )
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
@@ -78,7 +78,7 @@ def _score(
     scene: Scene, index: int, rgb: Tensor, options: RenderOptions, measures: Measures
 ) -> ImageScore | None:
     """Return the scores of a render; None for a photograph that is masked altogether."""
-    target, mask = target_image(scene.photo(index), options.background, rgb.device)
+    target, mask = target_for(scene.photo(index), scene.views[index].camera, options, rgb.device)
     if mask is not None and not mask.any():
         return None
     return score_of(scene.views[index].name, rgb, target, mask, measures)

@@ -22,7 +22,7 @@ from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
-from splatstudio.evaluate import target_image
+from splatstudio.evaluate import alpha_of, target_image
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
@@ -359,10 +359,11 @@ class Trainer:
         ]
 
     def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
-        target, mask = target_image(photo, background, self._population.gaussians.device)
-        camera = self._corrections.camera(index)
-        shot = Shot(index, self.scene.views[index].name, camera, target, mask, background)
-        return reduced(shot, divisor_at(self.step, self.config))
+        device, name = self._population.gaussians.device, self.scene.views[index].name
+        target, mask = target_image(photo, background, device)
+        alpha = alpha_of(photo, device) if self.config.sky.enabled else None
+        shot = Shot(index, name, self._corrections.camera(index), target, mask, background, alpha)
+        return self._corrections.before_sky(reduced(shot, divisor_at(self.step, self.config)))
 
     def _survey(self, step: int, num_views: int | None) -> Iterator[Tensor]:
         """Yield what this rank's Gaussians contribute to photographs drawn for the step; None: to all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -118,7 +118,11 @@ class Corrections:
         """Return a drawing as its photograph shows it: before the sky, in the photograph's exposure."""
         rows = {name: 0 if name == "sky" else self._place(shot) for name in self._leaves}
         learnt = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
-        rgb = _corrected(shot, drawing.rgb, drawing.alpha, learnt)
+        rgb = drawing.rgb
+        if "sky" in learnt:
+            rgb = _over_learnt_sky(shot, drawing, learnt["sky"])
+        if "exposure" in learnt:
+            rgb = _exposed(rgb, learnt["exposure"])
         if learnt:
             self._shown[shot.index] = rgb.detach()
         return rgb
@@ -129,8 +133,21 @@ class Corrections:
 
         As `shown`, but at any time and without gradients.
         """
-        rows = {name: 0 if name == "sky" else self._row_of[shot.index] for name in self._tables}
-        return _corrected(shot, rgb, alpha, {name: self._tables[name].values[rows[name]] for name in rows})
+        if "sky" in self._tables:
+            rgb = over_sky(rgb, alpha, self._tables["sky"].values[0], shot.camera)
+        if "exposure" in self._tables:
+            rgb = _exposed(rgb, self._tables["exposure"].values[self._row_of[shot.index]])
+        return rgb
+
+    def before_sky(self, shot: Shot) -> Shot:
+        """Return the shot of a photograph with alpha over the sky as the photograph would show it.
+
+        Its target is over black before, as of `behind`. Others are returned as they are.
+        """
+        if shot.alpha is None or "sky" not in self._tables:
+            return shot
+        sky = self.shown_now(shot, torch.zeros_like(shot.target), torch.zeros_like(shot.alpha))
+        return replace(shot, target=shot.target + (1.0 - shot.alpha[..., None]) * sky)
 
     def picture(self, shot: Shot, drawn: Tensor) -> Tensor:
         """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
@@ -273,15 +290,20 @@ def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
     return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
 
 
-def _corrected(shot: Shot, rgb: Tensor, alpha: Tensor, learnt: Mapping[str, Tensor]) -> Tensor:
-    """Return a picture over the sky of `learnt`, in the exposure that it has for the photograph."""
-    if "sky" in learnt:
-        rgb = over_sky(rgb, alpha, learnt["sky"], shot.camera)
-    if "exposure" in learnt:
-        difference = learnt["exposure"]
-        by_grid = difference.dim() == 4
-        rgb = corrected_by_grid(rgb, difference) if by_grid else corrected_affinely(rgb, difference)
-    return rgb
+def _over_learnt_sky(shot: Shot, drawing: Drawing, sky: Tensor) -> Tensor:
+    """Return a drawing over the sky, which learns only from what the photograph has not left transparent."""
+    rgb = over_sky(drawing.rgb, drawing.alpha, sky, shot.camera)
+    if shot.alpha is None:
+        return rgb
+    unmoved = over_sky(drawing.rgb, drawing.alpha, sky.detach(), shot.camera)
+    return unmoved + shot.alpha[..., None] * (rgb - unmoved)  # the value of both
+
+
+def _exposed(rgb: Tensor, difference: Tensor) -> Tensor:
+    """Return the colours [H, W, 3] under an affine map [3, 4], or under a grid of such maps."""
+    return (
+        corrected_by_grid(rgb, difference) if difference.dim() == 4 else corrected_affinely(rgb, difference)
+    )
 
 
 def _whole(gradient: Tensor | None, leaf: Tensor) -> Tensor:

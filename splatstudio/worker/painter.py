@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
-from splatstudio.evaluate import target_image
+from splatstudio.evaluate import target_for
 from splatstudio.gaussians import Gaussians
 from splatstudio.mode_pictures import (
     Picture,
@@ -20,6 +20,7 @@ from splatstudio.mode_pictures import (
 )
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
+from splatstudio.sky import Sky
 from splatstudio.worker.messages import ViewOptions
 
 
@@ -29,7 +30,7 @@ class _Target:
 
     scene: Scene
     index: int
-    background: tuple[float, float, float]
+    behind: tuple[tuple[float, float, float], Sky | None] | None  # None: the photograph has no alpha
     rgb: Tensor  # [H, W, 3]
     mask: Tensor | None  # [H, W] bool
 
@@ -61,7 +62,7 @@ class Painter:
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice
         try:
-            target = self._photograph(scene, wanted.photo, options.background, gaussians.device)
+            target = self._photograph(scene, wanted.photo, options, gaussians.device)
         except ValueError as error:
             return draw_mode("color", gaussians, camera, options), f"No error to show: {error}"
         photo = target.scene.views[target.index].camera
@@ -73,7 +74,7 @@ class Painter:
         self,
         scene: Scene | None,
         index: int | None,
-        background: tuple[float, float, float],
+        options: RenderOptions,
         device: torch.device,
     ) -> _Target:
         """Return a photograph of the scene; ValueError says what is missing."""
@@ -83,11 +84,14 @@ class Painter:
             raise ValueError("choose a photograph to compare with")
         if not 0 <= index < len(scene.views):
             raise ValueError(f"the scene has no photograph number {index}; it has {len(scene.views):,}")
-        kept = self._target
-        if kept is None or (kept.scene is not scene or (kept.index, kept.background) != (index, background)):
-            rgb, mask = target_image(scene.photo(index), background, device)
-            kept = self._target = _Target(scene, index, background, rgb, mask)
-        return kept
+        kept, behind = self._target, (options.background, options.sky)
+        same = kept is not None and kept.scene is scene and kept.index == index
+        if kept is not None and same and kept.behind in (None, behind):
+            return kept
+        photo = scene.photo(index)
+        rgb, mask = target_for(photo, scene.views[index].camera, options, device)
+        self._target = _Target(scene, index, None if photo.alpha is None else behind, rgb, mask)
+        return self._target
 
 
 def drawn_from(camera: Camera, wanted: ViewOptions, scene: Scene | None) -> Camera:

@@ -84,6 +84,14 @@ int main() {
     run_out_of_memory(1);
     expect_whole(1);
   }
+  // So little to do that helpers come late, into the next call or the one after.
+  for (int round = 0; round < 5000; ++round) {
+    const int num_threads = 2 + round % 3;
+    std::atomic<int> done[8] = {};
+    parallel_for(num_threads, 2 + round % 7, [&](int64_t i) { ++done[i]; });
+    for (int i = 0; i < 8; ++i)
+      EXPECT(done[i] == (i < 2 + round % 7 ? 1 : 0));
+  }
   // A thread that ends takes its own helpers along, also after a failure.
   std::thread([] { throw_in(4, false); }).join();
   std::puts("all as promised");

@@ -49,12 +49,12 @@ class Pool {
       const std::lock_guard<std::mutex> lock(mutex_);
       job_ = job;
       next_.store(0, std::memory_order_relaxed);
-      num_invited_ = num_working_ = num_helpers;
-      ++generation_;
+      num_wanted_ = num_helpers;
     }
-    wake_.notify_all();
+    for (int i = 0; i < num_helpers; ++i) wake_.notify_one();
     work(job);
     std::unique_lock<std::mutex> lock(mutex_);
+    num_wanted_ = 0;  // who has not begun by now finds nothing left, and nobody waits for it
     done_.wait(lock, [this] { return num_working_ == 0; });
     const std::exception_ptr failure = std::exchange(failure_, nullptr);
     lock.unlock();
@@ -64,9 +64,8 @@ class Pool {
  private:
   void grow(int num_helpers) {
     while (static_cast<int>(helpers_.size()) < num_helpers) {
-      const int id = static_cast<int>(helpers_.size());
       try {
-        helpers_.emplace_back([this, id, seen = generation_] { help(id, seen); });
+        helpers_.emplace_back([this] { help(); });
       } catch (const std::system_error&) {
         return;  // the system allows no more threads: fewer do the same work
       }
@@ -88,17 +87,18 @@ class Pool {
     }
   }
 
-  void help(int id, uint64_t seen) {
+  void help() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      wake_.wait(lock, [this] { return stopping_ || num_wanted_ > 0; });
       if (stopping_) return;
-      seen = generation_;
-      if (id >= num_invited_) continue;
+      --num_wanted_;
+      ++num_working_;
       const Job job = job_;
       lock.unlock();
       work(job);
       lock.lock();
+      num_wanted_ = 0;  // nothing is left of this job; the next begins when nobody works
       if (--num_working_ == 0) done_.notify_one();
     }
   }
@@ -109,8 +109,8 @@ class Pool {
   std::atomic<int64_t> next_{0};
   Job job_;
   std::exception_ptr failure_;
-  int num_invited_ = 0, num_working_ = 0;
-  uint64_t generation_ = 0;
+  int num_wanted_ = 0;   // helpers that may still begin
+  int num_working_ = 0;  // helpers that have begun: for them, and for no other, the caller waits
   bool stopping_ = false;
 };
 

@@ -10,7 +10,8 @@ using Task = void (*)(void* context, int64_t index);
 // Calls task(context, i) once for every i in [0, num_tasks), from up to num_threads threads (this
 // one among them), in no order that can be relied on; returns when all are done. The first
 // exception that a task throws, in whichever thread, is thrown again here, once no task runs any
-// more; the rest is not begun, a std::bad_alloc says so in a sentence. The helpers belong to the
+// more; the rest is not begun, a std::bad_alloc says so in a sentence. Nobody waits for a helper
+// that has not begun: with more threads than cores it may come late. The helpers belong to the
 // calling thread and stay for its next call: two callers (a training, and a viewer that renders
 // meanwhile) never wait for each other.
 void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context);

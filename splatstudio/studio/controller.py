@@ -277,13 +277,14 @@ class Controller(FrameSource):
     def rank_figures(self) -> tuple[RankFigures, ...]:
         """Return the figures of each rank, rank 0 first; empty without a model.
 
-        All ranks step together, and each holds the whole model.
+        All ranks step together, and each holds a nearly even share of the model.
         """
         status = self.status
         if status.num_gaussians is None:
             return ()
-        rate = status.steps_per_second
-        return (RankFigures(status.num_gaussians, 1.0 / rate if rate else None),) * len(self.pids)
+        rate, num_ranks = status.steps_per_second, len(self.pids)
+        share = status.num_gaussians // max(num_ranks, 1)
+        return (RankFigures(share, 1.0 / rate if rate else None),) * num_ranks
 
     # ---- where pictures come from
 

@@ -1,0 +1,17 @@
+"""What the studio says of ranks that have not told their own figures yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from splatstudio.studio.controller import Controller
+from splatstudio.studio.status import Status
+
+
+def test_each_rank_counts_its_share_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Controller, "pids", (11, 12))
+    controller = Controller.__new__(Controller)
+    controller.status = Status(num_gaussians=100, steps_per_second=2.0)
+    figures = controller.rank_figures
+    assert [row.num_gaussians for row in figures] == [50, 50]
+    assert [row.step_seconds for row in figures] == [0.5, 0.5]

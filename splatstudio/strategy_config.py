@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +55,9 @@ class DensifyConfig:
 class AbsgradConfig:
     """What *absgrad* has of its own (Ye et al. 2024, AbsGS); all else is as in `densify`."""
 
-    grow_grad: float = setting(8e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0)
+    grow_grad: float = setting(
+        8e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0, live=True
+    )
 
 
 @documented
@@ -97,7 +100,7 @@ class McmcConfig:
 class FastConfig:
     """What *fast* has of its own; of `densify` it has the rules of clone, split and what is too faint."""
 
-    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a Gaussian grows.", 0)
+    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a Gaussian grows.", 0, live=True)
     grow_from: float = setting(0.1, "Share of the steps after which Gaussians are added, or sooner.", 0, 1)
     grow_until: float = setting(0.5, "Share of the steps from which none are added, or sooner.", 0, 1)
     every: int = setting(100, "Steps between two densifications.", 1)
@@ -136,3 +139,42 @@ class CoarseConfig:
 
     first: float = setting(1.0, "By what the sides are divided at the first step; 1: never smaller.", 1, 64)
     until: float = setting(0.5, "Share of the steps after which they have their full size.", 0.01, 1)
+
+
+# Which settings of `densify` only some strategies read; all others are read by all but mcmc.
+_UNREAD_BY_ABSGRAD = frozenset({"densify.grow_grad"})
+_UNREAD_BY_FAST = frozenset(
+    {
+        "densify.grow_grad",
+        "densify.every",
+        "densify.reset_every",
+        "densify.pause_after_reset",
+        "densify.prune_scale3d",
+        "densify.prune_scale2d",
+    }
+)
+_READ_BY_MCMC = frozenset({"densify.enabled", "densify.max_gaussians"})
+
+
+def unread_settings(strategy: StrategyName, names: Iterable[str]) -> list[str]:
+    """Return those of the settings `names` that are of strategies but that `strategy` does not read."""
+
+    def is_unread(name: str) -> bool:
+        group = name.partition(".")[0]
+        if group in ("absgrad", "mcmc", "fast"):
+            return group != strategy
+        if group != "densify":
+            return False
+        if strategy == "mcmc":
+            return name not in _READ_BY_MCMC
+        return name in {"absgrad": _UNREAD_BY_ABSGRAD, "fast": _UNREAD_BY_FAST}.get(strategy, ())
+
+    return sorted(name for name in names if is_unread(name))
+
+
+def note_on_unread(strategy: StrategyName, given: Iterable[str]) -> str | None:
+    """Return a sentence on the settings `given` that `strategy` does not read; None: it reads all."""
+    names = unread_settings(strategy, given)
+    if not names:
+        return None
+    return f"The strategy {strategy} does not read {', '.join(names)}: it changes nothing."

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from splatstudio.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.config import AbsgradConfig, DensifyConfig, FastConfig, TrainConfig
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
 
@@ -29,6 +29,10 @@ BASES = {
     "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True, grid=True)),
     "poses": replace(CONFIG, poses=PoseConfig(enabled=True, start_step=0)),
     "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
+    "absgrad": replace(CONFIG, strategy="absgrad", absgrad=AbsgradConfig(grow_grad=1e-5)),
+    "fast": replace(
+        CONFIG, strategy="fast", fast=FastConfig(grow_grad=1e-5, every=5, grow_from=0.0, min_error_weight=0.0)
+    ),
     "shapes.min_views": replace(CONFIG, shapes=ShapeConfig(min_views_every=10)),
 }
 
@@ -50,6 +54,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "densify.grow_grad": (1.0, "num"),
     "densify.prune_opacity": (0.1, "num"),
     "densify.max_gaussians": (61, "num"),
+    "absgrad.grow_grad": (1.0, "num"),
+    "fast.grow_grad": (1.0, "num"),
     "exposure.lr": (0.5, "exposure.values"),
     "exposure.stay": (100.0, "exposure.values"),
     "exposure.grid_smooth": (1e4, "exposure.values"),

@@ -10,6 +10,7 @@ from typing import Any
 import viser
 
 from splatstudio.config import Setting, value_of
+from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
 from splatstudio.studio.theme import BAD, MUTED
 
@@ -23,6 +24,7 @@ GROUPS = {
     "sky": "Sky",
     "shapes": "Shapes of splats",
     "absgrad": "Densification by absolute gradients",
+    "fast": "Densification where photographs agree",
 }
 
 
@@ -70,6 +72,9 @@ class _Input:
             # As text: a learning rate of 1.6e-4 has no sensible step.
             self._handle = gui.add_text(label, self._shown, hint=hint)
 
+    def offer(self, offered: bool) -> None:
+        self._handle.visible = offered
+
     @property
     def edited(self) -> bool:
         return self._handle.value != self._shown
@@ -114,12 +119,13 @@ class SettingsForm:
         self._controller = page.controller
         self._config = page.controller.project.config
         self._inputs: list[_Input] = []
+        self._headings: dict[str, viser.GuiHtmlHandle] = {}
         with gui.add_folder("Live settings", expand_by_default=False):
             groups: dict[str, list[LiveSetting]] = {}
             for setting in live_settings(self._config):
                 groups.setdefault(setting.group, []).append(setting)
             for group, settings in groups.items():
-                gui.add_html(_heading(GROUPS.get(group, group)))
+                self._headings[group] = gui.add_html(_heading(GROUPS.get(group, group)))
                 for setting in settings:
                     value = value_of(self._config, setting.path)
                     self._inputs.append(_Input(gui, setting, value))
@@ -128,6 +134,7 @@ class SettingsForm:
             self._answer = gui.add_html("")
         self._apply.on_click(lambda _: self._send())
         self._undo.on_click(lambda _: self._reset())
+        self._offer()
 
     def refresh(self) -> None:
         """Follow the run's settings, and offer Apply where something was entered."""
@@ -136,12 +143,22 @@ class SettingsForm:
             self._config = config
             for each in self._inputs:
                 each.show(value_of(config, each.path))
+            self._offer()
         num = sum(each.edited for each in self._inputs)
         label = "Apply" if num == 0 else f"Apply {num} change{'s' if num > 1 else ''}"
         if self._apply.label != label:
             self._apply.label = label
             self._apply.disabled = num == 0
             self._undo.visible = num > 0
+
+    def _offer(self) -> None:
+        """Show what the strategy of the run reads, and nothing that would change nothing."""
+        unread = unread_settings(self._config.strategy, [each.path for each in self._inputs])
+        offered = {each.path for each in self._inputs}.difference(unread)
+        for each in self._inputs:
+            each.offer(each.path in offered)
+        for group, heading in self._headings.items():
+            heading.visible = any(path.rpartition(".")[0] == group for path in offered)
 
     def _send(self) -> None:
         edited = [each for each in self._inputs if each.edited]

@@ -148,3 +148,31 @@ def test_one_who_does_not_read_is_let_go_and_the_others_are_heard(
         while server._clients and time.monotonic() < deadline:
             server.tell(Warned("x" * 1_000_000))
         assert not server._clients, "it was let go"
+
+
+class _Flaky:
+    """A listening socket of which the first connection fails."""
+
+    def __init__(self, real: socket.socket):
+        self._real, self.failed = real, False
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        if not self.failed:
+            self.failed = True
+            raise OSError(24, "Too many open files")
+        return self._real.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+def test_a_connection_that_fails_does_not_end_the_listening(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+    monkeypatch.setattr(socket, "create_server", lambda address: _Flaky(create(address)))
+    monkeypatch.setattr(steering, "ACCEPT_SECONDS", 0.01)
+    made = SteeringServer("127.0.0.1", 0, lambda _: None)
+    made.tell(Warned("here"))
+    with socket.create_connection(("127.0.0.1", made.port), 10.0) as client:
+        client.sendall(json.dumps({"token": made.token}).encode() + b"\n")
+        assert b"here" in client.recv(1 << 16)
+    made.close()

@@ -107,3 +107,9 @@ def test_a_resumed_run_has_its_own_batches(
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2 and "its own batches" in capsys.readouterr().err
+
+
+def test_the_studio_has_nothing_to_attach_to(run_dir: Path) -> None:
+    opened = open_project(run_dir, TrainConfig(), None, frozenset())
+    with pytest.raises(ValueError, match="--attach is for"):
+        on_devices(opened, DeviceOptions(attach="127.0.0.1:0"))

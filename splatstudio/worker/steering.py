@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
@@ -40,6 +41,7 @@ MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no f
 MAX_CLIENTS = 8
 MAX_STRANGERS = 32  # who have not shown the token yet
 HELLO_SECONDS = 10.0  # for the token to come
+ACCEPT_SECONDS = 1.0  # after a connection that failed
 SEND_SECONDS = 5.0  # for a client that does not read: then it is let go
 
 log = logging.getLogger("splatstudio.worker")
@@ -84,8 +86,13 @@ class SteeringServer:
         while True:
             try:
                 client, address = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._socket.fileno() < 0:
+                    return  # closed
+                # Who called has gone again, or too many files are open: that passes.
+                log.warning("nobody could be let in: %s", error)
+                time.sleep(ACCEPT_SECONDS)
+                continue
             if not self._strangers.acquire(blocking=False):
                 client.close()
                 continue

@@ -61,13 +61,13 @@ Job = TrainJob | ViewJob
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What a view shows, and how.
+    """What a view shows, and how; None leaves what the model was trained with.
 
-    None leaves what the model was trained with. `mode` "error" compares with photograph `photo` of the scene
-    (an index into its views), drawn from where that was taken; what lies outside of it is left dark.
+    `mode` "error" compares with the scene's view `photo`, from where it was taken; outside of it is dark.
     """
 
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)  # linear RGB in 0..1
+    sky: bool = True  # of a model that has learnt one, in place of the background
     mode: RenderMode = "color"
     splat_scale: float = 1.0  # every splat's standard deviations times this
     near: float | None = None  # scene units

@@ -108,6 +108,7 @@ def asked_for(options: RenderOptions, wanted: ViewOptions) -> RenderOptions:
     return replace(
         options,
         background=wanted.background,
+        sky=options.sky if wanted.sky else None,
         near=options.near if wanted.near is None else wanted.near,
         far=options.far if wanted.far is None else wanted.far,
         antialiased=options.antialiased if wanted.antialiased is None else wanted.antialiased,

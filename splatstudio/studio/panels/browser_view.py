@@ -316,6 +316,10 @@ class BrowserView:
             resolution,
             lambda value: self._stream.show(replace(self._stream.look, max_scale=RESOLUTIONS[value])),
         )
+        sky = gui.add_checkbox(
+            "Sky", True, hint="Where the model has learnt a sky, show it in place of the background."
+        )
+        self._on(sky, lambda value: self._set(sky=value))
         background = gui.add_rgb("Background", _to_bytes(self._stream.look.options.background))
         self._on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
         size = gui.add_slider(

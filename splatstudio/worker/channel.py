@@ -102,10 +102,9 @@ class SlotsFile:
 class FrameSlots:
     """Images in a file that two processes map; who may touch a slot is agreed over the pipe (credits)."""
 
-    def __init__(self, file: SlotsFile, memory: mmap.mmap, owner: bool):
+    def __init__(self, file: SlotsFile, memory: mmap.mmap):
         self.file = file
         self._memory = memory
-        self._owner = owner
 
     @classmethod
     def create(cls, num_slots: int = NUM_SLOTS, slot_bytes: int = 3 * MAX_FRAME_PIXELS) -> FrameSlots:
@@ -129,7 +128,7 @@ class FrameSlots:
                 continue
             finally:
                 os.close(descriptor)
-            return cls(SlotsFile(Path(name), num_slots, slot_bytes), memory, owner=True)
+            return cls(SlotsFile(Path(name), num_slots, slot_bytes), memory)
         raise AssertionError("the folder for temporary files was not tried")
 
     @classmethod
@@ -137,7 +136,7 @@ class FrameSlots:
         """Return the slots that another process created."""
         with open(file.path, "r+b") as opened:
             memory = mmap.mmap(opened.fileno(), file.num_slots * file.slot_bytes)
-        return cls(file, memory, owner=False)
+        return cls(file, memory)
 
     def view(self, slot: int, height: int, width: int) -> np.ndarray:
         """Return the [height, width, 3] uint8 image that lies in `slot`, not a copy."""
@@ -148,8 +147,7 @@ class FrameSlots:
 
     def unlink(self) -> None:
         """Remove the file's name; the memory goes when the last process has let go of it."""
-        if self._owner:
-            self.file.path.unlink(missing_ok=True)
+        self.file.path.unlink(missing_ok=True)
 
 
 def _reserve(descriptor: int, size: int) -> None:

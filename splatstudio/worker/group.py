@@ -87,27 +87,24 @@ class RankGroup:
         activity: Any,
         devices: RankDevices | None = None,
     ):
-        context = process_context(several=num_ranks > 1)
+        self._context = process_context(several=num_ranks > 1)
         self.num_ranks = num_ranks
-        self.slots = FrameSlots.create()
-        self.connection, self._child_end = context.Pipe()
-        self.heartbeats = Heartbeats(context, num_ranks)
-        self._folder = Path(tempfile.mkdtemp(prefix="splatstudio-ranks-"))
+        self.connection, self._child_end = self._context.Pipe()
+        self.heartbeats = Heartbeats(self._context, num_ranks)
+        self._main, self._job, self._activity = main, job, activity
+        self._log_path, self._devices = log_path, devices
+        # With `start`: a group that is never started leaves neither a file nor memory behind.
+        self._slots: FrameSlots | None = None
+        self._folder: Path | None = None
         self._silence: Silence | None = None
         self._ended_by_us: set[int] = set()
         self._processes: list[BaseProcess] = []
-        for rank in range(num_ranks):
-            place = Place(rank, num_ranks, self._folder, self.heartbeats, log_path, devices, _environment())
-            studio = Studio(self._child_end, self.slots.file) if rank == 0 else None
-            # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
-            self._processes.append(
-                context.Process(  # type: ignore[attr-defined]
-                    target=main,
-                    args=(place, job, studio, activity),
-                    name=f"splatstudio-rank-{rank}",
-                    daemon=True,
-                )
-            )
+
+    @property
+    def slots(self) -> FrameSlots:
+        """Return where rank 0 puts its frames, once it has been started."""
+        assert self._slots is not None, "it has not been started"
+        return self._slots
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -115,11 +112,53 @@ class RankGroup:
         return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def start(self) -> None:
-        """Start all processes."""
-        with _no_ctrl_c():
-            for process in self._processes:
-                process.start()
+        """Start all processes; nothing is left of them where that fails. Raises OSError."""
+        try:
+            self._slots = FrameSlots.create()
+            self._folder = Path(tempfile.mkdtemp(prefix="splatstudio-ranks-"))
+            self._processes = self._new_processes(self._slots.file, self._folder)
+            with _no_ctrl_c():
+                for process in self._processes:
+                    process.start()
+        except BaseException:
+            self.abandon()
+            raise
         self._child_end.close()
+
+    def abandon(self) -> None:
+        """Leave nothing behind of a group that is not wanted, or that could not be started."""
+        self.kill()
+        for process in self._processes:
+            if process.pid is not None:
+                process.join()
+        self._child_end.close()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if self._slots is not None:
+            self._slots.unlink()
+        self.connection.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _new_processes(self, slots_file: SlotsFile, folder: Path) -> list[BaseProcess]:
+        processes: list[BaseProcess] = []
+        environment = _environment()
+        for rank in range(self.num_ranks):
+            place = Place(
+                rank, self.num_ranks, folder, self.heartbeats, self._log_path, self._devices, environment
+            )
+            studio = Studio(self._child_end, slots_file) if rank == 0 else None
+            # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
+            processes.append(
+                self._context.Process(  # type: ignore[attr-defined]
+                    target=self._main,
+                    args=(place, self._job, studio, self._activity),
+                    name=f"splatstudio-rank-{rank}",
+                    daemon=True,
+                )
+            )
+        return processes
 
     def wait(self) -> bool:
         """Wait for an event of rank 0 or the end of any rank; return whether there is an event to receive."""
@@ -143,7 +182,7 @@ class RankGroup:
 
     def kill(self) -> None:
         """End all ranks at once. May be called from any thread."""
-        for rank in range(self.num_ranks):
+        for rank in range(len(self._processes)):
             self._kill(rank)
 
     def finish(self) -> list[RankEnd]:
@@ -164,9 +203,7 @@ class RankGroup:
         for process in self._processes:
             process.join()
         ends = [self._end(rank) for rank in range(self.num_ranks)]
-        self.slots.unlink()
-        self.connection.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._tidy()
         return ends
 
     def _left(self) -> list[int]:
@@ -180,6 +217,7 @@ class RankGroup:
             process.kill()
 
     def _end(self, rank: int) -> RankEnd:
+        assert self._folder is not None, "it has not been started"
         exitcode = self._processes[rank].exitcode
         report = read_report(self._folder, rank)
         if rank in self._ended_by_us and report is None:

@@ -91,8 +91,12 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Start the processes."""
-        self._group.start()
+        """Start the processes; raises OSError where that is not possible."""
+        try:
+            self._group.start()
+        except OSError:
+            self._outbox.close()
+            raise
         self._thread.start()
         threading.Thread(target=self._watch, name="heartbeats", daemon=True).start()
 
@@ -190,8 +194,6 @@ class Supervisor:
                 self.send(ReturnSlot(event.slot))
                 self._listener.take_frame(event, image)
                 continue
-            # Both processes have the file open by now: it needs no name any more.
-            group.slots.unlink()
             self._jobs.heard(event)
             self._standing.heard(event)
             if isinstance(event, (Receipt, PausesAt)):
@@ -209,12 +211,14 @@ class Supervisor:
         self._listener.receive(StateChanged("restarting"))
         checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, TrainJob) else None
         standing = self._standing
-        self.job = standing.job_again(self.job, checkpoint)
+        self.job = standing.job_again(self.job, checkpoint, cause)
         try:
             group = self._new_group()
             group_outbox = Outbox(group.connection, "orders")
             with self._wire:
                 if self._closing:
+                    group_outbox.close()
+                    group.abandon()
                     return False
                 self._outbox.close()
                 self._group, self._outbox = group, group_outbox

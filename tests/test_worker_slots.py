@@ -1,0 +1,135 @@
+"""The memory of the frames, 33 MB a worker: nothing is left of it, however one ends or does not begin."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.client import WorkerClient
+from splatstudio.worker.messages import Close, Event, Start, StateChanged, TrainJob
+from splatstudio.worker.process import worker_main
+from splatstudio.worker.supervisor import Plan
+from tests.test_worker import MANY, Watcher, alive, launch, wait_until
+from tests.worker_faults import counting
+
+__all__ = ["launch"]  # a fixture
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Return the files of all frames that are made; other programs of this machine make their own."""
+    files: list[Path] = []
+    create = FrameSlots.create
+
+    def noted() -> FrameSlots:
+        slots = create()
+        files.append(slots.file.path)
+        return slots
+
+    monkeypatch.setattr(FrameSlots, "create", noted)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return files
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "temporary").glob("splatstudio-ranks-*"))
+
+
+def test_a_worker_that_is_never_started_takes_nothing(made: list[Path], tmp_path: Path) -> None:
+    client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY))
+    client.kill()
+    client.close()
+    assert made == [] and folders(tmp_path) == []
+
+
+def test_ranks_that_cannot_all_be_started_leave_nothing(
+    made: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[BaseProcess] = []
+    start = BaseProcess.start
+
+    def first_only(process: BaseProcess) -> None:
+        if started:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+        started.append(process)
+
+    monkeypatch.setattr(BaseProcess, "start", first_only)
+    client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY), Plan(worker_main, counting, 2))
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        client.start()
+    assert len(made) == 1 and not made[0].exists() and folders(tmp_path) == []
+    pid = started[0].pid
+    assert pid is not None
+    wait_until(lambda: not alive(pid), "the first rank is gone too")
+
+
+def test_who_closes_while_it_restarts_leaves_nothing(
+    launch: Callable[..., Watcher], made: list[Path], blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    client = worker.client
+
+    def close(event: Event) -> None:
+        if event == StateChanged("restarting"):
+            client.send(Close())
+
+    client.subscribe(close)
+    client.send(Start())
+    worker.wait(StateChanged, lambda event: event.state == "training")
+    assert len(made) == 1 and not made[0].exists(), "the name goes as soon as both have the file open"
+    os.kill(client.pid, signal.SIGKILL)
+    wait_until(lambda: not client.alive, "it ends")
+    assert not any(file.exists() for file in made) and folders(tmp_path) == []
+
+
+DIE_AT_ONCE = """
+    import os, signal, sys
+    from pathlib import Path
+    from splatstudio.config import TrainConfig
+    from splatstudio.worker.channel import FrameSlots
+    from splatstudio.worker.client import WorkerClient
+    from splatstudio.worker.messages import TrainJob
+
+    if __name__ == "__main__":
+        create = FrameSlots.create
+        def told():
+            slots = create()
+            print(slots.file.path, flush=True)
+            return slots
+        FrameSlots.create = told
+        folder = Path(sys.argv[1])
+        WorkerClient(TrainJob(folder, folder / "run", TrainConfig())).start()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_studio_killed_before_it_heard_of_its_worker_leaves_no_frames(tmp_path: Path) -> None:
+    program = tmp_path / "die.py"
+    program.write_text(textwrap.dedent(DIE_AT_ONCE))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert done.returncode == -signal.SIGKILL
+    (line,) = done.stdout.splitlines()
+    try:
+        wait_until(lambda: not Path(line).exists(), "its worker takes the name away")
+    finally:
+        Path(line).unlink(missing_ok=True)

@@ -81,6 +81,15 @@ def with_rows(tensor: Tensor, rows: Tensor, newborn: Tensor) -> Tensor:
     return merged
 
 
+def unit_quats(quats: Tensor) -> Tensor:
+    """Return the quaternions [N, 4] at length 1; those of length 0, which turn nothing, as the identity."""
+    # Divided by the largest component first: the square of a tiny or huge one leaves float32.
+    largest = quats.abs().amax(dim=1, keepdim=True)
+    scaled = quats / largest
+    unit = scaled / scaled.norm(dim=1, keepdim=True)
+    return torch.where(largest > 0.0, unit, quats.new_tensor([1.0, 0.0, 0.0, 0.0]))
+
+
 def rgb_to_sh0(rgb: Tensor) -> Tensor:
     """Return the degree-0 coefficient that shows as `rgb` (0..1), same shape."""
     return (rgb - 0.5) / SH_C0

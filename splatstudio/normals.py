@@ -7,7 +7,7 @@ import torch
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians import Gaussians, unit_quats
 from splatstudio.reference import rotation_matrices
 
 CHUNK = 65_536
@@ -19,16 +19,21 @@ def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
 
     It points to the side of the nearest of `eyes` [E, 3], the places in the Gaussians' frame from which the
     surface was seen. Where there are none, it points away from the middle of the model (the median of its
-    centres), which is right for an object and wrong for a room.
+    centres), which is right for an object and wrong for a room. Raises ValueError for a centre that is not
+    finite.
     """
     num = len(gaussians)
     means = gaussians.means.detach().float().cpu()
+    wrong = torch.nonzero(~means.isfinite())
+    if len(wrong):
+        row, axis = wrong[0].tolist()
+        raise ValueError(f"there are no normals: 'means' of Gaussian {row} is {float(means[row, axis])}")
     normals = torch.empty(num, 3)
     nearest = KDTree(eyes) if len(eyes) else None
     middle = means.median(dim=0).values if num else means
     for start in range(0, num, CHUNK):
         rows = slice(start, min(start + CHUNK, num))
-        axes = rotation_matrices(gaussians.quats.detach()[rows].float().cpu())
+        axes = rotation_matrices(unit_quats(gaussians.quats.detach()[rows].float().cpu()))
         shortest = gaussians.scales.detach()[rows].argmin(dim=1).cpu()
         normal = axes[torch.arange(len(axes)), :, shortest]
         if nearest is not None:

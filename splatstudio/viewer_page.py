@@ -20,7 +20,7 @@ from PIL import Image
 from splatstudio.camera import Camera, look_at
 from splatstudio.durable import write_durably
 from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import SH_C0, Gaussians, central_bounds
+from splatstudio.gaussians import SH_C0, Gaussians, central_bounds, unit_quats
 from splatstudio.placement import Z_UP_TO_Y_DOWN
 from splatstudio.reference import rotation_matrices
 
@@ -110,7 +110,9 @@ def write_viewer_page(path: Path | str, gaussians: Gaussians, view: PageView = A
             value = float(tensor[tuple(row)])
             raise ValueError(f"{path} cannot be written: {name!r} of Gaussian {row[0]} is {value}")
     placed, opening = page_frame(gaussians, view)
-    text = _page(placed, opening, view.background, view.title or path.stem)
+    # A file's name may hold bytes that are no text.
+    title = (view.title or path.stem).encode(errors="replace").decode()
+    text = _page(placed, opening, view.background, title)
     if len(text) > LONGEST_TEXT:
         raise ValueError(
             f"{path} is not written: {len(gaussians):,} Gaussians are more than a browser takes in one page;"
@@ -154,7 +156,7 @@ def splat_buffer(gaussians: Gaussians) -> np.ndarray:
     bytes_of = buffer.view(np.uint8).reshape(num, 32)
     for start in range(0, num, CHUNK):
         part = gaussians[slice(start, start + CHUNK)]
-        axes = rotation_matrices(part.quats) * part.scales.clamp(max=LARGEST).exp()[:, None, :]
+        axes = rotation_matrices(unit_quats(part.quats)) * part.scales.clamp(max=LARGEST).exp()[:, None, :]
         covariances = (axes @ axes.transpose(1, 2)).reshape(-1, 9)[:, [0, 1, 2, 4, 5, 8]]
         rgb = (0.5 + SH_C0 * part.sh0[:, 0]).clamp(0.0, 1.0)
         rgba = torch.cat([rgb, part.opacities.sigmoid()[:, None]], dim=1)

@@ -23,6 +23,7 @@ from splatstudio.normals import normals_of
 from splatstudio.placement import Placement
 from splatstudio.reference import rotation_matrices
 from splatstudio.scene.scene import Scene
+from splatstudio.viewer_page import splat_buffer
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 
@@ -52,6 +53,27 @@ def sphere(num: int = 500) -> Gaussians:
         quats=torch.from_numpy(quats).float(),
         scales=scales,
     )
+
+
+def test_a_quaternion_of_length_0_turns_nothing(tmp_path: Path) -> None:
+    gaussians = model(10)
+    gaussians.quats[3] = 0.0
+    gaussians.scales[3] = torch.tensor([-2.0, -6.0, -3.0])
+    write_ply(tmp_path / "a.ply", gaussians)
+    read = read_ply(tmp_path / "a.ply")
+    normals = normals_of(read, np.zeros((0, 3)))
+    assert normals.isfinite().all() and normals[3].abs().tolist() == [0.0, 1.0, 0.0]
+    covariances = splat_buffer(read).view(np.float16)[:, 8:14]
+    expected = np.array([-4.0, -np.inf, -np.inf, -12.0, -np.inf, -6.0])  # the upper triangle's logarithms
+    assert np.isfinite(covariances).all() and np.allclose(covariances[3], np.exp(expected), rtol=1e-2)
+
+
+def test_a_centre_that_is_no_place_is_named() -> None:
+    gaussians = model(10)
+    gaussians.means[7, 1] = float("nan")
+    for eyes in (np.zeros((0, 3)), np.ones((2, 3))):
+        with pytest.raises(ValueError, match=r"no normals: 'means' of Gaussian 7 is nan"):
+            normals_of(gaussians, eyes)
 
 
 def test_a_normal_is_the_shortest_axis() -> None:

@@ -109,6 +109,12 @@ def test_the_page_is_named_and_says_whose_viewer_it_is(tmp_path: Path) -> None:
     assert "<title>spoon</title>" in (tmp_path / "spoon.html").read_text()
 
 
+def test_a_name_that_is_no_text_makes_a_page_all_the_same(tmp_path: Path) -> None:
+    page = tmp_path / os.fsdecode(b"sp\xffon.html")
+    write_viewer_page(page, model(10))
+    assert "<title>sp?on</title>" in page.read_text()
+
+
 def test_no_server_is_started_for_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a port was opened")

@@ -16,6 +16,7 @@ from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
+from splatstudio.score_files import TO_THE_TERMINAL, ScoreFiles
 from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
@@ -149,8 +150,7 @@ def eval_(
     against: OmitArgPrefixes[Against] = Against(),
     scores: OmitArgPrefixes[Scores] = Scores(),
     merge: bool = False,
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None,
-    csv_file: Annotated[Path | None, tyro.conf.arg(name="csv")] = None,
+    files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
 ) -> int:
     """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
 
@@ -162,19 +162,19 @@ def eval_(
         against: What to compare with.
         scores: What to measure beside PSNR and SSIM.
         merge: Where the path is one rank's part of a model, merge it with the others before.
-        json_file: Write the result here as JSON.
-        csv_file: Write the table of the images here, worst first.
+        files: Where the scores are written beside the terminal.
     """
     from splatstudio.eval_command import evaluate_and_print, measures_wanted
     from splatstudio.scoring import EvaluationTask
 
+    files.check()
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     if not merge:
         _tell_part(path, "Add --merge.")
     task = EvaluationTask(
         path, against.scene, against.downscale, against.test_every, merge, against.test_images
     )
-    evaluate_and_print(task, measures, json_file=json_file, csv_file=csv_file)
+    evaluate_and_print(task, measures, files)
     return 0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from splatstudio.evaluate import Measures, measures_for
 from splatstudio.lpips import fetch_lpips
+from splatstudio.score_files import ScoreFiles
 from splatstudio.scoring import EvaluationTask, evaluate_task
 from splatstudio.terminal import console, count_progress, print_evaluation, print_scores
 
@@ -24,13 +24,11 @@ def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -
     return measures_for(lpips, color_correct=color_correct)
 
 
-def evaluate_and_print(
-    task: EvaluationTask, measures: Measures, *, json_file: Path | None = None, csv_file: Path | None = None
-) -> None:
+def evaluate_and_print(task: EvaluationTask, measures: Measures, files: ScoreFiles) -> None:
     """Evaluate, print the scores, and write them where asked.
 
-    What part of a model the file holds is for the caller to say, before the work begins. Raises ValueError as
-    `evaluate_task`, OSError when a file cannot be written.
+    What part of a model the file holds, and whether `files` can be written, is for the caller to say before
+    the work begins. Raises ValueError as `evaluate_task`, and when a file could not be written after all.
     """
     with count_progress("photographs") as report:
         scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
@@ -38,10 +36,7 @@ def evaluate_and_print(
     print_scores(evaluation)
     others = tuple(note for note in evaluation.notes if note != evaluation.part)
     print_evaluation(replace(evaluation, notes=others))
-    texts = {json_file: json.dumps(evaluation.to_json(), indent=2) + "\n", csv_file: evaluation.to_csv()}
-    for file, text in texts.items():
-        if file is not None:
-            file.write_text(text)
-    for file in (json_file, csv_file, scored.file):
-        if file is not None:
-            console.print(f"Written to {file}")
+    if scored.file is not None:
+        console.print(f"Written to {scored.file}")
+    for file in files.write(json.dumps(evaluation.to_json(), indent=2) + "\n", evaluation.to_csv()):
+        console.print(f"Written to {file}")

@@ -96,6 +96,7 @@ LAYERS = [
     "api",
     "doctor",
     "terminal",
+    "score_files",
     "eval_command",
     "launched_command",
     "train_command",

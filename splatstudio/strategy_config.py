@@ -105,7 +105,7 @@ class FastConfig:
     grow_until: float = setting(0.5, "Share of the steps from which none are added, or sooner.", 0, 1)
     every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
-        0.35,
+        0.26,
         "At most so many, over the pixels of a photograph times the square root of their number.",
         1e-3,
         100,

@@ -9,6 +9,10 @@ import pytest
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, Trained, train
 
+# dB between the same training on one and on several ranks. Each rank places what is born there with random
+# numbers of its own, so that of a few dozen Gaussians single ones lie elsewhere. That noise is all the
+# difference there may be: four seeds on one rank are 0.4 (mcmc) to 0.6 dB (fast, absgrad) apart.
+SPREAD = 0.7
 COMMON: dict[str, Any] = {
     "sh_degree": 1,
     "densify.start_step": 5,
@@ -32,7 +36,7 @@ def test_mcmc_has_as_many_gaussians_as_are_wanted_over_all_ranks(pool: RankPool,
     assert {part.num_gaussians for part in three} == {one.num_gaussians}
     assert one.num_gaussians > 80 and even(three)
     assert three[0].changes == three[1].changes == three[2].changes
-    assert abs(three[0].psnr - one.psnr) < 0.7
+    assert abs(three[0].psnr - one.psnr) < SPREAD
 
 
 @pytest.mark.parametrize("settings", [FAST, {"strategy": "absgrad"}], ids=["fast", "absgrad"])
@@ -46,7 +50,7 @@ def test_a_growing_model_is_of_the_same_kind(
     ours, theirs = two[0].changes[0], one.changes[0]
     assert (ours.cloned, ours.split) == (theirs.cloned, theirs.split)
     assert sum(change.num_changed for change in one.changes) > 0
-    assert abs(two[0].psnr - one.psnr) < 0.7
+    assert abs(two[0].psnr - one.psnr) < SPREAD
 
 
 def test_what_few_photographs_show_goes_on_all_ranks_alike(pool: RankPool, blob_folder: Path) -> None:

@@ -40,24 +40,25 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
 ) -> None:
     screen = open_page(blob_folder, height=700)
-    assert screen.text("preset") == PRESETS["default"].description
+    # The steps of this page were asked for.
+    assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps."
     choose(screen, "Preset", "preview")
-    screen.wait(lambda: screen.text("step") == f"0 / {PRESETS['preview'].settings['steps']:,}", "its steps")
-    assert screen.text("preset") == PRESETS["preview"].description
-    choose(screen, "Preset", "quality")
-    screen.wait(lambda: screen.text("step") == "0 / 30,000", "what a preset does not say is the default's")
+    description = PRESETS["preview"].description
+    screen.wait(lambda: screen.text("preset") == f"{description} Changed: steps.", "the preset's text")
     enter(screen, "Steps", "37")
     enter(screen, "Max splats", "70")
+    screen.wait(lambda: screen.text("step") == "0 / 37", "the steps that were typed")
+    choose(screen, "Preset", "mcmc")
+    told = f"{PRESETS['mcmc'].description} Changed: steps, densify.max_gaussians."
+    screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     choose(screen, "Photographs", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the page shows the steps that were chosen")
     screen.button("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished", "the short training ends")
     config = json.loads((tmp_path / "runs" / "blobs" / "run.json").read_text())["config"]
     assert (config["steps"], config["densify"]["max_gaussians"], config["downscale"]) == (37, 70, 2)
-    quality = PRESETS["quality"].settings
-    assert quality and all(
-        value_of(from_json(TrainConfig, config), path) == quality[path] for path in quality
-    )
+    mcmc = PRESETS["mcmc"].settings
+    assert mcmc and all(value_of(from_json(TrainConfig, config), path) == mcmc[path] for path in mcmc)
     assert screen.step == 37
     # All are done: more can be added, and the training goes on from there.
     assert screen.page.get_by_role("button", name="All steps done").is_disabled()

@@ -13,6 +13,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from splatstudio.distributed.failures import is_out_of_memory
+
+MEMORY = "memory"  # the kind of a cause that fewer Gaussians may help against
+
 PEER_SIGNS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -34,6 +38,7 @@ class ErrorReport:
     sentence: str  # what to tell the user
     final: bool  # the same would happen again: a restart is of no use
     monotonic_ns: int
+    memory: bool = False  # there was not enough
 
     @property
     def of_a_peer(self) -> bool:
@@ -78,6 +83,7 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
         # A ValueError says what the user did, or that the training diverged.
         final=isinstance(error, ValueError),
         monotonic_ns=time.monotonic_ns(),
+        memory=is_out_of_memory(error),
     )
     partial = folder / f".error-{rank}"
     partial.write_text(json.dumps(asdict(report)))
@@ -112,7 +118,8 @@ def blame(ends: list[RankEnd], num_ranks: int) -> Cause:
     if reports:
         report = reports[0]
         sentence = report.sentence if num_ranks == 1 else f"Rank {report.rank}: {report.sentence}"
-        return Cause(report.rank, report.step, f"{report.kind}: {report.text}", sentence, report.final)
+        kind = MEMORY if report.memory else f"{report.kind}: {report.text}"
+        return Cause(report.rank, report.step, kind, sentence, report.final)
     end = bad[0] if bad else ends[0]
     sentence = f"{_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
     return Cause(end.rank, end.step, f"exit code {end.exitcode}", sentence)

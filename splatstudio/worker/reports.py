@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
-from splatstudio.worker.blame import Cause, first_line
+from splatstudio.worker.blame import MEMORY, Cause, first_line
 from splatstudio.worker.messages import Job, TrainJob
+from splatstudio.worker.standing_orders import LIMIT
 
 
 def error_sentence(error: BaseException) -> str:
@@ -31,11 +32,13 @@ def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started
         return f"{cause.sentence} The model is loaded again."
     if not started:
         return f"{cause.sentence} Nothing was lost; it is started again."
+    limit = dict(job.settings).get(LIMIT) if cause.kind == MEMORY else None
+    fewer = "" if limit is None else f" No Gaussians are added above {limit:,} from now on."
     verb = "waits" if paused else "goes on by itself"
     if checkpoint is None:
-        return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning."
+        return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning.{fewer}"
     step = checkpoint_step(checkpoint)
-    return f"{cause.sentence} The training {verb} from the checkpoint of step {step:,}."
+    return f"{cause.sentence} The training {verb} from the checkpoint of step {step:,}.{fewer}"
 
 
 def loss_of_view_sentence(cause: Cause, job: Job) -> str:

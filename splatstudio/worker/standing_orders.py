@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import (
     CancelJob,
     Close,
@@ -20,12 +21,14 @@ from splatstudio.worker.messages import (
     JobCancelled,
     JobCommand,
     Pause,
+    Progress,
     Resume,
     ReturnSlot,
     Save,
     SettingChanged,
     SetView,
     Start,
+    Started,
     StateChanged,
     Step,
     Stop,
@@ -33,6 +36,9 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.receipts import PausesAt, Receipt
+
+LIMIT = "densify.max_gaussians"
+ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterwards
 
 
 class StandingOrders:
@@ -51,6 +57,8 @@ class StandingOrders:
         self._pause_at: int | None = None
         self._views: dict[int, SetView] = {}
         self._settings: dict[str, Any] = {}
+        self._num_gaussians: int | None = None
+        self._lowered: SettingChanged | None = None  # a limit that nobody has been told of
         self._lock = threading.Lock()
 
     @property
@@ -97,6 +105,8 @@ class StandingOrders:
                 self._take_receipt(event)
             elif isinstance(event, PausesAt):
                 self._pause_at = event.step
+            elif isinstance(event, (Progress, Started)):
+                self._num_gaussians = event.num_gaussians
             elif isinstance(event, SettingChanged):
                 self._settings[event.path] = event.value
             elif isinstance(event, StateChanged) and event.state in ("paused", "training"):
@@ -127,7 +137,8 @@ class StandingOrders:
         None has begun with anything then: it is to be told where the training was, and what still waits.
         """
         with self._lock:
-            told: list[Event] = []
+            told: list[Event] = [] if self._lowered is None else [self._lowered]
+            self._lowered = None
             if any(isinstance(order, Evaluate) for order in self._begun.values()):
                 told.append(Warned("The evaluation ended with the background process; ask for it again."))
             orders: list[Command] = [Start(self._pause_at)] if self._started else []
@@ -146,11 +157,19 @@ class StandingOrders:
             self._pause_at = None
             return [*self._views.values(), *orders], told
 
-    def job_again(self, job: Job, checkpoint: Path | None) -> Job:
-        """Return the job of the new process: from `checkpoint` on, with the live settings as they were."""
+    def job_again(self, job: Job, checkpoint: Path | None, cause: Cause | None = None) -> Job:
+        """Return the job of the new process: from `checkpoint` on, with the live settings as they were.
+
+        Where memory was the `cause`, fewer Gaussians are allowed than there were.
+        """
         if not isinstance(job, TrainJob):
             return job
         with self._lock:
+            if cause is not None and cause.kind == MEMORY:
+                limit = self._settings.get(LIMIT, job.config.densify.max_gaussians)
+                limit = max(1, int(min(limit, self._num_gaussians or limit) * ROOM_LEFT))
+                self._settings[LIMIT] = limit
+                self._lowered = SettingChanged(cause.step, LIMIT, limit)
             # What was set at a start is not told again: it holds as long as nobody changes it.
             settings = tuple({**dict(job.settings), **self._settings}.items())
         return replace(job, checkpoint=checkpoint, settings=settings, attempt=job.attempt + 1)

@@ -101,7 +101,12 @@ class Training:
     def advance(self) -> None:
         """Train one step and tell what came of it."""
         assert self._session is not None and self.running
-        advance = self._session.advance()
+        limit = self._session.trainer.config.densify.max_gaussians
+        try:
+            advance = self._session.advance()
+        finally:
+            # What memory has set holds for a process that takes this one's place, too.
+            self._tell_limit(self._session.trainer, limit)
         assert self._leader is not None
         if (report := self._leader.after_step(advance.stats.seconds)) is not None:
             self._emit(report)
@@ -147,6 +152,11 @@ class Training:
             return
         if saved is not None:
             self._emit(Saved(self._session.trainer.step, saved))
+
+    def _tell_limit(self, trainer: Trainer, before: int) -> None:
+        limit = trainer.config.densify.max_gaussians
+        if limit != before:
+            self._emit(SettingChanged(trainer.step, "densify.max_gaussians", limit))
 
     def _change_state(self, state: State, *, unsaved: bool = False) -> None:
         self._state = state

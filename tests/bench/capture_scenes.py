@@ -13,12 +13,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from splatstudio.camera import Camera
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
+LIGHT_SEED, GAIN_SPREAD, CHANNEL_SPREAD, MOST_LIFT = 11, 0.25, 0.06, 0.04
 SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 20, 192, 120, 138.0
 
 
@@ -27,29 +27,32 @@ def in_changing_light(folder: Path, target: Path) -> Path:
 
     A photograph is brighter or darker by a quarter (one standard deviation), its channels apart by 6 %, and
     its black is lifted by up to 0.04. The test photographs (every eighth) stay as they are, and the mean gain
-    is 1, so that plain PSNR tells whether the model has kept the scene's own light.
+    is 1, so that plain PSNR tells whether the model has kept the scene's own light. The name of the folder,
+    which is returned, is that of `target` and what the light depends on; one that is there is complete.
     """
+    target = target.with_name(f"{target.name}-{LIGHT_SEED}-{GAIN_SPREAD}-{CHANNEL_SPREAD}-{MOST_LIFT}")
     if target.exists():
         return target
     training = {view.name for i, view in enumerate(load_scene(folder).views) if i % 8 != 0}
-    random = np.random.default_rng(11)
-    gains = np.exp(
-        random.normal(0.0, 0.25, (len(training), 1)) + random.normal(0.0, 0.06, (len(training), 3))
-    )
+    random = np.random.default_rng(LIGHT_SEED)
+    common = random.normal(0.0, GAIN_SPREAD, (len(training), 1))
+    gains = np.exp(common + random.normal(0.0, CHANNEL_SPREAD, (len(training), 3)))
     gains /= gains.mean(axis=0)
-    lifts = random.uniform(0.0, 0.04, len(training))
-    shutil.copytree(folder / "sparse", target / "sparse")
-    (target / "images").mkdir()
+    lifts = random.uniform(0.0, MOST_LIFT, len(training))
+    staging = _staging(target)
+    shutil.copytree(folder / "sparse", staging / "sparse")
+    (staging / "images").mkdir()
     for file in sorted((folder / "images").iterdir()):
         if file.name not in training:
-            shutil.copy(file, target / "images" / file.name)
+            shutil.copy(file, staging / "images" / file.name)
             continue
         number = sorted(training).index(file.name)
         pixels = cv2.imread(str(file))
         assert pixels is not None, f"{file} cannot be read"
         changed = pixels / 255.0 * gains[number, ::-1] + lifts[number]
         stored = np.rint(np.clip(changed, 0.0, 1.0) * 255.0).astype(np.uint8)
-        cv2.imwrite(str(target / "images" / file.name), stored, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        cv2.imwrite(str(staging / "images" / file.name), stored, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    staging.rename(target)
     return target
 
 
@@ -58,16 +61,13 @@ def with_cameras_off(scene: Scene) -> Scene:
     random, views = np.random.default_rng(12), list(scene.views)
     for index in scene.train_indices:
         off = np.concatenate([random.normal(0.0, 0.003, 3), random.normal(0.0, np.radians(0.2), 3)])
-        views[index] = replace(views[index], camera=_moved(views[index].camera, off))
+        views[index] = replace(views[index], camera=corrected_camera(views[index].camera, off))
     return replace(scene, views=tuple(views))
-
-
-def _moved(camera: Camera, off: np.ndarray) -> Camera:
-    return corrected_camera(camera, off)
 
 
 def under_an_open_sky(target: Path) -> Path:
     """Draw the demo's garden from lower down, with half of each picture sky and far hills: a COLMAP scene."""
+    target = target.with_name(f"{target.name}-{SKY_VIEWS}-{SKY_WIDTH}x{SKY_HEIGHT}-{SKY_FOCAL:g}")
     if target.exists():
         return target
     sys.path.insert(0, str(DEMO))
@@ -88,12 +88,19 @@ def under_an_open_sky(target: Path) -> Path:
         rotation = np.stack([right, np.cross(forward, right), forward])
         views.append(Pinhole(rotation, position, SKY_FOCAL, SKY_WIDTH, SKY_HEIGHT))
         photos.append(render(views[-1]))
-    staging = target.with_name(target.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    (staging / "images").mkdir(parents=True)
+    staging = _staging(target)
+    (staging / "images").mkdir()
     for number, photo in enumerate(photos):
         file = staging / "images" / make_demo.photo_name(number)
         cv2.imwrite(str(file), photo[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
     make_demo.write_sparse(staging / "sparse" / "0", views, photos, sparse_points(views, photos))
     staging.rename(target)
     return target
+
+
+def _staging(target: Path) -> Path:
+    """Return an empty folder beside `target`, to be renamed when the scene in it is complete."""
+    staging = target.with_name(target.name + ".tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    return staging

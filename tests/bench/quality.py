@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 # isort: split
 import torch
 
-from splatstudio.config import TrainConfig, changed, value_of
+from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.evaluate import evaluate, measures_for
 from splatstudio.presets import PRESETS
 from splatstudio.scene import Scene, load_training_scene
@@ -47,7 +48,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config, scene = _setup(arguments)
+    try:
+        config, scene = _setup(arguments)
+    except ValueError as error:
+        sys.exit(str(error))
     print(json.dumps(_described(arguments) | measure(scene, config, lpips=arguments.lpips)), flush=True)
 
 
@@ -59,12 +63,22 @@ def _setup(arguments: argparse.Namespace) -> tuple[TrainConfig, Scene]:
     given = {"steps", "downscale", "seed", "test_images"}
     for assignment in arguments.set:
         path, _, text = assignment.partition("=")
-        value = text if isinstance(value_of(config, path), str) else json.loads(text)
-        config = changed(config, path, value)
+        config = changed(config, path, _value(config, path, text))
         given.add(path)
     config = PRESETS[arguments.preset].apply(config, given)
     path = SCENES / arguments.scene
     return config, load_training_scene(path if path.is_dir() else Path(arguments.scene), config)
+
+
+def _value(config: TrainConfig, path: str, text: str) -> Any:
+    """Return the value that `text` gives the setting `path`; ValueError for an unknown one, or no value."""
+    declaration(TrainConfig, path)
+    if isinstance(value_of(config, path), str):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--set {path}={text}: write a value as in JSON, as 0.1, true or [1, 2]") from error
 
 
 def _described(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -88,6 +102,8 @@ def measure(scene: Scene, config: TrainConfig, *, lpips: bool = False) -> dict[s
     measures = measures_for(("alex", "vgg") if lpips else (), color_correct=False)
     evaluation = evaluate(trainer.gaussians, scene, measures=measures, options=trainer.display_options)
     trainer.close()
+    for note in evaluation.notes:
+        print(note, file=sys.stderr)
     scores = {name: round(getattr(evaluation, name), 4) for name in evaluation.measured}
     return {
         **scores,

@@ -242,8 +242,8 @@ class Trainer:
         """
         problem = None
         for _ in range(MOST_LEFT_OUT):
-            batch = self._queue.next(self.config)
             try:
+                batch = together(self.ranks, partial(self._queue.next, self.config))
                 rounds = together(self.ranks, partial(self._shots_of, batch))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:

@@ -14,6 +14,8 @@ from splatstudio.distributed.ranks import Ranks
 
 T = TypeVar("T")
 
+_WRONG = 2  # how a rank's work ended: 0 well, 1 without memory
+
 FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
 
 
@@ -23,6 +25,13 @@ class OutOfMemory(MemoryError):
     def __init__(self, ranks: Sequence[int]):
         super().__init__(f"out of memory on rank {', '.join(map(str, ranks))}")
         self.ranks = tuple(ranks)
+
+
+class FailedTogether(ValueError):
+    """What a rank could not do, as its user has to know; all ranks raise it in the same place.
+
+    Nothing was changed: they can still do together what comes before the end.
+    """
 
 
 def unless_out_of_memory(work: Callable[[], T]) -> T | None:
@@ -44,12 +53,23 @@ def unless_out_of_memory(work: Callable[[], T]) -> T | None:
 def together(ranks: Ranks, work: Callable[[], T]) -> T:
     """Return what `work` returns, where it has succeeded on all ranks, which call this together.
 
-    `work` talks to no other rank. Raises OutOfMemory on all ranks alike where any had no memory.
+    `work` talks to no other rank. Raises OutOfMemory on all ranks alike where any had no memory, and
+    FailedTogether where any raised ValueError.
     """
-    result = unless_out_of_memory(lambda: (work(),))
-    short = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
-    short[ranks.rank] = int(result is None)
-    failed = ranks.sum(short).nonzero().squeeze(1).tolist()
+    result, wrong = None, ""
+    try:
+        result = unless_out_of_memory(lambda: (work(),))
+    except ValueError as error:
+        if ranks.num_ranks == 1:
+            raise
+        wrong = str(error) or type(error).__name__
+    ends = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
+    ends[ranks.rank] = _WRONG if wrong else int(result is None)
+    ends = ranks.sum(ends)
+    if (ends == _WRONG).any():
+        sentences = [sentence.decode() for sentence in ranks.gather_bytes(wrong.encode())]
+        raise FailedTogether(next(filter(None, sentences)))
+    failed = ends.nonzero().squeeze(1).tolist()
     if failed or result is None:
         raise OutOfMemory(failed)
     return result[0]

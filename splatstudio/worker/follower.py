@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import FailedTogether
 from splatstudio.worker.activity import Desk, SharedPart
 from splatstudio.worker.control import ControlGroup, Turn, decoded
 from splatstudio.worker.group import Place
@@ -39,6 +40,9 @@ class Follower:
         control = self._control = ControlGroup(self._place.rank, self._place.num_ranks, self._place.meeting)
         self._enter(Phase.LOADING)
         self._activity.begin()
+        self._follow(control)
+
+    def _follow(self, control: ControlGroup) -> None:
         while True:
             # Rank 0 may be at something long that is its own: this rank waits, it does not hang.
             self._enter(Phase.WAITING)
@@ -59,7 +63,13 @@ class Follower:
         self._activity.close()
 
     def rescue(self, error: Exception) -> None:
-        """Do nothing: a part of a model is nothing to save."""
+        """Take part in what rank 0 still does where all ranks met with `error`.
+
+        Else there is nothing to do: a part of a model is nothing to save.
+        """
+        if isinstance(error, FailedTogether):
+            assert self._control is not None, "the ranks have met"
+            self._follow(self._control)
 
     def leave(self) -> None:
         """Do nothing: there is nobody to tell."""

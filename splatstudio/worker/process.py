@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.distributed import ALONE, Ranks
+from splatstudio.distributed.failures import FailedTogether
 from splatstudio.rank_devices import settle_device
 from splatstudio.session import EvaluationAbandoned
 from splatstudio.worker.activity import Activity, Desk, SharedPart
@@ -190,8 +191,10 @@ class Worker:
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker."""
-        if self._control is None:
-            self._activity.rescue(error)
+        if self._control is not None and not isinstance(error, FailedTogether):
+            return  # the other ranks are somewhere else
+        self._activity.rescue(error)
+        self._tell_ranks(Turn.LEAVE)
 
     def leave(self) -> None:
         """End the jobs, send what is left to send and stop the threads."""

@@ -19,3 +19,16 @@ def typed_path(text: str | Path) -> Path:
         raise ValueError(
             f"the folder {start} of {text} is not known here; write the whole path, beginning with /"
         ) from error
+
+
+def typed_output(text: str) -> Path:
+    """Return the path of a file or folder to write that somebody typed, as `typed_path`.
+
+    Raises ValueError as it does, and where the path has no name, as that of an emptied field.
+    """
+    path = typed_path(text.strip())
+    if path.name in ("", ".."):
+        raise ValueError(
+            f"{text.strip() or 'an empty field'} names no file; type the name of the one to write"
+        )
+    return path

@@ -53,7 +53,8 @@ def page(
     """What panels are built from, with a server that nobody visits and no worker."""
     server = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
     project = Project(blob_scene.path, blob_scene, None, run, TrainConfig())
-    controller = SimpleNamespace(project=project, status=Status())
+    beside = SimpleNamespace(path=None, worker=None, leave=lambda: None)
+    controller = SimpleNamespace(project=project, status=Status(), beside=beside)
     jobs = SimpleNamespace(submit=submitted.append, newest=lambda kind: None)
     yield SimpleNamespace(server=server, controller=controller, jobs=jobs, notify=notices.append)
     server.stop()

@@ -16,14 +16,13 @@ from splatstudio.checkpoint_catalog import (
     entries_of,
     folders_with_models,
 )
-from splatstudio.formats import format_to_write
 from splatstudio.model import run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scoring import EvaluationTask
-from splatstudio.studio.free_path import free_path
 from splatstudio.studio.job_bar import download
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.beside_bar import BesideBar
+from splatstudio.studio.panels.file_work import file_to_write, folder_of_model, notice_of_end
 from splatstudio.studio.panels.model_rows import PLAIN, facts_html, note_html, row_color, row_label
 from splatstudio.studio.panels.scores import ScoresSection
 from splatstudio.studio.status import Notice
@@ -287,13 +286,10 @@ class EvaluatePanel(Panel):
 
     def _output(self, text: str) -> Path | None:
         try:
-            path = typed_path(text.strip())
-            if path.suffix:
-                format_to_write(path)
+            path, free = file_to_write(text)
         except ValueError as error:
             self._page.notify(Notice("Not started", str(error), bad=True))
             return None
-        free = free_path(path)
         if free != path:
             self._page.notify(Notice(f"Writing {free.name}", f"{path} exists and stays as it is."))
         return free
@@ -381,20 +377,6 @@ class EvaluatePanel(Panel):
             if end.scored is not None:
                 self._scores.show(end.scored, folder_of_model(task.paths[0]))
             self._scan_due, self._shown = 0.0, None
-        stays = "" if end.output is None else f"{end.output} is complete and stays."
-        if end.cancelled:
-            self._page.notify(Notice(f"{task.title}: cancelled", stays or "Nothing of it was kept."))
-        elif end.error is not None:
-            self._page.notify(Notice(f"{task.title}: failed", f"{end.error} {stays}".rstrip(), bad=True))
-        elif end.scored is not None:
-            psnr = end.scored.evaluation.psnr
-            self._page.notify(Notice(f"{task.title}: PSNR {psnr:.2f} dB", str(end.scored.file or "")))
-        elif end.output is not None:
-            splats = f"{end.num_gaussians:,} splats" if end.num_gaussians is not None else ""
-            self._page.notify(Notice(f"Written {splats}", str(end.output)))
-
-
-def folder_of_model(path: Path) -> Path:
-    """Return the run or the folder of results to which a checkpoint or a file of gsplat's belongs."""
-    folder = path.parent
-    return folder.parent if folder.name == "ckpts" else folder
+        notice = notice_of_end(task, end)
+        if notice is not None:
+            self._page.notify(notice)

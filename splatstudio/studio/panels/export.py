@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import viser
 
@@ -13,7 +15,7 @@ from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
 from splatstudio.trimming import Trim
-from splatstudio.typed_path import typed_path
+from splatstudio.typed_path import typed_output
 from splatstudio.worker.messages import Event, Export, ModelLoaded
 
 BOX_COLOR = (255, 214, 92)
@@ -52,7 +54,8 @@ class ExportPanel(Panel):
         self._normals = server.gui.add_checkbox(
             "Normals",
             False,
-            hint="The shortest axis of each splat, on the side of the nearest camera; else 0.",
+            hint="The shortest axis of each splat: on the side of the nearest photograph's camera, or "
+            "without a scene away from the model's middle. Else 0.",
         )
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
         self._jobs = page.jobs
@@ -116,7 +119,7 @@ class ExportPanel(Panel):
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)
         try:
-            wanted = typed_path(self._path.value)
+            wanted = typed_output(self._path.value)
         except ValueError as error:
             self._notify(Notice("Not exported", str(error), bad=True))
             return
@@ -192,7 +195,13 @@ class TrimSection:
 
 
 def with_ending(path: str, chosen: Format) -> str:
-    """Return `path` with the usual ending of a format, in place of another format's ending."""
+    """Return `path` with the usual ending of a format, in place of another format's ending.
+
+    A path without a name, such as that of an emptied field, stays as it is.
+    """
+    if Path(path.strip()).name in ("", ".."):
+        return path
+    path = path.rstrip("/")
     present = format_of(path)
     if present is chosen:
         return path

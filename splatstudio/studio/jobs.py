@@ -10,6 +10,7 @@ from pathlib import Path
 
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.theme import size
+from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.jobs import output_of
 from splatstudio.worker.messages import (
     CancelJob,
@@ -52,12 +53,21 @@ class JobBoard:
         self._notify = notify
         self._jobs: dict[int, JobStatus] = {}
         self._then: dict[int, Callable[[JobDone], None]] = {}
+        self._workers: dict[int, WorkerClient] = {}  # of tasks that are not the training's worker's
         self._ids = count(1)
         self._lock = threading.Lock()
 
-    def submit(self, command: JobCommand, then: Callable[[JobDone], None] | None = None) -> JobStatus | None:
-        """Send a task to the worker; `then` is called when it is done. None: there is no model yet."""
-        if not self._controller.status.has_model:
+    def submit(
+        self,
+        command: JobCommand,
+        then: Callable[[JobDone], None] | None = None,
+        worker: WorkerClient | None = None,
+    ) -> JobStatus | None:
+        """Send a task to `worker`, by default the training's; `then` is called when it is done.
+
+        None: there is no model yet.
+        """
+        if worker is None and not self._controller.status.has_model:
             self._notify(Notice("Not possible yet", "There is no model: start the training first.", bad=True))
             return None
         with self._lock:
@@ -65,12 +75,22 @@ class JobBoard:
             status = self._jobs[command.job] = JobStatus(command)
             if then is not None:
                 self._then[command.job] = then
-        self._controller.send(command)
+            unheard = worker is not None and worker not in self._workers.values()
+            if worker is not None:
+                self._workers[command.job] = worker
+        if worker is None:
+            self._controller.send(command)
+        else:
+            if unheard:
+                worker.subscribe(self.follow)
+            worker.send(command)
         return status
 
     def cancel(self, job: int) -> None:
         """Let a task end; what it was writing is removed."""
-        self._controller.send(CancelJob(job))
+        with self._lock:
+            worker = self._workers.get(job)
+        (worker or self._controller).send(CancelJob(job))
 
     def newest(self, kind: type[JobCommand]) -> JobStatus | None:
         """Return the newest task of a kind that is in progress, else the newest of all."""

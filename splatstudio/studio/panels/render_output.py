@@ -18,7 +18,7 @@ from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewpoint import read_viewpoint
-from splatstudio.typed_path import typed_path
+from splatstudio.typed_path import typed_output
 from splatstudio.video import Quality, check_output
 from splatstudio.worker.messages import JobDone, RenderPath, Snapshot, ViewOptions
 
@@ -110,12 +110,11 @@ class OutputSection:
 
     def _follow_name(self) -> None:
         """Let the file's name follow the path's and the format; what the user typed only the format."""
-        suggestion = self._suggestion()
-        if self._file.value != self._suggested:
-            typed = Path(self._file.value)
+        suggestion, typed = self._suggestion(), Path(self._file.value.strip())
+        if typed.name and self._file.value != self._suggested:
             ending, _ = FORMATS[self._format.value]
             known = typed.suffix.lower() in ENDINGS
-            self._file.value = str(typed.with_suffix(ending) if known else typed) or suggestion
+            self._file.value = str(typed.with_suffix(ending) if known else typed)
             return
         self._suggested = suggestion
         set_value(self._file, suggestion)
@@ -151,7 +150,7 @@ class OutputSection:
         if client is None or not path.keyframes:
             return
         try:
-            output = typed_path(self._file.value.strip())
+            output = typed_output(self._file.value)
             check_output(output)
         except ValueError as error:
             self._page.notify(Notice("Not rendered", str(error), bad=True))
@@ -191,7 +190,8 @@ class PictureSection:
     def refresh(self) -> None:
         """Show what can be done now."""
         self._bar.refresh()
-        disabled = not self._page.controller.status.has_model
+        controller = self._page.controller
+        disabled = not controller.status.has_model and controller.beside.worker is None
         if self._take.disabled != disabled:
             self._take.disabled = disabled
 
@@ -205,13 +205,15 @@ class PictureSection:
         scale = 1.0 if side is None else side / longer
         camera = camera.resized(round(viewpoint.width * scale), round(viewpoint.height * scale))
         folder = self._page.controller.project.folder_of("renders")
-        step = self._page.controller.status.step
+        step = self._page.controller.model_state().step
         name, number = f"picture-{step}" if step else "picture", 2
         output = folder / f"{name}.png"
         while output.exists():
             output, number = folder / f"{name}-{number}.png", number + 1
         self._board.submit(
-            Snapshot(camera, output, options_of(self._page, client)), then=lambda done: _send(client, done)
+            Snapshot(camera, output, options_of(self._page, client)),
+            then=lambda done: _send(client, done),
+            worker=self._page.controller.beside.worker,
         )
 
 

@@ -55,9 +55,11 @@ class JobBar:
             f'<div data-splatstudio="job" style="padding:0 10px;font-size:12px;overflow-wrap:anywhere;'
             f'color:{color}">{html.escape(text)}</div>'
         )
-        if isinstance(status.end, JobDone):
-            self._download.visible = status.end.num_bytes < MAX_DOWNLOAD_BYTES
-            self._download.label = f"Download {status.end.path.name} ({size(status.end.num_bytes)})"
+        end = status.end
+        # A file of a task before is offered no more: the text above is of this one.
+        self._download.visible = isinstance(end, JobDone) and end.num_bytes < MAX_DOWNLOAD_BYTES
+        if isinstance(end, JobDone):
+            self._download.label = f"Download {end.path.name} ({size(end.num_bytes)})"
 
     def _press_cancel(self) -> None:
         if self._shown is not None:

@@ -6,14 +6,25 @@ from pathlib import Path
 
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.model_rows import note_html
+from splatstudio.worker.messages import State
+
+BEHIND: dict[State, str] = {
+    "training": "The training goes on behind it",
+    "paused": "The training behind it is paused",
+    "finished": "The training behind it has stopped",
+    "restarting": "The training behind it is being started again",
+    "failed": "The training behind it has failed",
+    "ended": "The training behind it has ended",
+}
 
 
 class BesideBar:
-    """A sentence and a button, there while a training goes on behind another model."""
+    """A sentence and a button, there while another model hides that of the training."""
 
     def __init__(self, page: Page):
+        self._controller = page.controller
         self._beside = page.controller.beside
-        self._shown: Path | None = None
+        self._shown: tuple[Path | None, State, bool] | None = None
         self._text = page.server.gui.add_html("", visible=False)
         self._back = page.server.gui.add_button(
             "Back to the training", color="gray", visible=False, hint="Shows its own model again."
@@ -22,12 +33,14 @@ class BesideBar:
 
     def refresh(self) -> None:
         """Show what is in the view now."""
-        path = self._beside.path
-        if path != self._shown:
-            self._shown = path
+        path, status = self._beside.path, self._controller.status
+        shown = (path, status.state, status.has_model)
+        if shown != self._shown:
+            self._shown = shown
             self._text.visible = self._back.visible = path is not None
-            behind = "The training goes on behind it; Render and Export take the training's model."
-            self._text.content = note_html(f"In the view: {path}. {behind}")
+            behind = BEHIND.get(status.state, "The training waits behind it")
+            takes = "; videos and exports take the training's model." if status.has_model else "."
+            self._text.content = note_html(f"In the view: {path}. {behind}{takes}")
 
     def _leave(self) -> None:
         self._beside.leave()

@@ -30,29 +30,34 @@ def show_node(client: viser.ClientHandle, name: str, visible: bool) -> None:
     client.scene._websock_interface.queue_message(message)
 
 
+# A page that connects again gets both once more, and keeps what it has: each looks whether it is there.
 # A box that was ticked and a list that was chosen from keep the keyboard, and viser gives no commands then.
 # Only after a click (detail > 0): who works with the keyboard stays where he is.
 _RELEASE_KEYS = """
-document.addEventListener("click", event => {
+if (!window.splatstudioReleasesKeys) document.addEventListener("click", event => {
   const target = event.target;
   const chosen = target.closest?.("[role=option]") || target.matches?.("input[type=checkbox]");
   // At once, and again after a list that closes has taken the focus back.
   if (event.detail > 0 && chosen)
     for (const wait of [0, 150]) setTimeout(() => document.activeElement?.blur(), wait);
 }, true);
+window.splatstudioReleasesKeys = true;
 """
 
 
 # What the page says of itself in the browser's tab, and what viser draws twice: a second handle of a dock.
 _DRESS_PAGE = """
-const style = document.createElement("style");
-style.textContent = "[data-dock-griphandle] { display: none !important }";
-document.head.append(style);
-setInterval(() => {
-  const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
-  const title = [text("name"), text("state")].filter(Boolean).join(" · ");
-  document.title = title ? `${title} – splatstudio` : "splatstudio";
-}, 1000);
+if (!window.splatstudioDressed) {
+  window.splatstudioDressed = true;
+  const style = document.createElement("style");
+  style.textContent = "[data-dock-griphandle] { display: none !important }";
+  document.head.append(style);
+  setInterval(() => {
+    const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
+    const title = [text("name"), text("state")].filter(Boolean).join(" · ");
+    document.title = title ? `${title} – splatstudio` : "splatstudio";
+  }, 1000);
+}
 """
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import viser
@@ -22,6 +22,7 @@ from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.app import Studio
 from splatstudio.studio.free_path import free_path
+from splatstudio.studio.news import News
 from splatstudio.studio.page import Panel
 from splatstudio.studio.panels.evaluate import EvaluatePanel
 from splatstudio.studio.panels.export import ExportPanel
@@ -165,6 +166,7 @@ def test_a_panel_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFi
     told: list[str] = []
     client = SimpleNamespace(add_notification=lambda title, text, **_: told.append(f"{title}: {text}"))
     clients: dict[int, Any] = {}
+    studio._news = News(cast(Any, SimpleNamespace(get_clients=lambda: clients, on_client_connect=id)))
     studio._panels, studio._failures = [Broken(), good], {}
     studio._server = SimpleNamespace(get_clients=lambda: clients)  # type: ignore[assignment]
     with caplog.at_level(logging.ERROR):

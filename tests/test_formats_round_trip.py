@@ -15,7 +15,7 @@ from splatstudio.formats import FORMATS, format_to_write, read_gaussians, write_
 from splatstudio.gaussians import Gaussians
 
 BOTH_WAYS = [form.endings[0] for form in FORMATS if form.read and form.write]
-EXACT = [ending for ending in BOTH_WAYS if format_to_write(f"a{ending}").keeps_everything]
+EXACT = [ending for ending in BOTH_WAYS if not format_to_write(f"a{ending}").loses]
 COMPACT = [ending for ending in BOTH_WAYS if ending not in EXACT]
 
 

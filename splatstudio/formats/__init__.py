@@ -49,11 +49,6 @@ class Format:
     write_normals: NormalsWriter | None = None  # the same with normals [N, 3], where it has room for them
 
     @property
-    def keeps_everything(self) -> bool:
-        """Return whether a file holds every value, as float32."""
-        return not self.loses
-
-    @property
     def is_page(self) -> bool:
         """Return whether a file is looked at as it is, from a first point of view."""
         return self.write is write_viewer_page

@@ -38,8 +38,8 @@ class CheckpointSaver:
     """Writes the checkpoints of one run, one at a time, in order.
 
     After each, the autosave before it is deleted, and older ones as the configuration's `keep` says, among
-    which an autosave does not count. An OSError of a save that runs in
-    the background is kept in its result; any other error is raised where the result is asked for.
+    which an autosave does not count. An OSError of a save that runs in the background is kept in its result;
+    any other error is raised where the result is asked for.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed, declaration, differing, value_of
-from splatstudio.presets import PRESETS
+from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
@@ -182,9 +181,8 @@ class Controller(FrameSource):
     def choose_preset(self, name: str) -> None:
         """Take the settings of a preset, but for those that the user asked for. Before the start alone."""
         with self._lock:
-            config, given = self.project.config, self.project.given
-            wanted = PRESETS[name].apply(config, given)
-            self.change_settings({path: value_of(wanted, path) for path in differing(wanted, config)})
+            given = self.project.given
+            self.change_settings(self.project.changes_by_preset(name))
             self.project = replace(self.project, given=given)
 
     @property

@@ -6,6 +6,7 @@ import glob
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.config import (
@@ -19,7 +20,7 @@ from splatstudio.config import (
 )
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
-from splatstudio.presets import applied_settings
+from splatstudio.presets import PRESETS, applied_settings
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
@@ -99,6 +100,11 @@ class Project:
         """Return the project with a new, empty run; what the old run holds stays."""
         assert self.scene is not None and self.run_dir is not None
         return replace(self, model_path=None, run_dir=new_run_path(self.scene.path, self.run_dir.parent))
+
+    def changes_by_preset(self, name: str) -> dict[str, Any]:
+        """Return the settings that change by choosing a preset: not those that the user asked for."""
+        wanted = PRESETS[name].apply(self.config, self.given)
+        return {path: value_of(wanted, path) for path in differing(wanted, self.config)}
 
     def folder_of(self, kind: str) -> Path:
         """Return where files of a kind go, as "renders": in the run, or beside a model without one."""

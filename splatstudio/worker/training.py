@@ -47,6 +47,9 @@ from splatstudio.worker.trainers import trainer_of
 
 log = logging.getLogger("splatstudio.worker")
 
+KEPT = ". The model is kept: make room on the disk, then save again."
+LOST = "; the steps since the last checkpoint are lost."
+
 
 class Training:
     """The Trainer of a TrainJob with its run folder, and the state that the user sees."""
@@ -132,7 +135,7 @@ class Training:
         if self._session is None:
             return
         if self._state in ("training", "paused"):
-            self._stop(self._session, Stop())
+            self._finish(self._session, otherwise=LOST)
         self._session.close()
         self._session.trainer.close()
 
@@ -252,13 +255,12 @@ class Training:
         """Say whether all steps are done, but the model could not be saved."""
         return session.finished and self._state == "paused"
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: Session, *, otherwise: str = KEPT) -> None:
+        """Save and tell of the end, or why it cannot be saved and what becomes of the model `otherwise`."""
         try:
             saved = session.save_if_needed()
         except OSError as error:
-            self._emit(
-                Warned(f"Not saved: {error}. The model is kept: make room on the disk, then save again.")
-            )
+            self._emit(Warned(f"Not saved: {error}{otherwise}"))
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way

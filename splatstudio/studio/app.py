@@ -35,7 +35,7 @@ from splatstudio.studio.panels.view import ViewPanel
 from splatstudio.studio.project import on_devices, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
-from splatstudio.worker.messages import Event, ModelLoaded, Saved
+from splatstudio.worker.messages import Close, Event, ModelLoaded, Saved
 from splatstudio.worker.reports import saved_sentence
 
 RIGHT_WIDTH = 390  # pixels
@@ -120,6 +120,7 @@ class Studio:
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
+        self.controller.send(Close())  # it saves while the rest is closed
         self._stopped.set()
         self._ticker.join()
         for panel in self._panels:

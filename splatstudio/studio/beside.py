@@ -38,13 +38,14 @@ class Beside:
 
     def show(self, job: ViewJob, plan: Plan) -> None:
         """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
-        client = WorkerClient(job, plan)
-        client.subscribe(lambda event: self._follow(client, event))
-        with self._lock:
-            before = self._client, self._loaded
-            # Known before it starts: the events of another one are dropped.
-            self._client, self._loaded = client, False
+        before = self._client, self._loaded
         try:
+            client = WorkerClient(job, plan)
+            client.subscribe(lambda event: self._follow(client, event))
+            with self._lock:
+                before = self._client, self._loaded
+                # Known before it starts: the events of another one are dropped.
+                self._client, self._loaded = client, False
             client.start()
         except OSError as error:
             log.exception("no worker for a model beside the training")
@@ -67,6 +68,13 @@ class Beside:
             old, self._client, self._loaded = self._client, None, False
         if old is not None:
             old.close()
+
+    def kill(self) -> None:
+        """End the worker at once, where there is one."""
+        with self._lock:
+            old, self._client, self._loaded = self._client, None, False
+        if old is not None:
+            old.kill()
 
     def _follow(self, client: WorkerClient, event: Event) -> None:
         with self._lock:

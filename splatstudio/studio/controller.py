@@ -21,6 +21,7 @@ from splatstudio.studio.status import Choice, Notice, RankFigures, Status, follo
 from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
+    Close,
     Command,
     Event,
     Exported,
@@ -165,7 +166,7 @@ class Controller(FrameSource):
                 if not self.can_set_up and not declaration(TrainConfig, path).live:
                     raise ValueError(f"setting {path} is read at the start and cannot be changed any more")
                 config = changed(config, path, value)
-            if config.steps < self.status.step:
+            if not self.can_set_up and config.steps < self.status.step:
                 raise ValueError(
                     f"{self.status.step:,} steps are done already, which is more than {config.steps:,}"
                 )
@@ -225,7 +226,8 @@ class Controller(FrameSource):
         with self._lock:
             scene = self.project.scene
             frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
-            if self.status.state not in ("ready", "viewing", "finished", "failed", "ended"):
+            trains = self.status.state in ("loading", "training", "paused", "restarting")
+            if trains and isinstance(self._worker.job, TrainJob):
                 job = ViewJob(path, frame)
                 self.beside.show(job, plan_for(job, self.project.devices))
                 return
@@ -252,12 +254,13 @@ class Controller(FrameSource):
 
     def close(self) -> None:
         """Let the worker save what is unsaved and leave."""
+        self._worker.send(Close())  # a model beside the training does not keep it waiting
         self.beside.close()
         self._worker.close()
 
     def kill(self) -> None:
         """End the worker at once; what is unsaved is lost."""
-        self.beside.close()
+        self.beside.kill()
         self._worker.kill()
 
     @property

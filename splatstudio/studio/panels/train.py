@@ -10,7 +10,7 @@ import viser
 
 from splatstudio.config import TrainConfig, declaration, value_of
 from splatstudio.presets import PRESETS, nearest_preset
-from splatstudio.studio.controller import Controller
+from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.keyframe_section import set_value
@@ -68,7 +68,8 @@ class Setup:
         self._controller = controller
         config, scene = controller.project.config, controller.project.scene
         assert scene is not None
-        self._shown = config
+        self._shown: TrainConfig | None = config
+        self._notify = page.notify
         self._folder = gui.add_folder(None)
         camera = scene.cameras[0]
         size = (camera.width * config.downscale, camera.height * config.downscale)
@@ -127,7 +128,11 @@ class Setup:
     def _take(self, path: str, value: int) -> None:
         # What `refresh` has shown needs not be taken again.
         if self._controller.can_set_up and value != value_of(self._controller.project.config, path):
-            self._controller.change_settings({path: value})
+            try:
+                self._controller.change_settings({path: value})
+            except ValueError as error:
+                self._notify(Notice("Not changed", str(error), bad=True))
+                self._shown = None  # the fields show again what holds
 
 
 class MoreSteps:

@@ -155,7 +155,9 @@ def test_frames_lie_exactly_under_the_points(open_page: Callable[..., Screen], b
     offsets = {"splats": off_centre(splats, spots), "points": off_centre(points, spots)}
     for name, offset in offsets.items():
         assert len(offset) >= 5, f"too few {name} stand alone"
-        assert np.abs(np.median(offset, axis=0)).max() < 0.5, f"{name} are beside their place: {offset}"
+        # The browser draws points as squares of whole pixels.
+        nearest = 1.0 if name == "points" else 0.5
+        assert np.abs(np.median(offset, axis=0)).max() < nearest, f"{name} are beside their place: {offset}"
     assert np.abs(offsets["splats"] - offsets["points"]).max() < 1.5
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import cv2
 import numpy as np
 import psutil
+from playwright.sync_api import Error as PlaywrightError
 
 from splatstudio.config import TrainConfig
 from splatstudio.studio.app import Studio
@@ -88,7 +89,10 @@ def seconds_to_points(browser: Any, url: str, size: tuple[int, int]) -> tuple[fl
 
 def shows_points(page: Any, clip: dict[str, int]) -> bool:
     """Say whether there is something colourful in the middle of the window."""
-    png = np.frombuffer(page.screenshot(clip=clip), np.uint8)
+    try:
+        png = np.frombuffer(page.screenshot(clip=clip), np.uint8)
+    except PlaywrightError:  # the browser has drawn nothing at all yet
+        return False
     picture = cv2.imdecode(png, cv2.IMREAD_COLOR)
     assert picture is not None
     return int((np.ptp(picture, axis=2) > COLORED).sum()) >= MIN_PIXELS

@@ -51,7 +51,7 @@ class Beside:
             log.exception("no worker for a model beside the training")
             with self._lock:
                 self._client, self._loaded = before
-            raise ValueError(f"{job.model_path} cannot be shown: {error}. The training goes on.") from error
+            raise ValueError(f"{job.model_path} cannot be shown: {error}. The training is not touched.") from error
         self._end(before[0])
 
     def leave(self) -> None:
@@ -85,7 +85,7 @@ class Beside:
             elif not isinstance(event, Failed):
                 return
         if isinstance(event, Failed):
-            self._notify(Notice("Not opened", f"{event.sentence} The training goes on.", bad=True))
+            self._notify(Notice("Not opened", f"{event.sentence} The training is not touched.", bad=True))
             self.leave()
         else:
             self.redraw()

@@ -92,7 +92,8 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
         met = time.monotonic() - started
         answer = RankTest(met, _broadcast_seconds(device), _bytes_per_second(device))
     except (RuntimeError, ValueError, OSError) as error:
-        connection.send(str(error).strip().splitlines()[0])
+        words = str(error).strip() or type(error).__name__
+        connection.send(words.splitlines()[0])
         return
     connection.send(answer)
     connection.close()

@@ -109,7 +109,7 @@ def test_eval_of_a_part_says_so_and_merges_when_asked(
     code, output = command(capsys, *arguments)
     assert code == 0 and "is rank 0 of 2: about half of the scene" in output and "Add --merge." in output
     alone = json.loads((tmp_path / "scores.json").read_text())
-    code, output = command(capsys, *arguments, "--merge", "--csv", tmp_path / "scores.csv")
+    code, output = command(capsys, *arguments, "--merge", "--overwrite", "--csv", tmp_path / "scores.csv")
     assert code == 0 and "about half" not in output
     whole = json.loads((tmp_path / "scores.json").read_text())
     assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0

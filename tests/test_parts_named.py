@@ -88,7 +88,7 @@ def test_the_scores_in_files_say_it(
     run_command(capsys, *arguments)
     assert HALF in json.loads((tmp_path / "a.json").read_text())["notes"][0]
     assert HALF in (tmp_path / "a.csv").read_text().splitlines()[-1]
-    run_command(capsys, *arguments, "--merge")
+    run_command(capsys, *arguments, "--merge", "--overwrite")
     assert "half" not in (tmp_path / "a.json").read_text() + (tmp_path / "a.csv").read_text()
 
 

@@ -87,7 +87,10 @@ def test_a_file_that_cannot_be_read_leaves_the_training_in_the_view(
     controller.view(tmp_path / "broken.ply")
     until(lambda: training.notices and training.notices[-1].bad, "it is told")
     until(lambda: controller.beside.path is None, "it is given up")
-    assert "broken.ply" in training.notices[-1].text and "The training is not touched" in training.notices[-1].text
+    assert (
+        "broken.ply" in training.notices[-1].text
+        and "The training is not touched" in training.notices[-1].text
+    )
     step = controller.status.step
     training.wait(lambda status: status.state == "training" and status.step > step, "it goes on")
     assert seen(training, blob_scene.cameras[0]).shape[2] == 3

@@ -32,8 +32,20 @@ def enter(screen: Screen, label: str, text: str) -> None:
 
 def choose(screen: Screen, label: str, option: str) -> None:
     """Choose an option of a dropdown."""
-    screen.page.get_by_label(label, exact=True).locator("visible=true").first.click()
-    screen.page.get_by_role("option", name=option, exact=True).locator("visible=true").click()
+    from playwright.sync_api import TimeoutError as NotThere
+
+    row = screen.page.get_by_role("option", name=option, exact=True).locator("visible=true")
+
+    def chosen() -> bool:
+        # A list closes when what it stands in is drawn anew, as after another choice.
+        screen.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+        try:
+            row.click(timeout=3000)
+        except NotThere:
+            return False
+        return True
+
+    screen.wait(chosen, f"{option} in the list of {label}")
 
 
 def test_what_is_chosen_before_the_start_is_what_is_trained(

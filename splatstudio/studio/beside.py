@@ -51,7 +51,9 @@ class Beside:
             log.exception("no worker for a model beside the training")
             with self._lock:
                 self._client, self._loaded = before
-            raise ValueError(f"{job.model_path} cannot be shown: {error}. The training is not touched.") from error
+            raise ValueError(
+                f"{job.model_path} cannot be shown: {error}. The training is not touched."
+            ) from error
         self._end(before[0])
 
     def leave(self) -> None:

@@ -33,6 +33,7 @@ LAYERS = [
     "ops",
     "ops_modes",
     "ops_training",
+    "error_text",
     "durable",
     "camera_file",
     "path_file",

@@ -22,7 +22,7 @@ from splatstudio.studio.panels.plot import from_zero
 from splatstudio.studio.panels.settings import live_settings
 from splatstudio.studio.panels.train import preset_html
 from splatstudio.studio.project import open_project
-from splatstudio.studio.status import Notice, RankFigures, Status
+from splatstudio.studio.status import Notice, RankRow, Status
 
 TIMEOUT = 60.0
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
@@ -173,14 +173,14 @@ def test_the_end_of_a_log_is_read_whatever_its_length(tmp_path: Path) -> None:
 
 def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
     known = DeviceReading(0, "GPU <1>", 10**9, 2 * 10**9, 8 * 10**9, 55.0, 61.0, 250.0)
-    page = devices_html((known,), (RankFigures(1234, 0.02),))
+    page = devices_html((known,), (RankRow(1234, 0.02),))
     assert "GPU &lt;1&gt;" in page and "<1>" not in page
     for text in ("55 %", "61 °C", "250 W", "1.0 ours + 2.0 others’ of 8.0 GB", "1,234 splats, 20 ms/step"):
         assert text in page
     dead = devices_html((DeviceReading(0, "GPU"), DeviceReading(1, "GPU")), ())
     assert dead.count("not available") == 8 and "0 %" not in dead
     # In a container the driver does not tell which processes are ours.
-    hidden = devices_html((DeviceReading(0, "GPU", None, 2 * 10**9, 8 * 10**9),), (RankFigures(7, None),))
+    hidden = devices_html((DeviceReading(0, "GPU", None, 2 * 10**9, 8 * 10**9),), (RankRow(7, None),))
     assert "2.0 of 8.0 GB, ours not available" in hidden and "Rank 0: 7 splats" in hidden
     cpu = devices_html((DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0),), ())
     assert "°C" not in cpu and "CPU rank 0" in cpu and "not available" not in cpu

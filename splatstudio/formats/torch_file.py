@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splatstudio.error_text import first_line
 from splatstudio.formats.model_arrays import NUM_SHN, ModelArrays, gaussians_read, write_file
 from splatstudio.gaussians import Gaussians
 
@@ -52,7 +53,7 @@ def load_tensors(path: Path) -> Any:
             ) from error
         raise ValueError(f"{path} is damaged: its list of contents makes no sense") from error
     except DAMAGE as error:
-        raise ValueError(f"{path} is damaged: {_first_line(error)}") from error
+        raise ValueError(f"{path} is damaged: {first_line(error)[:200]}") from error
 
 
 def _refuse_expanding(path: Path) -> None:
@@ -61,10 +62,6 @@ def _refuse_expanding(path: Path) -> None:
         for entry in archive.infolist():
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError("an entry is compressed, which PyTorch never does")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def save_tensors(path: Path, content: Any) -> None:

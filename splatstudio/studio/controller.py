@@ -17,7 +17,7 @@ from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
-from splatstudio.studio.status import Choice, Notice, RankFigures, Status, followed, notice_of
+from splatstudio.studio.status import Choice, Notice, RankRow, Status, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
@@ -275,7 +275,7 @@ class Controller(FrameSource):
         return worker.pids if worker.alive else ()
 
     @property
-    def rank_figures(self) -> tuple[RankFigures, ...]:
+    def rank_figures(self) -> tuple[RankRow, ...]:
         """Return the figures of each rank, rank 0 first; empty without a model.
 
         All ranks step together, and each holds a nearly even share of the model.
@@ -285,7 +285,7 @@ class Controller(FrameSource):
             return ()
         rate, num_ranks = status.steps_per_second, len(self.pids)
         share = status.num_gaussians // max(num_ranks, 1)
-        return (RankFigures(share, 1.0 / rate if rate else None),) * num_ranks
+        return (RankRow(share, 1.0 / rate if rate else None),) * num_ranks
 
     # ---- where pictures come from
 

@@ -37,7 +37,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class RankFigures:
+class RankRow:
     """What one process of the training has to show; None: not known."""
 
     num_gaussians: int | None

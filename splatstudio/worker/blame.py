@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from splatstudio.distributed.failures import is_out_of_memory
+from splatstudio.error_text import first_line
 
 MEMORY = "memory"  # the kind of a cause that fewer Gaussians may help against
 
@@ -123,12 +124,6 @@ def blame(ends: list[RankEnd], num_ranks: int) -> Cause:
     end = bad[0] if bad else ends[0]
     sentence = f"{_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
     return Cause(end.rank, end.step, f"exit code {end.exitcode}", sentence)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or its class where it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _name(rank: int, num_ranks: int) -> str:

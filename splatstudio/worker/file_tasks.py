@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 
+from splatstudio.error_text import first_line
 from splatstudio.evaluate import ImageScore, measures_for
 from splatstudio.merging import merged_parts
 from splatstudio.scoring import EvaluationTask, Scored, evaluate_task
@@ -176,8 +177,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
         return TaskEnd(error=str(error), output=output, num_gaussians=num)
     except (RuntimeError, MemoryError) as error:
         # torch tells of memory that it does not get by a RuntimeError.
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        return TaskEnd(error=f"{task.title} failed: {first_line}", output=output, num_gaussians=num)
+        return TaskEnd(error=f"{task.title} failed: {first_line(error)}", output=output, num_gaussians=num)
     return TaskEnd(output=output, num_gaussians=num, scored=scored)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from splatstudio import ops
+from splatstudio.error_text import first_line
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
@@ -168,7 +169,7 @@ class FrameRenderer:
         if self._warned:
             return  # a view asks many times a second
         self._warned = True
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = first_line(error)
         self._send(
             Warned(f"A view could not be drawn: {why}. Everything else goes on; the log has the details.")
         )

@@ -16,6 +16,7 @@ from splatstudio import ops
 from splatstudio.camera import Camera, similarity_scale
 from splatstudio.camera_file import write_cameras
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.error_text import first_line
 from splatstudio.formats import write_gaussians
 from splatstudio.gaussian_transform import transformed
 from splatstudio.model import Model
@@ -98,7 +99,7 @@ class Jobs:
             except (MemoryError, RuntimeError) as error:
                 # torch tells of memory that it does not get by a RuntimeError.
                 log.exception("no copy of the model for job %d", command.job)
-                refusal = f"The model could not be copied for this task: {_first_line(error)}"
+                refusal = f"The model could not be copied for this task: {first_line(error)}"
         if model is None:
             self._emit(JobFailed(command.job, refusal or ""))
             return
@@ -160,7 +161,7 @@ class Jobs:
             # Whatever it is: a job has its own copy of the model, and the training beside it goes on. Torch
             # tells of memory by a RuntimeError, and the errors of PyAV have classes of their own.
             log.exception("job %d failed", job)
-            end = JobFailed(job, f"{output} could not be written: {_first_line(error)}")
+            end = JobFailed(job, f"{output} could not be written: {first_line(error)}")
         finally:
             with self._lock:
                 del self._tasks[job]
@@ -280,8 +281,3 @@ _WORK: dict[type[JobCommand], Callable[[Task, Model], bool]] = {
     RenderPath: _render_path,
     Snapshot: _take_snapshot,
 }
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

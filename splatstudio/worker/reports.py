@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
-from splatstudio.worker.blame import MEMORY, Cause, first_line
+from splatstudio.error_text import first_line
+from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import Job, TrainJob
 from splatstudio.worker.standing_orders import LIMIT
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from splatstudio.error_text import first_line
 from splatstudio.worker.group import process_context
 
 PATIENCE_SECONDS = 90.0  # two processes load torch from a slow disk, and a GPU's driver wakes up
@@ -92,8 +93,7 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
         met = time.monotonic() - started
         answer = RankTest(met, _broadcast_seconds(device), _bytes_per_second(device))
     except (RuntimeError, ValueError, OSError) as error:
-        words = str(error).strip() or type(error).__name__
-        connection.send(words.splitlines()[0])
+        connection.send(first_line(error))
         return
     connection.send(answer)
     connection.close()

@@ -16,7 +16,6 @@ from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
-from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
@@ -40,6 +39,7 @@ from splatstudio.worker.messages import (
     UpdateSettings,
     Warned,
 )
+from splatstudio.worker.model_loaded import model_loaded
 from splatstudio.worker.progress import ProgressTeller
 from splatstudio.worker.receipts import PausesAt
 from splatstudio.worker.reports import checkpoint_step

@@ -9,7 +9,6 @@ import numpy as np
 
 from splatstudio.model import Model, load_model
 from splatstudio.worker.activity import Desk
-from splatstudio.worker.export import model_loaded
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
@@ -18,6 +17,7 @@ from splatstudio.worker.messages import (
     ViewJob,
     Warned,
 )
+from splatstudio.worker.model_loaded import model_loaded
 
 log = logging.getLogger("splatstudio.worker")
 

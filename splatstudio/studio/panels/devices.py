@@ -12,7 +12,7 @@ import viser
 from splatstudio.devices import DeviceMonitor, DeviceReading, Field
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.plot import Line, Plot, round_end
-from splatstudio.studio.status import RankFigures as RankRow
+from splatstudio.studio.status import RankRow
 from splatstudio.studio.theme import ACCENT, MUTED, css
 from splatstudio.worker.messages import Event, StateChanged
 from splatstudio.worker.ranks_report import RankFigures, RanksReport

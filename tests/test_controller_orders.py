@@ -93,7 +93,7 @@ def test_a_worker_that_cannot_even_be_made_is_told_and_the_one_before_stays(
 
     monkeypatch.setattr(WorkerClient, "__init__", full)
     beside = Beside(lambda _: None)
-    with pytest.raises(ValueError, match=r"cannot be shown: .*The training goes on\."):
+    with pytest.raises(ValueError, match=r"cannot be shown: .*The training is not touched\."):
         beside.show(ViewJob(tmp_path / "a.ply"), ONE_RANK)
     assert beside.path is None
 

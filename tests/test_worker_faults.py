@@ -21,6 +21,7 @@ from splatstudio.worker.messages import (
     Finished,
     Pause,
     Progress,
+    Resume,
     Save,
     Saved,
     SetView,
@@ -263,21 +264,21 @@ def test_a_rank_that_dies_while_loading_is_tried_once_more(
 
 
 def test_there_is_a_limit_to_restarts(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
-    step = worker.of(Saved)[-1].step
-    for later in (3, 6, 9, 12):
-        target = step + later
-        while worker.wait(Progress).step <= target:
-            pass
-        os.kill(worker.client.pid, signal.SIGKILL)
-        if later < 12:
-            assert worker.wait(Started).step == step
+    run = tmp_path / "run"
+    worker = train(launch, TrainJob(blob_folder, run, MANY), FAULTY)
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    worker.client.send(Save())
+    saved = worker.wait(Saved)
+    plan_fault(run, "die", saved.step + 10)
+    worker.client.send(Resume())
     failed = worker.wait(Failed)
     assert "restarted 3 times within 10 minutes" in failed.sentence
-    assert f"step {step:,} is safe; press Resume" in failed.sentence and failed.step > step
+    assert f"step {saved.step:,} is safe; press Resume" in failed.sentence and failed.step == saved.step + 40
+    assert [event.step for event in worker.of(Started)[1:]] == 3 * [saved.step]
     assert len(worker.of(Warned)) == 3 and not worker.of(Finished)
-    assert failed.log_path == tmp_path / "run" / "logs" / "worker.log"
-    assert newest_checkpoint(tmp_path / "run") == worker.of(Saved)[-1].path
+    assert failed.log_path == run / "logs" / "worker.log"
+    assert newest_checkpoint(run) == saved.path
 
 
 def test_a_killed_viewer_of_a_finished_model_comes_back(

@@ -61,14 +61,18 @@ class FaultyTraining(Training):
 
     def advance(self) -> None:
         """Train one step."""
-        self._fail_where_planned("raise", "no memory", "diverge", "hang", "hold", "slow save", "full disk")
+        self._fail_where_planned(
+            "raise", "no memory", "diverge", "hang", "hold", "slow save", "full disk", "die"
+        )
         super().advance()
 
     def _fail_where_planned(self, *kinds: str) -> None:
         fault = self._fault()
         if fault is None or fault["kind"] not in kinds or self.step != fault["step"] or fault["times"] == 0:
             return
-        plan_fault(self._job.run_dir, fault["kind"], fault["step"], fault["times"] - 1)
+        # A process that dies does so ten steps later than the one before: never twice at the same step.
+        later = 10 if fault["kind"] == "die" else 0
+        plan_fault(self._job.run_dir, fault["kind"], fault["step"] + later, fault["times"] - 1)
         if fault["kind"] == "raise":
             raise RuntimeError("the injected fault")
         if fault["kind"] == "no memory":

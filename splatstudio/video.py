@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -168,6 +168,9 @@ def _video(path: Path, codec: str, camera: Camera, fps: float, quality: Quality)
         yield lambda number, image: file.write_frame(image)
         file.close()
     except BaseException:
-        # The plugin would flush again when it is collected, into a file that is gone.
+        # The plugin would flush again when it is collected, into a file that is gone. What it still holds
+        # of the file goes with it: why there is no video is what is raised here.
         file._video_stream = file._container = None
+        with suppress(OSError):
+            file.close()
         raise

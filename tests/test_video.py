@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import sys
@@ -164,6 +165,18 @@ def test_a_full_disk_gives_one_sentence(model: Model, path: CameraPath, tmp_path
         render_path(model, path.cameras(), tmp_path / name, fps=24)
     assert "\n" not in str(error.value) and name in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["a.mp4", "a.webm"])
+def test_what_a_full_disk_left_open_does_not_fail_again(
+    model: Model, path: CameraPath, tmp_path: Path, name: str
+) -> None:
+    with files_limited_to(1000):
+        with pytest.raises(ValueError, match="could not be written") as error:
+            render_path(model, path.cameras(), tmp_path / name, fps=24)
+        del error
+        gc.collect()
 
 
 def test_outputs_that_cannot_be_written_give_one_sentence(

@@ -18,10 +18,10 @@ from splatstudio.checkpoint import checkpoint_folders, save_checkpoint
 from splatstudio.checkpoint_catalog import CatalogEntry
 from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Against, evaluate, write_evaluation
+from splatstudio.free_path import free_path
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.app import Studio
-from splatstudio.studio.free_path import free_path
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Panel
 from splatstudio.studio.panels.evaluate import EvaluatePanel

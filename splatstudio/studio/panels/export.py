@@ -8,8 +8,8 @@ import numpy as np
 import viser
 
 from splatstudio.formats import FORMATS, Format, format_of
+from splatstudio.free_path import free_path
 from splatstudio.studio.controller import Notice
-from splatstudio.studio.free_path import free_path
 from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html

@@ -8,8 +8,8 @@ from pathlib import Path
 import viser
 
 from splatstudio.camera_path import MAX_SIZE
+from splatstudio.free_path import free_path
 from splatstudio.studio.controller import Notice
-from splatstudio.studio.free_path import free_path
 from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import MAX_DOWNLOAD_BYTES, JobBar, download
 from splatstudio.studio.jobs import JobBoard

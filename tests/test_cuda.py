@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
 from splatstudio import ops

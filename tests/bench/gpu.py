@@ -1,208 +1,209 @@
-"""Time the CUDA kernels on the GPU in use, with CUDA events; prints a short table with ratios.
+"""Measure the kernels on the GPU in use; ends with a short table, ratios and whether the aims are met.
 
-    python tests/bench/gpu.py [--millions 1 3 6] [--train SCENE ...]
+    python tests/bench/gpu.py [--seconds 300] [--train SCENE ...]
+    python tests/bench/gpu.py --device cpu --tiny     a rehearsal without a GPU; its figures mean nothing
 
-The workload is a synthetic cloud of splats as large as those of a trained scene; gsplat and fused-ssim, where
-they can be imported, are timed on the same tensors (`pip download` their wheels elsewhere and install them
-with --no-index on a machine without a network).
+Drawn are copies of the oracle's garden (`shared/oracle` in the repository or beside it; without the file
+these rows are left out) and a synthetic cloud. gsplat and fused-ssim, where they can be imported, do the same
+with the same tensors; on_gpu.sh says how to bring them. What no time is left for is left out and said so.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import math
-import statistics
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import splatstudio  # noqa: F401 - before torch: it says how torch's threads wait
+
+# isort: split
 import torch
-from torch import Tensor
+from gpu_peers import fused_ssim_of, gsplat_picture, gsplat_step, has_fused_ssim, has_gsplat
+from gpu_report import Aim, Clock, Report
+from gpu_viewer import FRAMES_PER_SECOND, measure_viewer
+from gpu_workloads import Workload, cloud, find_garden, garden, training_step
 
 from splatstudio import ops
-from splatstudio.camera import Camera
-from splatstudio.config import DensifyConfig, OptimConfig, TrainConfig
-from splatstudio.descent import backward, draw, improve
+from splatstudio.config import TrainConfig
 from splatstudio.evaluate import evaluate
-from splatstudio.gaussians import Gaussians
-from splatstudio.losses import photometric
-from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions, options_for_display, render
+from splatstudio.rendering import render
 from splatstudio.scene import load_scene
 from splatstudio.trainer import Trainer
 
-SIZES = {"1080p": (1920, 1080), "4K": (3840, 2160)}
-REPEATS = 15
+ROOT = Path(__file__).resolve().parents[2]
+TWICE, SSIM_AIM, MEMORY_AIM = Aim(ratio=2.0), Aim(ratio=1.3), Aim(most=1.0)
+PAUSED_AIM, SLOWDOWN_AIM = Aim(most=1000 / 60), Aim(most=5.0)
 
 
-def cloud(num: int) -> Gaussians:
-    """Return `num` splats in a box before the camera, about 2 px wide at 1080p and a million of them."""
-    random = torch.Generator("cuda").manual_seed(0)
-    size = math.log(0.004 * (1e6 / num) ** (1 / 3))
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured."""
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random, device="cuda")
+    millions: tuple[float, ...]
+    sizes: dict[str, tuple[int, int]]
+    steps: int
+    downscale: int
+    viewer_seconds: float
 
-    means = 2.0 * torch.rand(num, 3, generator=random, device="cuda") - 1.0
-    return Gaussians(
-        means=means,
-        quats=normal(num, 4),
-        scales=size + 0.5 * normal(num, 3),
-        opacities=normal(num),
-        sh0=0.5 * normal(num, 1, 3),
-        shN=0.1 * normal(num, 15, 3),
+    @property
+    def first_size(self) -> tuple[str, tuple[int, int]]:
+        """Return name and size of the smaller pictures."""
+        return next(iter(self.sizes.items()))
+
+
+FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, 7000, 2, 21.0)
+TINY = Extent((0.001,), {"tiny": (64, 48)}, 3, 2, 0.2)
+
+
+def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str) -> None:
+    """Time forward and way back of a picture, and a whole step with its memory."""
+    inputs = list(workload.gaussians.tensors().values())
+
+    def both(picture) -> tuple[float, float]:
+        forward = clock.milliseconds(picture)
+        rgb = picture()
+        v_rgb = torch.rand_like(rgb)
+        back = clock.milliseconds(lambda: torch.autograd.grad(rgb, inputs, v_rgb, retain_graph=True))
+        return forward, back
+
+    step = training_step(workload)
+    peak = clock.peak_gigabytes(step)
+    per_million = None if peak is None else peak / workload.millions
+    forward, back = both(lambda: render(workload.gaussians, workload.camera).rgb)
+    peer = both(gsplat_picture(workload)) if has_gsplat() else (None, None)
+    report.add(f"forward, {label}", forward, "ms", peer=peer[0], aim=TWICE)
+    report.add(f"way back, {label}", back, "ms", peer=peer[1], aim=TWICE)
+    ours, theirs = clock.milliseconds(step), None
+    if has_gsplat() and has_fused_ssim():
+        theirs = clock.milliseconds(gsplat_step(workload))
+    report.add(f"training step, {label}", ours, "ms", peer=theirs, aim=TWICE)
+    report.add(f"memory a million, step, {label}", per_million, "GB", aim=MEMORY_AIM)
+
+
+def loss_row(report: Report, clock: Clock, size: tuple[int, int], label: str) -> None:
+    """Time SSIM and its gradient."""
+    image = torch.rand(size[1], size[0], 3, device=clock.device, requires_grad=True)
+    target = torch.rand_like(image)
+
+    def work() -> None:
+        image.grad = None
+        ops.ssim(image, target, padding="same").backward()
+
+    peer = clock.milliseconds(fused_ssim_of(image, target)) if has_fused_ssim() else None
+    report.add(f"SSIM with gradient, {label}", clock.milliseconds(work), "ms", peer=peer, aim=SSIM_AIM)
+
+
+def adam_row(report: Report, clock: Clock, millions: float) -> None:
+    """Time a step of Adam on whole tensors, against torch's fused one."""
+    tensors = [torch.rand(int(59e6 * millions), device=clock.device) for _ in range(4)]
+    param = tensors[0].clone().requires_grad_()
+    param.grad = tensors[1]
+    peer = torch.optim.Adam([param], fused=True)
+    ours = clock.milliseconds(
+        lambda: ops.adam_step(*tensors, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-15, step=1)
+    )
+    report.add(
+        f"Adam, {millions:g} M Gaussians (peer: torch)", ours, "ms", peer=clock.milliseconds(peer.step)
     )
 
 
-def camera(width: int, height: int) -> Camera:
-    """Return a camera that has the box of `cloud` fill its picture."""
-    viewmat = np.eye(4)
-    viewmat[2, 3] = 2.2
-    K = np.array([[0.9 * width, 0.0, width / 2], [0.0, 0.9 * width, height / 2], [0.0, 0.0, 1.0]])
-    return Camera(viewmat, K, width, height)
+def viewer_rows(report: Report, clock: Clock, workload: Workload, seconds: float, label: str) -> None:
+    """Time pictures for a browser, paused and beside a training."""
+    figures = measure_viewer(workload, training_step(workload), clock, seconds)
+    report.add(f"viewer, paused, {label}", figures.paused, "ms", aim=PAUSED_AIM)
+    report.add(f"viewer, while training, {label}", figures.training, "ms")
+    report.add(f"viewer, pictures of {FRAMES_PER_SECOND} a second", figures.frames_per_second, "1/s")
+    report.add("viewer, training is slower by", 100.0 * figures.slowdown, "%", aim=SLOWDOWN_AIM)
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Return the median time of `work` on the GPU."""
-    times = []
-    for _ in range(REPEATS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
-
-
-def leaves(gaussians: Gaussians) -> Gaussians:
-    """Return the Gaussians with tensors that take gradients."""
-    return gaussians.map(lambda tensor: tensor.detach().requires_grad_())
-
-
-def forward_and_backward(picture: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[float, float]:
-    """Return the median milliseconds of a picture and of its way back."""
-    forward = milliseconds(picture)
-    rgb = picture()
-    v_rgb = torch.rand_like(rgb)
-    back = milliseconds(lambda: torch.autograd.grad(rgb, inputs, v_rgb, retain_graph=True))
-    return forward, back
-
-
-def gsplat_picture(gaussians: Gaussians, view: Camera) -> Callable[[], Tensor]:
-    """Return gsplat's rendering of the same tensors."""
-    from gsplat import rasterization  # pyright: ignore[reportMissingImports]
-
-    viewmat = torch.tensor(view.viewmat, dtype=torch.float32, device="cuda")[None]
-    K = torch.tensor(view.K, dtype=torch.float32, device="cuda")[None]
-    g = gaussians
-
-    def picture() -> Tensor:
-        colors = torch.cat([g.sh0, g.shN], dim=1)
-        return rasterization(
-            g.means,
-            g.quats,
-            g.scales.exp(),
-            g.opacities.sigmoid(),
-            colors,
-            viewmat,
-            K,
-            view.width,
-            view.height,
-            sh_degree=3,
-            packed=False,
-        )[0]
-
-    return picture
-
-
-def row(name: str, ours: float, peer: float | None = None, unit: str = "ms") -> None:
-    """Print one line of the table."""
-    compared = "" if peer is None else f"{peer:10.3f} {unit}   x {peer / ours:5.2f}"
-    print(f"{name:36} {ours:10.3f} {unit} {compared}", flush=True)
-
-
-def rasteriser_rows(millions: float, size: str) -> None:
-    """Time forward, backward and a whole step."""
-    gaussians, view = leaves(cloud(int(1e6 * millions))), camera(*SIZES[size])
-    inputs = list(gaussians.tensors().values())
-    torch.cuda.reset_peak_memory_stats()
-    forward, back = forward_and_backward(lambda: render(gaussians, view).rgb, inputs)
-    peer: tuple[float | None, float | None] = (None, None)
-    if importlib.util.find_spec("gsplat"):
-        peer = forward_and_backward(gsplat_picture(gaussians, view), inputs)
-    label = f"{millions:g} M at {size}"
-    row(f"forward, {label}", forward, peer[0])
-    row(f"backward, {label}", back, peer[1])
-    target = torch.rand(view.height, view.width, 3, device="cuda")
-    optimizer = SplatAdam.zeros(gaussians)
-    rates = learning_rates(OptimConfig(), extent=1.0, step=0, steps=30_000)
-
-    def step() -> None:
-        drawing = draw(gaussians, optimizer, view, RenderOptions(), observed=True)
-        loss = photometric(drawing.rgb, target, ssim_weight=0.2)
-        improve(drawing, backward(drawing, loss), optimizer, rates)
-
-    torch.cuda.reset_peak_memory_stats()
-    row(f"training step, {label}", milliseconds(step))
-    row(f"peak memory of a step, {label}", torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
-
-
-def loss_rows() -> None:
-    """Time the loss with its gradient."""
-    image = torch.rand(1080, 1920, 3, device="cuda", requires_grad=True)
-    target = torch.rand_like(image)
-    ours = milliseconds(lambda: ops.ssim(image, target, padding="same").backward())
-    peer = None
-    if importlib.util.find_spec("fused_ssim"):
-        from fused_ssim import fused_ssim  # pyright: ignore[reportMissingImports]
-
-        theirs, other = (t.detach().permute(2, 0, 1)[None].contiguous() for t in (image, target))
-        theirs.requires_grad_()
-        peer = milliseconds(lambda: fused_ssim(theirs, other).backward())
-    row("SSIM with gradient, 1080p", ours, peer)
-    tensors = [torch.rand(59_000_000, device="cuda") for _ in range(4)]
-    adam = torch.optim.Adam([tensors[0].clone().requires_grad_()], fused=True)
-    adam.param_groups[0]["params"][0].grad = tensors[1]
-    ours = milliseconds(lambda: ops.adam_step(*tensors, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-15, step=1))
-    row("Adam, 1 M Gaussians (peer: torch)", ours, milliseconds(adam.step))
-
-
-def training_rows(path: Path, steps: int) -> None:
-    """Train a scene and evaluate it."""
-    config = TrainConfig(steps=steps, downscale=2, eval_steps=(), save_steps=(), densify=DensifyConfig())
+def training_rows(report: Report, clock: Clock, path: Path, config: TrainConfig, seconds: float) -> None:
+    """Train a scene for at most `seconds` and evaluate it on its test photographs."""
     scene = load_scene(path, downscale=config.downscale, test_every=config.test_every)
-    trainer = Trainer(scene, config)
-    started = time.perf_counter()
-    for _ in range(steps):
-        trainer.train_step()
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    scores = evaluate(trainer.gaussians, scene, options=options_for_display(config))
-    row(f"{path.name}, {steps} steps", seconds, unit="s")
-    row(f"{path.name}, PSNR of the test photos", scores.psnr, unit="dB")
-    trainer.close()
+    trainer = Trainer(scene, config, device=clock.device)
+    try:
+        started = time.perf_counter()
+        while trainer.step < config.steps and time.perf_counter() < started + seconds:
+            trainer.train_step()
+        clock.wait()
+        taken = time.perf_counter() - started
+        scores = evaluate(trainer.gaussians, scene, options=trainer.display_options)
+    finally:
+        trainer.close()
+    steps = f"{trainer.step} steps"
+    if trainer.step < config.steps:
+        steps = f"cut off at step {trainer.step} of {config.steps}"
+    report.add(f"{path.name}, {steps}", taken, "s")
+    report.add(f"{path.name}, PSNR of the test photographs", scores.psnr, "dB")
+    report.add(f"{path.name}, Gaussians", trainer.num_gaussians / 1e6, "M")
 
 
-def main() -> None:
-    """Parse the command line and print the table."""
+def measure_pictures(report: Report, clock: Clock, extent: Extent) -> None:
+    """Time the garden's tiles and the cloud, then the viewer on the first of them."""
+    file = find_garden(ROOT)
+    if file is None:
+        report.leave_out("garden", "there is no shared/oracle with its file, in the repository or beside it")
+    else:
+        for size in extent.sizes:
+            for millions in extent.millions:
+                label = f"garden {millions:g} M, {size}"
+                # The longest row, 6 M at 4K with its peer, is eight medians of at most 3 s each.
+                if report.has_time(label, 24.0 if clock.device.type == "cuda" else 0.0):
+                    num = round(1e6 * millions)
+                    rasteriser_rows(report, clock, garden(file, num, extent.sizes[size], clock.device), label)
+    name, size = extent.first_size
+    num = round(1e6 * extent.millions[0])
+    label = f"cloud {extent.millions[0]:g} M, {name}"
+    if report.has_time(label, 10.0):
+        rasteriser_rows(report, clock, cloud(num, size, clock.device), label)
+    loss_row(report, clock, size, name)
+    adam_row(report, clock, extent.millions[0])
+    workload = cloud(num, size, clock.device) if file is None else garden(file, num, size, clock.device)
+    label = f"{workload.name} {extent.millions[0]:g} M, {name}"
+    if report.has_time(f"viewer, {label}", extent.viewer_seconds):
+        viewer_rows(report, clock, workload, extent.viewer_seconds, label)
+
+
+def measure_trainings(report: Report, clock: Clock, extent: Extent, scenes: list[Path]) -> None:
+    """Train each scene in an equal share of the time that is left."""
+    for number, path in enumerate(scenes):
+        config = TrainConfig(steps=extent.steps, downscale=extent.downscale, eval_steps=(), save_steps=())
+        if report.has_time(f"training on {path.name}", 5.0):
+            seconds = 0.95 * report.seconds_left / (len(scenes) - number)
+            training_rows(report, clock, path, config, seconds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, measure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--millions", type=float, nargs="*", default=[1, 3, 6])
-    parser.add_argument("--train", type=Path, nargs="*", default=[])
-    parser.add_argument("--steps", type=int, default=7000)
-    arguments = parser.parse_args()
-    if not ops.has_cuda_kernels():
+    parser.add_argument("--seconds", type=float, default=300.0, help="about how long all of it may take")
+    parser.add_argument("--train", type=Path, nargs="*", default=[], help="scenes to train")
+    parser.add_argument("--millions", type=float, nargs="+", help="of Gaussians; default 1 3 6")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a thousand Gaussians, pictures of 64 x 48, 3 steps"
+    )
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and not ops.has_cuda_kernels():
         raise SystemExit("no GPU, or the extension was built without CUDA kernels: see `splatstudio doctor`")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'':36} {'ours':>10}    {'peer':>10}      peer / ours")
-    for millions in arguments.millions:
-        for size in SIZES:
-            rasteriser_rows(millions, size)
-    loss_rows()
-    for path in arguments.train:
-        training_rows(path, arguments.steps)
+    if given.device == "cpu" and not given.tiny:
+        raise SystemExit(
+            "on the CPU this is only a rehearsal: add --tiny (tests/bench/step.py measures the CPU)"
+        )
+    extent = TINY if given.tiny else FULL
+    if given.millions:
+        extent = Extent(
+            tuple(given.millions), extent.sizes, extent.steps, extent.downscale, extent.viewer_seconds
+        )
+    clock = Clock(torch.device(given.device))
+    # Half of the time is for the trainings.
+    report = Report(given.seconds * (0.5 if given.train else 1.0), judges=given.device == "cuda")
+    end = time.monotonic() + given.seconds
+    measure_pictures(report, clock, extent)
+    report.prolong(end)
+    measure_trainings(report, clock, extent, given.train)
+    machine = torch.cuda.get_device_name() if given.device == "cuda" else "the CPU: a rehearsal"
+    print(f"\n{report.table(f'{machine}, torch {torch.__version__}')}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""What the GPU's benchmark draws: the oracle's garden laid out in tiles, and a cloud that needs no file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.camera import Camera
+from splatstudio.config import OptimConfig
+from splatstudio.descent import DescentPlan, Drawing, Shot, descend
+from splatstudio.gaussians import Gaussians
+from splatstudio.losses import photometric
+from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.rendering import RenderOptions
+
+GARDEN = "garden0_pinhole_classic_sh3_grad.npz"
+SSIM_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Gaussians that take gradients, and where they are seen from."""
+
+    name: str
+    gaussians: Gaussians
+    camera: Camera
+
+    @property
+    def millions(self) -> float:
+        """Return the number of Gaussians in millions."""
+        return len(self.gaussians) / 1e6
+
+
+def find_garden(root: Path) -> Path | None:
+    """Return the oracle's garden below `root`/shared or beside `root`, None where it is not."""
+    files = [folder / "shared" / "oracle" / GARDEN for folder in (root, root.parent)]
+    return next((file for file in files if file.is_file()), None)
+
+
+def garden(file: Path, num: int, size: tuple[int, int], device: torch.device) -> Workload:
+    """Return `num` Gaussians: copies of the oracle's garden side by side on the ground, as gsplat lays its.
+
+    The camera is the first of the file's with a picture of `size` = (width, height); it stands in the copy in
+    the middle.
+    """
+    with np.load(file) as data:
+        arrays = {name: data[name] for name in ("means", "quats", "scales", "opacities", "sh")}
+        viewmat, K = data["viewmats"][0].astype(np.float64), data["Ks"][0].astype(np.float64)
+        width = int(data["width"])
+    one = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    copies = math.ceil(num / len(one["means"]))
+    side = math.ceil(math.sqrt(copies))
+    extent = one["means"].amax(dim=0) - one["means"].amin(dim=0)
+    # The middle first, so that the camera's own copy is there whatever the number.
+    places = sorted(
+        ((x - side // 2, y - side // 2) for x in range(side) for y in range(side)),
+        key=lambda place: place[0] ** 2 + place[1] ** 2,
+    )[:copies]
+    offsets = torch.tensor([[x, y, 0.0] for x, y in places]) * extent
+
+    def tiled(tensor: Tensor) -> Tensor:
+        return tensor.repeat(copies, *([1] * (tensor.dim() - 1)))[:num]
+
+    means = (one["means"] + offsets[:, None]).reshape(-1, 3)[:num]
+    opacities = one["opacities"].clamp(1e-4, 1.0 - 1e-4)
+    gaussians = Gaussians(
+        means=means,
+        quats=tiled(one["quats"]),
+        scales=tiled(one["scales"].log()),
+        opacities=tiled(torch.logit(opacities)),
+        sh0=tiled(one["sh"][:, :1]),
+        shN=tiled(one["sh"][:, 1:]),
+    )
+    factor = size[0] / width
+    K = np.array([[K[0, 0] * factor, 0, size[0] / 2], [0, K[1, 1] * factor, size[1] / 2], [0, 0, 1.0]])
+    return Workload("garden", leaves(gaussians.to(device)), Camera(viewmat, K, *size))
+
+
+def cloud(num: int, size: tuple[int, int], device: torch.device) -> Workload:
+    """Return `num` splats in a box before the camera, about 2 px wide at 1080p and a million of them."""
+    random = torch.Generator(device).manual_seed(0)
+    scale = math.log(0.004 * (1e6 / num) ** (1 / 3))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, device=device)
+
+    gaussians = Gaussians(
+        means=2.0 * torch.rand(num, 3, generator=random, device=device) - 1.0,
+        quats=normal(num, 4),
+        scales=scale + 0.5 * normal(num, 3),
+        opacities=normal(num),
+        sh0=0.5 * normal(num, 1, 3),
+        shN=0.1 * normal(num, 15, 3),
+    )
+    width, height = size
+    viewmat = np.eye(4)
+    viewmat[2, 3] = 2.2
+    K = np.array([[0.9 * width, 0.0, width / 2], [0.0, 0.9 * width, height / 2], [0.0, 0.0, 1.0]])
+    return Workload("cloud", leaves(gaussians), Camera(viewmat, K, width, height))
+
+
+def leaves(gaussians: Gaussians) -> Gaussians:
+    """Return the Gaussians with tensors that take gradients."""
+    return gaussians.map(lambda tensor: tensor.detach().contiguous().requires_grad_())
+
+
+def noise(camera: Camera, device: torch.device) -> Tensor:
+    """Return a photograph [H, W, 3] of the camera's size."""
+    return torch.rand(
+        camera.height, camera.width, 3, generator=torch.Generator(device).manual_seed(1), device=device
+    )
+
+
+def training_step(workload: Workload) -> Callable[[], object]:
+    """Return a whole step of a training on one photograph, as the trainer makes it."""
+    gaussians, camera = workload.gaussians, workload.camera
+    target = noise(camera, gaussians.device)
+    shot = Shot(0, "noise", camera, target, None, (0.0, 0.0, 0.0))
+    optimizer = SplatAdam.zeros(gaussians)
+    rates = learning_rates(OptimConfig(), extent=1.0, step=0, steps=30_000)
+    plan = DescentPlan(RenderOptions(), rates, observed=True)
+
+    def loss_of(shot: Shot, drawing: Drawing) -> Tensor:
+        return photometric(drawing.rgb, shot.target, ssim_weight=SSIM_WEIGHT, mask=shot.mask)
+
+    return lambda: descend(gaussians, optimizer, shot, loss_of, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -56,10 +57,10 @@ class Ranks:
 
     def generator(self, seed: int, step: int) -> torch.Generator:
         """Return a generator for random numbers of this rank's own rows at a step, the same when repeated."""
-        generator = torch.Generator()
-        # Far apart for neighbouring seeds, ranks and steps: a Weyl sequence a part (splitmix64's constant).
-        mixed = ((seed * 0x9E3779B97F4A7C15) ^ (step << 20) ^ (self.rank + 1)) & (2**63 - 1)
-        return generator.manual_seed(mixed)
+        name = f"{seed} {step} {self.rank}".encode()
+        # A hash of four bytes: torch's generators for the CPU look at 32 bits of a seed and at no more.
+        number = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little")
+        return torch.Generator().manual_seed(number)
 
 
 ALONE = Ranks()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from format_models import assert_kept, converted, model, precision_of
+from other_programs import splat_transform  # noqa: F401  (a fixture)
 from PIL import Image
-from test_ply import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats import read_gaussians, write_gaussians
 from splatstudio.formats.codebook import codebook, nearest, palette

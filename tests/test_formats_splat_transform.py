@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from format_models import Precision, assert_kept, converted, model, precision_of
-from test_ply import splat_transform  # noqa: F401  (a fixture)
+from other_programs import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats import read_gaussians, write_gaussians
 from splatstudio.formats.ply import read_ply, write_ply

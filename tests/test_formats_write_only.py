@@ -12,7 +12,7 @@ import pytest
 import torch
 import trimesh
 from format_models import close, converted, model
-from test_ply import splat_transform  # noqa: F401  (a fixture)
+from other_programs import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats import read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from other_programs import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussian_transform import transformed
@@ -18,8 +17,6 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.reference import rotation_matrices
 
 SHARED_PLY = Path(__file__).parent.parent.parent / "shared" / "bench" / "banana_114k.ply"
-SPLAT_TRANSFORM = "@playcanvas/splat-transform@2.7.1"
-CACHE = Path.home() / ".cache" / "splatstudio-tests"
 
 
 def random_gaussians(num: int, degree: int = 3) -> Gaussians:
@@ -287,29 +284,8 @@ def test_a_model_of_another_trainer(tmp_path: Path) -> None:
     assert_equal(read_ply(tmp_path / "a.ply"), gaussians)
 
 
-@pytest.fixture(scope="session")
-def splat_transform() -> str:
-    """Return the program of an independent reader and writer, installed once into the user's cache."""
-    program = CACHE / SPLAT_TRANSFORM.rpartition("@")[2] / "node_modules" / ".bin" / "splat-transform"
-    if not program.exists():
-        npm = shutil.which("npm")
-        if npm is None and not os.environ.get("CI"):
-            pytest.skip("npm is not installed, with which an independent PLY reader is fetched")
-        assert npm is not None, "CI needs node and npm for an independent PLY reader"
-        folder = program.parent.parent.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)]
-        fetched = subprocess.run(
-            [npm, "install", *options, SPLAT_TRANSFORM], capture_output=True, text=True, timeout=250
-        )
-        if fetched.returncode != 0 and not os.environ.get("CI"):
-            pytest.skip(f"the independent PLY reader could not be fetched: {fetched.stderr[-200:]}")
-        assert fetched.returncode == 0, fetched.stderr
-    return str(program)
-
-
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
-def test_an_independent_program_reads_our_files(tmp_path: Path, splat_transform: str, degree: int) -> None:
+def test_an_independent_program_reads_our_files(tmp_path: Path, splat_transform: str, degree: int) -> None:  # noqa: F811
     gaussians = random_gaussians(777, degree)
     write_ply(tmp_path / "a.ply", gaussians)
     command = [splat_transform, "-q", str(tmp_path / "a.ply"), "-m", "null"]
@@ -327,7 +303,7 @@ def test_an_independent_program_reads_our_files(tmp_path: Path, splat_transform:
             assert float(values["max"]) == pytest.approx(column.max(), abs=2e-6)
 
 
-def test_an_independent_program_turns_gaussians_as_we_do(tmp_path: Path, splat_transform: str) -> None:
+def test_an_independent_program_turns_gaussians_as_we_do(tmp_path: Path, splat_transform: str) -> None:  # noqa: F811
     """Its file, read by us, against our own transform: positions, rotations, sizes and SH of all bands."""
     gaussians = random_gaussians(50)
     write_ply(tmp_path / "a.ply", gaussians)

@@ -21,6 +21,7 @@ import pytest
 import torch
 import zstandard
 from format_models import model
+from scipy.spatial.transform import Rotation
 from studio_page import CANVAS, PAGE_TEST, browser  # noqa: F401  (a fixture)
 from test_cli import command
 
@@ -70,10 +71,13 @@ def test_the_page_holds_the_model_as_other_formats_do(tmp_path: Path) -> None:
     covariance = np.zeros((300, 3, 3))
     covariance[:, [0, 0, 0, 1, 1, 2], [0, 1, 2, 1, 2, 2]] = rows[:, 16:28].copy().view(np.float16)
     full = covariance + np.stack([np.triu(one, 1).T for one in covariance])
-    # The eigenvalues of a covariance are the squares of the sizes, whatever way the Gaussian is turned.
-    sizes = np.sort((PAGE_SIZE * gaussians.scales.exp().numpy()) ** 2, axis=1)
-    largest = sizes[:, -1:]
-    assert np.allclose(np.linalg.eigvalsh(full) / largest, sizes / largest, atol=2e-3)
+    # Along its axes, which scipy turns, a Gaussian varies by the squares of its sizes, and nothing across.
+    xyzw = gaussians.quats.numpy()[:, [1, 2, 3, 0]]
+    axes = Rotation.from_quat(xyzw).as_matrix()
+    sizes = (PAGE_SIZE * gaussians.scales.exp().numpy()) ** 2
+    along = axes.transpose(0, 2, 1) @ full @ axes / sizes.max(axis=1)[:, None, None]
+    expected = np.stack([np.diag(row) for row in sizes / sizes.max(axis=1, keepdims=True)])
+    assert np.allclose(along, expected, atol=2e-3)
     rgb = (0.5 + 0.28209479 * gaussians.sh0[:, 0]).clamp(0, 1) * 255
     assert np.abs(rows[:, 28:31] - rgb.numpy()).max() < 0.51
     assert np.abs(rows[:, 31] - 255 * gaussians.opacities.sigmoid().numpy()).max() < 0.51

@@ -1,0 +1,74 @@
+"""Programs of others for the formats that we write and read, of fixed versions, fetched when needed.
+
+Each is kept in the user's cache. Where one cannot be had its tests are skipped, but never in CI.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SPLAT_TRANSFORM = (
+    "@playcanvas/splat-transform@2.7.1"  # the last for Node.js 20; newer ones read no more of ours
+)
+GLTF_READERS = ("@gltf-transform/core@4.5.1", "property-graph@4.1.0", "gltf-validator@2.0.0-dev.3.10")
+GSPLAT = "gsplat==1.5.3"
+CACHE = Path.home() / ".cache" / "splatstudio-tests"
+
+
+def npm_packages(folder: Path, *packages: str) -> Path:
+    """Install packages of npm into `folder`, whole or not at all, unless they are there; return it."""
+    if (folder / "complete").exists():
+        return folder
+    npm = shutil.which("npm")
+    if npm is None and not os.environ.get("CI"):
+        pytest.skip("npm is not installed, with which independent readers are fetched")
+    assert npm is not None, "CI needs node and npm for independent readers of the formats"
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)]
+    fetched_into(folder, [npm, "install", *options, *packages])
+    return folder
+
+
+def fetched_into(folder: Path, command: list[str]) -> None:
+    """Run what fetches a program into `folder`, and note that it is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fetched = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    if fetched.returncode != 0 and not os.environ.get("CI"):
+        pytest.skip(f"{folder.name} could not be fetched: {fetched.stderr[-200:]}")
+    assert fetched.returncode == 0, fetched.stderr
+    (folder / "complete").touch()
+
+
+@pytest.fixture(scope="session")
+def splat_transform() -> str:
+    """Return the program of an independent reader and writer of most formats."""
+    folder = npm_packages(CACHE / SPLAT_TRANSFORM.rpartition("@")[2], SPLAT_TRANSFORM)
+    return str(folder / "node_modules" / ".bin" / "splat-transform")
+
+
+@pytest.fixture(scope="session")
+def gltf_readers() -> Path:
+    """Return the folder of a well-kept reader of glTF and of Khronos' validator, which read_glb.mjs uses."""
+    return npm_packages(CACHE / "gltf-4.5.1", *GLTF_READERS)
+
+
+@pytest.fixture(scope="session")
+def gsplat_exporter() -> ModuleType:
+    """Return gsplat's own module that turns the tensors of its checkpoints into files; it needs no GPU."""
+    folder = CACHE / GSPLAT.replace("==", "-")
+    if not (folder / "complete").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+        fetched_into(folder, [*pip, "--no-deps", "--target", str(folder), GSPLAT])
+    # By its path: the package itself would look for CUDA.
+    spec = importlib.util.spec_from_file_location("gsplat_exporter", folder / "gsplat" / "exporter.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from splatstudio.rendering import stages_for
 from splatstudio.stages import Projected, ProjectSettings
 
 BETA1, BETA2 = 0.9, 0.999
+NUM_MOMENTS = 12  # tensors: two for each of the six
 EPS = 1e-15  # far below torch's default: gradients of single Gaussians are often smaller than 1e-8
 
 
@@ -175,13 +177,24 @@ class SplatAdam:
 
     def edit(self, rows: Tensor, num_newborn: int) -> None:
         """Keep the moments of `rows` (indices) alone, in that order, and add `num_newborn` rows of zeros."""
-        edited = [self.exp_avg.tensors(), self.exp_avg_sq.tensors()]
+        self.replace(lambda tensor: with_zero_rows(tensor, rows, num_newborn))
+
+    def replace(self, change: Callable[[Tensor], Tensor], which: Iterable[int] = range(NUM_MOMENTS)) -> None:
+        """Put what `change` makes of each of the moments in its place: those of `which`, one after the other.
+
+        So but one of them is in memory twice. Where `change` raises, those before are replaced and it is
+        raised on.
+        """
+        names = list(self.exp_avg.tensors())
+        tensors = [*self.exp_avg.tensors().values(), *self.exp_avg_sq.tensors().values()]
         del self.exp_avg, self.exp_avg_sq  # so that each tensor can go when its successor is there
-        for tensors in edited:
-            for name, tensor in tensors.items():
-                newborn = tensor.new_zeros(()).expand(num_newborn, *tensor.shape[1:])
-                tensors[name] = with_rows(tensor, rows, newborn)
-        self.exp_avg, self.exp_avg_sq = (Gaussians(**tensors) for tensors in edited)
+        try:
+            for number in which:
+                tensors[number] = change(tensors[number])
+        finally:
+            half = len(names)
+            self.exp_avg = Gaussians(**dict(zip(names, tensors[:half], strict=True)))
+            self.exp_avg_sq = Gaussians(**dict(zip(names, tensors[half:], strict=True)))
 
     def forget(self, name: str) -> None:
         """Zero both moments of the tensor `name`."""
@@ -216,6 +229,11 @@ def _used_columns(*moments: Tensor) -> int:
             used |= (rows != 0).any(dim=0)
     columns = used.nonzero()
     return int(columns[-1]) + 1 if len(columns) else 0
+
+
+def with_zero_rows(tensor: Tensor, rows: Tensor, num: int) -> Tensor:
+    """Return `tensor[rows]` (indices) with `num` rows of zeros behind."""
+    return with_rows(tensor, rows, tensor.new_zeros(()).expand(num, *tensor.shape[1:]))
 
 
 def _zeros(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians
 from splatstudio.rendering import RenderOptions
 from splatstudio.strategy import Change, Population, edit
+from splatstudio.strategy.attempt import change_or_none, unless_short
 
 LIMIT_EVERY = 10  # steps between two looks at the shapes; a step changes them by less than a percent
 SHOWN = 0.5  # pixels' worth of a picture that a Gaussian must make up to be shown by it
@@ -29,6 +30,7 @@ class ShapeLimits:
     config: ShapeConfig
     extent: float
     options: RenderOptions
+    alive: Callable[[], None] = lambda: None  # called for each photograph of a long task
 
 
 def hold_shapes(
@@ -44,12 +46,12 @@ def hold_shapes(
     """
     config = limits.config
     if (step + 1) % LIMIT_EVERY == 0:
-        limit_shapes(population.gaussians, config, extent=limits.extent)
+        unless_short(population, lambda: limit_shapes(population.gaussians, config, extent=limits.extent))
     if not config.min_views > 0 or (step + 1) % config.min_views_every:
         return change
-    removed = remove_unseen(population, cameras(), limits.options, min_views=config.min_views)
+    removed = change_or_none(population, lambda: Change(pruned=remove_unseen(population, cameras(), limits)))
     change = change or Change()
-    return replace(change, pruned=change.pruned + removed)
+    return replace(change, pruned=change.pruned + removed.pruned, short=change.short or removed.short)
 
 
 @torch.no_grad()
@@ -67,16 +69,15 @@ def limit_shapes(gaussians: Gaussians, config: ShapeConfig, *, extent: float) ->
         torch.minimum(scales, middle + math.log(config.max_ratio), out=scales)
 
 
-def remove_unseen(
-    population: Population, cameras: Sequence[Camera], options: RenderOptions, *, min_views: int
-) -> int:
+def remove_unseen(population: Population, cameras: Sequence[Camera], limits: ShapeLimits) -> int:
     """Remove the Gaussians that fewer than `min_views` of `cameras` show; return how many of all ranks' rows.
 
     All ranks call this with the same cameras. What floats before a camera is seen by that one alone. Where
     nothing would be left nothing is removed.
     """
     ranks = population.ranks
-    keep = views_showing(ranks, population.gaussians.detach(), cameras, options) >= min_views
+    views = views_showing(ranks, population.gaussians.detach(), cameras, limits.options, alive=limits.alive)
+    keep = views >= limits.config.min_views
     num_kept, num = ranks.sum(torch.tensor([int(keep.sum()), len(keep)], device="cpu")).tolist()
     if num_kept == 0 or num_kept == num:
         return 0
@@ -86,16 +87,22 @@ def remove_unseen(
 
 
 def views_showing(
-    ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
+    ranks: Ranks,
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    options: RenderOptions,
+    *,
+    alive: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Return how many of `cameras` show each of this rank's Gaussians, [N] int64, what hides them counted in.
 
     One is shown where its weights in the pixels of a picture add up to `SHOWN` or more. The cameras are the
-    same on all ranks, which draw one each at a time.
+    same on all ranks, which draw one each at a time and call `alive` before it.
     """
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
     nothing = gaussians.means.new_zeros(0)  # there is no photograph to compare with
     for start in range(0, len(cameras), ranks.num_ranks):
+        alive()
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
         shots = [Shot(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
         for weights in contributions(ranks, gaussians, shots, options, _ones):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
 from splatstudio.evaluate import alpha_of, target_image
 from splatstudio.gaussians import Gaussians
+from splatstudio.growth import grow, with_lower_limit
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
@@ -33,17 +34,15 @@ from splatstudio.resolution import divisor_at, reduced
 from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
-from splatstudio.shapes import ShapeLimits, hold_shapes
+from splatstudio.shapes import ShapeLimits
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
 from splatstudio.strategy import Change, Population, trainable
 from splatstudio.strategy.choice import make_strategy
-from splatstudio.strategy.rebalance import rebalance
 from splatstudio.survey import survey, views_of_step
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
-ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
 PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
 
 
@@ -139,6 +138,7 @@ class Trainer:
         self.config = config
         self.step = 0
         self.whole = True  # not while a step changes tensors one after the other: an error there tears them
+        self.alive: Callable[[], None] = lambda: None  # called now and then in a step that may take long
         self._generator = generator
         self._extent = scene.extent * EXTENT_MARGIN
         self._strategy = make_strategy(
@@ -151,6 +151,7 @@ class Trainer:
 
     def _take(self, population: Population) -> None:
         self._population = population
+        population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
         self.num_gaussians = population.num_all()  # of all ranks
 
@@ -209,13 +210,14 @@ class Trainer:
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._queue.count(batch, descent.costs)
         self._corrections.finish(descent.others, poses, step=index, config=config)
-        change = strategy.after_step(self._population, descent.observations, index)
         options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
-        limits = ShapeLimits(config.shapes, self._extent, options)
-        change = hold_shapes(self._population, limits, cameras, change, index)
+        limits = ShapeLimits(config.shapes, self._extent, options, self.alive)
+        change = grow(self._population, strategy, limits, cameras, descent.observations, index)
         if change is not None:
-            rebalance(self._population)
             self.num_gaussians = self._population.num_all()
+            if change.short:
+                told = self._lower_limit(change.short, "a change of their number was left out")
+                problem = told if problem is None else f"{problem} {told}"
         if not self.num_gaussians > 0:
             raise TrainingDiverged(
                 f"all Gaussians became transparent and were removed at step {index + 1}: the photographs and"
@@ -243,13 +245,20 @@ class Trainer:
         problem = None
         for _ in range(MOST_LEFT_OUT):
             try:
-                batch = together(self.ranks, partial(self._queue.next, self.config))
+                batch = together(self.ranks, self._next_photographs)
                 rounds = together(self.ranks, partial(self._shots_of, batch))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:
                 short = error.ranks
-            problem = self._lower_limit(short)
+            problem = self._lower_limit(short, "the photographs of a step were left out")
         raise MemoryError(f"there is no memory for a step, {MOST_LEFT_OUT} times in a row: {problem}")
+
+    def _next_photographs(self) -> Batch:
+        batch = self._queue.next(self.config)
+        if self._population.short:
+            self._population.short = False
+            raise MemoryError("there was no memory for what follows the step before")
+        return batch
 
     def _descend(self, batch: Batch, rounds: list[list[Shot]], plan: DescentPlan) -> Descent:
         def before_change() -> None:
@@ -279,16 +288,9 @@ class Trainer:
             raise OutOfMemory([0])
         return descent
 
-    def _lower_limit(self, short: Sequence[int]) -> str:
-        """Let no more Gaussians be born than there is room for; return what to tell the user."""
-        limit = self.config.densify.max_gaussians
-        limit = max(1, min(limit, int(self.num_gaussians * ROOM_LEFT)))
-        self.config = changed(self.config, "densify.max_gaussians", limit)
-        where = "" if self.ranks.num_ranks == 1 else f" on rank {', '.join(map(str, short))}"
-        return (
-            f"Memory ran out{where} with {self.num_gaussians:,} Gaussians: the photographs of a step were"
-            f" left out, and none are added above {limit:,} from now on."
-        )
+    def _lower_limit(self, short: Sequence[int], left_out: str) -> str:
+        self.config, told = with_lower_limit(self.config, self.num_gaussians, self.ranks, short, left_out)
+        return told
 
     def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
         rgb = self._corrections.shown(shot, drawing)
@@ -299,6 +301,11 @@ class Trainer:
         for penalty in (self._corrections.penalty(shot, self.config), guide):
             loss = loss if penalty is None else loss + penalty
         return loss
+
+    def fail_if_asked(self, site: str) -> None:
+        """Let memory be short at a `site` where a test wants that (see `Fault`)."""
+        if self._fault is not None:
+            self._fault.strike(self.step + (site == "growth"), self.ranks.rank, site)
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(
@@ -368,11 +375,16 @@ class Trainer:
     def _survey(self, step: int, num_views: int | None) -> Iterator[Tensor]:
         """Yield what this rank's Gaussians contribute to photographs drawn for the step; None: to all."""
         config, background = self.config, self._corrections.behind(self.config)
+
+        def shot_of(index: int) -> Shot:
+            self.alive()
+            return self._shot(index, self._queue.photo(index), background)
+
         return survey(
             self._population,
             self.scene,
             views_of_step(self.scene, config.seed, step, num_views),
-            lambda index: self._shot(index, self._queue.photo(index), background),
+            shot_of,
             self._options_at(step, config),
             config.fast.error_ratio,
             shown=self._corrections.shown_now,

@@ -58,6 +58,7 @@ LAYERS = [
     "survey",
     "corrections",
     "shapes",
+    "growth",
     "depth_guide",
     "shard_file",
     "corrections_file",

@@ -17,7 +17,7 @@ from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.shapes import limit_shapes, remove_unseen, views_showing
+from splatstudio.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
 from splatstudio.strategy import Population, trainable
 from splatstudio.trainer import Trainer
 
@@ -33,6 +33,11 @@ def one(mean: np.ndarray, size: float, opacity: float = 4.0) -> Gaussians:
         scales=torch.full((1, 3), float(np.log(size))),
         opacities=torch.full((1,), opacity),
     )
+
+
+def at_least(min_views: int) -> ShapeLimits:
+    """Return limits that remove what fewer photographs show."""
+    return ShapeLimits(ShapeConfig(min_views=min_views), 1.0, OPTIONS)
 
 
 def before(camera: Camera, distance: float) -> np.ndarray:
@@ -94,16 +99,16 @@ def test_what_floats_before_one_camera_is_removed_with_its_moments() -> None:
     optimizer = SplatAdam.zeros(gaussians)
     optimizer.exp_avg.means[:] = torch.arange(3.0)[:, None]
     population = Population(gaussians, optimizer, {"visible": torch.arange(3.0)})
-    assert remove_unseen(population, cameras, OPTIONS, min_views=2) == 1
+    assert remove_unseen(population, cameras, at_least(2)) == 1
     assert len(population) == 2 and population.counts["visible"].tolist() == [0.0, 2.0]
     assert population.optimizer.exp_avg.means[:, 0].tolist() == [0.0, 2.0]
-    assert remove_unseen(population, cameras, OPTIONS, min_views=2) == 0
+    assert remove_unseen(population, cameras, at_least(2)) == 0
 
 
 def test_the_last_gaussians_are_not_removed() -> None:
     gaussians = trainable(one(np.array([0.0, 0.0, 50.0]), 0.05))
     population = Population(gaussians, SplatAdam.zeros(gaussians), {})
-    assert remove_unseen(population, ring_of_cameras(), OPTIONS, min_views=1) == 0
+    assert remove_unseen(population, ring_of_cameras(), at_least(1)) == 0
 
 
 def test_a_training_keeps_the_limits_and_tells_what_it_removed(blob_scene: Scene) -> None:

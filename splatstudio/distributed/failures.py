@@ -17,6 +17,7 @@ T = TypeVar("T")
 _WRONG = 2  # how a rank's work ended: 0 well, 1 without memory
 
 FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
+_FAULT = r"(oom|nan)@step=(\d+),rank=(\d+)(?:,times=(\d+))?(?:,site=(step|growth|evaluation))?"
 
 
 class OutOfMemory(MemoryError):
@@ -37,12 +38,13 @@ class FailedTogether(ValueError):
 def unless_out_of_memory(work: Callable[[], T]) -> T | None:
     """Return what `work` returns, or None where there was no memory for it.
 
-    What it had made until then is free again when this returns.
+    What it had made until then is free again when this returns. OutOfMemory, on which all ranks have agreed,
+    is raised on.
     """
     try:
         return work()
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        if not is_out_of_memory(error):
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
             raise
     # Only here, behind the except block, nothing holds the tensors of the traceback any more.
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -88,29 +90,31 @@ class Fault:
     step: int  # 1 is the first
     rank: int
     times: int  # how often it is yet to happen
+    site: str = "step"  # where in it
 
     @classmethod
     def from_environment(cls) -> Fault | None:
         """Return the fault that SPLATSTUDIO_FAULT asks for, as "oom@step=3,rank=1" or "nan@step=3,rank=0".
 
-        With ",times=2" it happens again when the step is repeated. None without the variable; ValueError
-        where it makes no sense.
+        With ",times=2" it happens again when the step is repeated. With ",site=growth" memory is short when
+        Gaussians are added, removed or moved between ranks after the step, with ",site=evaluation" in an
+        evaluation after it. None without the variable; ValueError where it makes no sense.
         """
         text = os.environ.get(FAULT_VARIABLE, "")
         if not text:
             return None
-        match = re.fullmatch(r"(oom|nan)@step=(\d+),rank=(\d+)(?:,times=(\d+))?", text)
+        match = re.fullmatch(_FAULT, text)
         if match is None:
             raise ValueError(f"{FAULT_VARIABLE} is {text!r}, but must be like oom@step=3,rank=1")
-        kind, step, rank, times = match.groups()
-        return cls(kind, int(step), int(rank), int(times or 1))
+        kind, step, rank, times, site = match.groups()
+        return cls(kind, int(step), int(rank), int(times or 1), site or "step")
 
-    def strike(self, step: int, rank: int) -> float:
+    def strike(self, step: int, rank: int, site: str = "step") -> float:
         """Return what a loss of `step` on `rank` is multiplied with: 1, or NaN where that is the fault.
 
-        Raises torch.OutOfMemoryError where that is.
+        Raises torch.OutOfMemoryError where that is, at `site`.
         """
-        if (step, rank) != (self.step, self.rank) or self.times < 1:
+        if (step, rank, site) != (self.step, self.rank, self.site) or self.times < 1:
             return 1.0
         self.times -= 1
         if self.kind == "oom":

@@ -25,6 +25,7 @@ class Change:
     opacities_reset: bool = False
     relocated: int = 0  # transparent ones that went to where there is more
     capped: int = 0  # Gaussians that should have grown, but for the limit on their number
+    short: tuple[int, ...] = ()  # ranks without memory for a change, which was left out on all
 
     @property
     def num_changed(self) -> int:
@@ -39,6 +40,8 @@ class Change:
             parts.append(f"{self.cloned} cloned, {self.split} split, {self.pruned} removed")
         if self.capped:
             parts.append(f"{self.capped} not grown: the limit is reached")
+        if self.short:
+            parts.append("a change left out: no memory")
         if self.opacities_reset:
             parts.append("opacities reset")
         return "; ".join(parts) or "nothing to change"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from splatstudio.ops_training import count_seen
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
+from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.population import Population, edit, largest
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
@@ -71,13 +73,14 @@ class DefaultStrategy:
         config = self.config
         if not self.observes(step):
             return None
+        counts, sized = population.counts, step < config.stop_scale2d_step
         for observation in seen:
-            counts = population.counts
-            count(counts, observation, counts["radius2d"] if step < config.stop_scale2d_step else None)
+            radius2d = counts["radius2d"] if sized else None
+            unless_short(population, partial(count, counts, observation, radius2d))
         change = None
         paused = step % config.reset_every < config.pause_after_reset
         if step > self.start_step and step % config.every == 0 and not paused:
-            change = self._densify(population, step)
+            change = change_or_none(population, lambda: self._densify(population, step))
         if step > 0 and step % config.reset_every == 0:
             reset_opacities(population, 2.0 * config.prune_opacity)
             change = replace(change or Change(), opacities_reset=True)
@@ -86,6 +89,9 @@ class DefaultStrategy:
     def _densify(self, population: Population, step: int) -> Change:
         gaussians, counts = population.gaussians.detach(), population.counts
         ranks = population.ranks
+        if population.steps_back is not None:
+            # Ranks that got to different places draw the next photographs alike.
+            population.steps_back.append(partial(self.generator.set_state, self.generator.get_state()))
         clone, split, capped = self._to_grow(population, step)
         clones, halves = clone.nonzero().squeeze(1), split.nonzero().squeeze(1).repeat(2)
         born = concatenated(

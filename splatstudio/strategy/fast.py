@@ -14,6 +14,7 @@ from torch import Tensor
 
 from splatstudio.config import TrainConfig
 from splatstudio.strategy import Change, Observation
+from splatstudio.strategy.attempt import change_or_none
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.population import Population, edit, largest
 
@@ -74,10 +75,15 @@ class FastStrategy(DefaultStrategy):
         change = super().after_step(population, seen, step)
         if not (self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]):
             return change
+        thinned = change_or_none(population, lambda: self._thin_out(population, step))
+        change = change or Change()
+        return replace(change, pruned=change.pruned + thinned.pruned, short=change.short or thinned.short)
+
+    def _thin_out(self, population: Population, step: int) -> Change:
         weights = self._largest_weights(population, step)
         num_kept = population.num_all() - int(population.num_all() * self.fast.thin_share)
         kept = largest(population.ranks, weights, num_kept) & (weights >= self.fast.min_weight)
-        return _with_pruned(change, _keep(population, kept))
+        return Change(pruned=_keep(population, kept))
 
     def _densify(self, population: Population, step: int) -> Change:
         fast, num_views = self.fast, 0
@@ -85,7 +91,7 @@ class FastStrategy(DefaultStrategy):
         for view in self._survey(step, fast.views):
             agreed += view[:, 0] > fast.min_error_weight
             num_views += 1
-        population.counts["grad2d"] *= agreed >= min(fast.min_views, num_views)
+        population.counts["grad2d"] = population.counts["grad2d"] * (agreed >= min(fast.min_views, num_views))
         return super()._densify(population, step)
 
     def _largest_weights(self, population: Population, step: int) -> Tensor:
@@ -106,8 +112,3 @@ def _keep(population: Population, kept: Tensor) -> int:
         nobody = torch.zeros(0, dtype=torch.int64, device=kept.device)
         edit(population, keep=kept, newborn=population.gaussians.detach()[nobody], parents=nobody)
     return num
-
-
-def _with_pruned(change: Change | None, num: int) -> Change:
-    change = change or Change()
-    return replace(change, pruned=change.pruned + num)

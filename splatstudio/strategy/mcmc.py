@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
 from splatstudio.strategy import Change, Observation
+from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.chance import drawn, share_out
 from splatstudio.strategy.default import count
 from splatstudio.strategy.population import Population, edit
@@ -87,15 +89,15 @@ class McmcStrategy:
         if not self.config.densify.enabled:
             return None
         for observation in seen:
-            count(population.counts, observation)
+            unless_short(population, partial(count, population.counts, observation))
         generator = population.ranks.generator(self.config.seed, step)
         change = None
         if self.start_step < step < self.stop_step and step % mcmc.every == 0:
-            change = self._redistribute(population, step, generator)
+            change = change_or_none(population, lambda: self._redistribute(population, step, generator))
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
         amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        tremble(population.gaussians, amount, mcmc.min_opacity, generator)
+        unless_short(population, lambda: tremble(population.gaussians, amount, mcmc.min_opacity, generator))
         return change
 
     def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
@@ -158,6 +160,14 @@ def part(population: Population, parents: Tensor, min_opacity: float) -> None:
     rows, times = torch.unique(parents, return_counts=True)
     opacity, factor = parted(torch.sigmoid(gaussians.opacities[rows]), times + 1)
     opacity = opacity.clamp(min_opacity, 1.0 - 1e-6)
+    if population.steps_back is not None:
+        before = gaussians.opacities[rows], gaussians.scales[rows]
+
+        def take_back() -> None:
+            model = population.gaussians.detach()
+            model.opacities[rows], model.scales[rows] = before
+
+        population.steps_back.append(take_back)
     gaussians.opacities[rows] = torch.logit(opacity).to(gaussians.opacities)
     gaussians.scales[rows] += factor.log().to(gaussians.scales)[:, None]
 

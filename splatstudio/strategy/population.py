@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.gaussians import Gaussians, with_rows
-from splatstudio.optim import SplatAdam
+from splatstudio.optim import SplatAdam, with_zero_rows
 
 
 @dataclass(eq=False)
@@ -25,6 +27,13 @@ class Population:
     optimizer: SplatAdam
     counts: dict[str, Tensor]
     ranks: Ranks = ALONE
+    # While an `attempt` is made: what takes it back, the last first. None: changes are for good.
+    steps_back: list[Callable[[], object]] | None = None
+    # Called in the midst of an edit: tests let memory be short there.
+    amid_edit: Callable[[], None] = lambda: None
+    short: bool = (
+        False  # whether this rank left out for want of memory what concerns no other, see `unless_short`
+    )
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -52,12 +61,13 @@ def largest(ranks: Ranks, values: Tensor, num: int) -> Tensor:
 
     Of equal ones the first count, rank 0's before rank 1's. Called by all ranks with the same `num`.
     """
-    parts = ranks.gather(values)
+    # Those of all ranks may be more than a GPU has room for beside its own.
+    parts = ranks.gather(values if ranks.num_ranks == 1 else values.cpu())
     order = torch.cat(parts).sort(descending=True, stable=True).indices
     first = sum(len(part) for part in parts[: ranks.rank])
-    chosen = torch.zeros(len(order), dtype=torch.bool, device=values.device)
+    chosen = torch.zeros(len(order), dtype=torch.bool, device=order.device)
     chosen[order[:num]] = True
-    return chosen[first : first + len(values)]
+    return chosen[first : first + len(values)].to(values.device)
 
 
 @torch.no_grad()
@@ -71,14 +81,61 @@ def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: T
     assert parents.shape == (len(newborn),), "one parent for each newborn"
     population.optimizer.settle(population.gaussians)
     rows = keep.nonzero().squeeze(1)
+    gone = None if population.steps_back is None else (~keep).nonzero().squeeze(1)
     old, new = population.gaussians.detach().tensors(), newborn.detach().tensors()
+    lost = {} if gone is None else {name: _apart(tensor, gone) for name, tensor in old.items()}
     merged = Gaussians(**{name: with_rows(tensor, rows, new[name]) for name, tensor in old.items()})
     population.gaussians = trainable(merged)
-    del old  # together, the two models and the moments are the most that a training holds
-    population.optimizer.edit(rows, len(newborn))
+    if population.steps_back is not None and gone is not None:
+        population.steps_back.append(partial(_take_model_back, population, rows, gone, lost))
+    del old, merged  # together, the two models and the moments are the most that a training holds
+    _edit_moments(population, rows, len(newborn), gone)
+    population.amid_edit()
     population.counts = {
         name: with_rows(count, rows, count[parents]) for name, count in population.counts.items()
     }
+
+
+# An edit is taken back in the opposite order: each tensor finds the room that it had before. What was dropped
+# waits in the machine's memory meanwhile, as it is a GPU's that is short.
+
+
+def _edit_moments(population: Population, rows: Tensor, num_newborn: int, gone: Tensor | None) -> None:
+    optimizer = population.optimizer
+    if population.steps_back is None or gone is None:
+        optimizer.edit(rows, num_newborn)
+        return
+    lost: list[Tensor] = []  # of the moments that are replaced
+
+    def edited(tensor: Tensor) -> Tensor:
+        dropped = _apart(tensor, gone)
+        result = with_zero_rows(tensor, rows, num_newborn)
+        lost.append(dropped)
+        return result
+
+    def take_back() -> None:
+        replaced = reversed(range(len(lost)))
+        optimizer.replace(lambda tensor: _as_before(tensor, rows, gone, lost.pop()), replaced)
+
+    population.steps_back.append(take_back)
+    optimizer.replace(edited)
+
+
+def _take_model_back(population: Population, rows: Tensor, gone: Tensor, lost: dict[str, Tensor]) -> None:
+    tensors = population.gaussians.detach().tensors()
+    before = {name: _as_before(tensor, rows, gone, lost[name]) for name, tensor in tensors.items()}
+    population.gaussians = trainable(Gaussians(**before))
+
+
+def _apart(tensor: Tensor, gone: Tensor) -> Tensor:
+    return tensor.index_select(0, gone).cpu()
+
+
+def _as_before(tensor: Tensor, rows: Tensor, gone: Tensor, lost: Tensor) -> Tensor:
+    """Return a tensor as it was before `with_rows` took `rows` of it and left out `gone`, which is `lost`."""
+    before = tensor.new_empty((len(rows) + len(gone), *tensor.shape[1:]))
+    before.index_copy_(0, rows, tensor[: len(rows)])
+    return before.index_copy_(0, gone, lost.to(tensor.device))
 
 
 def trainable(gaussians: Gaussians) -> Gaussians:

@@ -32,6 +32,8 @@ class Desk:
     tell: Callable[[Turn, bytes], None] = lambda turn, body: None
     # Called before what may take much longer than a step: a checkpoint on a slow disk.
     saving: Callable[[], None] = lambda: None
+    # Called now and then in a step that may take long: it shows that the step gets on.
+    alive: Callable[[], None] = lambda: None
 
 
 class Part(Protocol):

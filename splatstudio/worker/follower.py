@@ -23,7 +23,13 @@ class Follower:
         self._pulse = pulse
         self._control: ControlGroup | None = None
         desk = Desk(
-            lambda _: None, lambda _: None, lambda _: None, self._breathe, place.rank, ranks=self._ranks
+            lambda _: None,
+            lambda _: None,
+            lambda _: None,
+            self._breathe,
+            place.rank,
+            ranks=self._ranks,
+            alive=lambda: self._enter(Phase.TRAINING),
         )
         self._activity: SharedPart = make_activity(job, desk)
 

@@ -142,6 +142,7 @@ class Worker:
             ranks=self._ranks,
             tell=self._tell_ranks,
             saving=self._begin_saving,
+            alive=lambda: self._enter(self._phase),
         )
         self._activity: Activity = make_activity(job, desk)
         threading.Thread(target=self._receive, name="commands", daemon=True).start()

@@ -172,6 +172,7 @@ class Training:
         self._change_state("loading")
         job = self._job
         trainer = trainer_of(job, self._desk.ranks())
+        trainer.alive = self._desk.alive
         run = self._first_run() if job.checkpoint is None else Run.open(job.run_dir)
         self._desk.log_into(run.path / "logs" / "worker.log")
         leader = self._leader = Leader(trainer, self._desk.ranks(), self._desk.tell)

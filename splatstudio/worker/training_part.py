@@ -35,6 +35,7 @@ class TrainingPart:
         if isinstance(command, Start) and self._trainer is None:
             ranks = self._desk.ranks()
             self._trainer = trainer_of(self._job, ranks)
+            self._trainer.alive = self._desk.alive
             self._member = Member(self._trainer, ranks, self._desk.breathe)
         elif isinstance(command, UpdateSettings):
             for path, value in command.values:

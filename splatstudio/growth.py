@@ -1,0 +1,56 @@
+"""What comes after a step's descent: Gaussians are added, removed, held in shape and shared out evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from splatstudio.camera import Camera
+from splatstudio.config import TrainConfig, changed
+from splatstudio.descent import Observation
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.shapes import ShapeLimits, hold_shapes
+from splatstudio.strategy import Change, Population, Strategy
+from splatstudio.strategy.rebalance import rebalance
+
+ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
+
+
+def grow(
+    population: Population,
+    strategy: Strategy,
+    limits: ShapeLimits,
+    cameras: Callable[[], Sequence[Camera]],
+    seen: tuple[Observation, ...],
+    step: int,
+) -> Change | None:
+    """Change the population as the rules say after `step` other steps; None where none was due.
+
+    Called by all ranks with the same, but for `seen`. What a rank has no memory for is left out on all of
+    them, as `Change.short` says. Raises FailedTogether where a photograph that is asked cannot be read.
+    """
+    change = strategy.after_step(population, seen, step)
+    change = hold_shapes(population, limits, cameras, change, step)
+    if change is None:
+        return None
+    try:
+        rebalance(population)
+    except OutOfMemory as error:
+        change = replace(change, short=change.short or error.ranks)
+    return change
+
+
+def with_lower_limit(
+    config: TrainConfig, num_gaussians: int, ranks: Ranks, short: Sequence[int], left_out: str
+) -> tuple[TrainConfig, str]:
+    """Return the settings with which no more Gaussians are born than there is room for, and what to tell.
+
+    The ranks `short` had no memory with `num_gaussians` on all of them; `left_out` says what was left out.
+    """
+    limit = max(1, min(config.densify.max_gaussians, int(num_gaussians * ROOM_LEFT)))
+    where = "" if ranks.num_ranks == 1 else f" on rank {', '.join(map(str, short))}"
+    return changed(config, "densify.max_gaussians", limit), (
+        f"Memory ran out{where} with {num_gaussians:,} Gaussians: {left_out}, and none are added above"
+        f" {limit:,} from now on."
+    )

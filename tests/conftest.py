@@ -13,6 +13,7 @@ from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
 from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
+from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
 
 from splatstudio.rendering import render
 from splatstudio.scene import load_scene

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +20,9 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.standing_orders import LIMIT, StandingOrders
-from tests.test_worker import MANY, Watcher, launch
 from tests.test_worker_faults import FAULTY
 from tests.worker_faults import plan_fault
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
+from tests.worker_watcher import MANY, Launch
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])

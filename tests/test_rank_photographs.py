@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,7 @@ from splatstudio.worker.activity import Activity, Desk, SharedPart
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Failed, Job, Saved, Start, TrainJob
 from splatstudio.worker.process import activity_of
-from tests.test_worker import MANY, Watcher, launch
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
+from tests.worker_watcher import MANY, Launch
 
 
 def half_blind(job: Job, desk: Desk) -> Activity | SharedPart:

@@ -32,7 +32,7 @@ from splatstudio.worker.heartbeat import Limits
 from splatstudio.worker.messages import Save, ViewOptions
 from splatstudio.worker.process import activity_of, worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, TIMEOUT
+from tests.worker_watcher import MANY, TIMEOUT
 
 QUICK = Plan(worker_main, activity_of, limits=Limits(frozen=1.5))
 SMALL = CAMERA | {"image_width": 320, "image_height": 180}

@@ -9,16 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 
-from splatstudio.camera import Camera
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.formats.ply import read_ply
@@ -26,12 +23,9 @@ from splatstudio.model import load_model
 from splatstudio.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.project import open_project
-from splatstudio.worker import messages
-from splatstudio.worker.client import ONE_RANK, WorkerClient
 from splatstudio.worker.messages import (
     Evaluate,
     Evaluated,
-    Event,
     Export,
     Exported,
     Failed,
@@ -54,81 +48,10 @@ from splatstudio.worker.messages import (
     ViewOptions,
     Warned,
 )
-from splatstudio.worker.supervisor import Plan
-
-TIMEOUT = 60.0  # for anything to happen on a busy machine
-E = TypeVar("E", bound=Event)
-MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+from tests.worker_watcher import MANY, TIMEOUT, Launch, alive, front_camera, wait_until
 
 
-class Watcher:
-    """A worker client and all events it has told so far."""
-
-    def __init__(self, client: WorkerClient):
-        self.client = client
-        self.events: list[Event] = []
-
-    def wait(self, kind: type[E], wanted: Callable[[E], bool] = lambda _: True) -> E:
-        """Return the next event of a kind; those before it are kept in `events`."""
-        deadline = time.monotonic() + TIMEOUT
-        while time.monotonic() < deadline:
-            for event in self.take():
-                if isinstance(event, kind) and wanted(event):
-                    return event
-        raise AssertionError(f"no {kind.__name__} came; there were {self.events[-10:]}")
-
-    def take(self) -> Iterator[Event]:
-        """Yield the events one by one as they come, for a moment."""
-        if not hasattr(self, "_pending"):
-            self._pending: list[Event] = []
-        self._pending += self.client.poll(0.2)
-        while self._pending:
-            event = self._pending.pop(0)
-            self.events.append(event)
-            yield event
-
-    def of(self, kind: type[E]) -> list[E]:
-        """Return the events of a kind so far."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-@pytest.fixture
-def launch() -> Iterator[Callable[..., Watcher]]:
-    """Start workers; whatever is left of them is ended after the test."""
-    watchers: list[Watcher] = []
-
-    def start(job: messages.Job, plan: Plan = ONE_RANK) -> Watcher:
-        watchers.append(Watcher(WorkerClient(job, plan).start()))
-        return watchers[-1]
-
-    yield start
-    for watcher in watchers:
-        if watcher.client.alive:
-            watcher.client.kill()
-
-
-def alive(pid: int) -> bool:
-    """Say whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.05)
-
-
-def front_camera(scene: Scene) -> Camera:
-    return scene.cameras[1].resized(96, 80)
-
-
-def test_a_training_from_start_to_finish(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
-) -> None:
+def test_a_training_from_start_to_finish(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     config = TrainConfig(steps=40, eval_steps=(20,), save_steps=(), sh_degree=1)
     worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
     worker.wait(StateChanged, lambda event: event.state == "ready")
@@ -148,9 +71,7 @@ def test_a_training_from_start_to_finish(
     assert "trains here" in log and "Traceback" not in log
 
 
-def test_pause_stops_the_steps_and_resume_goes_on(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
-) -> None:
+def test_pause_stops_the_steps_and_resume_goes_on(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     worker.client.send(Start())
     worker.wait(Progress, lambda event: event.step > 5)
@@ -173,7 +94,7 @@ def test_pause_stops_the_steps_and_resume_goes_on(
 
 
 def test_a_saved_training_resumes_in_another_process(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, tmp_path: Path
+    launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     first = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     first.client.send(Start())
@@ -191,7 +112,7 @@ def test_a_saved_training_resumes_in_another_process(
 
 
 def test_frames_while_training_show_the_model_from_the_camera_asked_for(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, blob_scene: Scene, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     worker.client.send(Start())
@@ -218,7 +139,7 @@ def test_frames_while_training_show_the_model_from_the_camera_asked_for(
 
 
 def test_save_evaluate_export_and_settings_while_training(
-    launch: Callable[[messages.Job], Watcher], blob_folder: Path, blob_scene: Scene, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     worker = launch(TrainJob(blob_folder, run, MANY))
@@ -246,9 +167,7 @@ def test_save_evaluate_export_and_settings_while_training(
     assert [row["setting"] for row in rows if "setting" in row] == ["optim.means_lr", "steps"]
 
 
-def test_an_error_is_told_once_in_a_sentence(
-    launch: Callable[[messages.Job], Watcher], tmp_path: Path
-) -> None:
+def test_an_error_is_told_once_in_a_sentence(launch: Launch, tmp_path: Path) -> None:
     worker = launch(TrainJob(tmp_path / "missing", tmp_path / "run", MANY))
     worker.client.send(Start())
     failed = worker.wait(Failed)
@@ -260,7 +179,7 @@ def test_an_error_is_told_once_in_a_sentence(
 
 
 def test_a_finished_model_is_viewed_and_exported(
-    launch: Callable[[messages.Job], Watcher], blob_scene: Scene, blob_folder: Path, tmp_path: Path
+    launch: Launch, blob_scene: Scene, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = TrainConfig(steps=5, eval_steps=(), save_steps=(), sh_degree=1)
     trained = launch(TrainJob(blob_folder, tmp_path / "run", config))
@@ -283,9 +202,7 @@ def test_a_finished_model_is_viewed_and_exported(
     assert shown.client.state == "ended" and not shown.of(Failed)
 
 
-def test_the_newest_view_wins(
-    launch: Callable[[messages.Job], Watcher], blob_scene: Scene, blob_folder: Path, tmp_path: Path
-) -> None:
+def test_the_newest_view_wins(launch: Launch, blob_scene: Scene, blob_folder: Path, tmp_path: Path) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     # Before there is a model the requests wait, and replace each other.
     for seq in range(1, 30):

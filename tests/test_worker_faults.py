@@ -6,7 +6,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,9 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.process import activity_of, worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, TIMEOUT, Watcher, front_camera, launch, wait_until
 from tests.worker_faults import faulty, plan_fault
+from tests.worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_until
 
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
 FAULTY = Plan(worker_main, faulty)
 QUICK = Limits(frozen=1.0, stuck={Phase.TRAINING: 1.5})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,11 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, Watcher, alive, launch, wait_until
 from tests.worker_faults import counting
-
-__all__ = ["launch"]  # a fixture
+from tests.worker_watcher import MANY, Launch, Watcher, alive, wait_until
 
 NUM_RANKS = 3
 PLAN = Plan(worker_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 5.0}))
-Launch = Callable[..., Watcher]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from splatstudio.path_file import write_camera_path
 from splatstudio.ready_paths import orbit_of
 from splatstudio.rendering import render_image
 from splatstudio.scene.scene import Scene
-from splatstudio.worker import messages
 from splatstudio.worker.messages import (
     CancelJob,
     Export,
@@ -43,11 +41,7 @@ from splatstudio.worker.messages import (
     ViewJob,
     ViewOptions,
 )
-from tests.test_worker import MANY, Watcher, launch, wait_until
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[[messages.Job], Watcher]
+from tests.worker_watcher import MANY, Launch, Watcher, wait_until
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,8 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, Watcher, launch
 from tests.worker_faults import faulty, plan_fault
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
+from tests.worker_watcher import MANY, Launch, Watcher
 
 
 def paused(worker: Watcher) -> int:

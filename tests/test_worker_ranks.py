@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,11 +45,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.ranks_report import RanksReport
-from tests.test_worker import MANY, TIMEOUT, Watcher, alive, front_camera, launch, wait_until
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
+from tests.worker_watcher import MANY, TIMEOUT, Launch, Watcher, alive, front_camera, wait_until
 
 
 def start(launch: Launch, job: TrainJob, num_ranks: int = 2) -> Watcher:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from splatstudio.model import Model, load_model
@@ -32,12 +31,8 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from tests.conftest import blobs
-from tests.test_worker import MANY, Watcher, launch
 from tests.test_worker_faults import states, train
-
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
+from tests.worker_watcher import MANY, Launch
 
 
 def test_orders_that_a_dying_process_did_not_hear_are_obeyed_by_the_next(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,9 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, Watcher, launch
 from tests.worker_faults import faulty, plan_fault
+from tests.worker_watcher import MANY, Launch
 
-__all__ = ["launch"]  # a fixture
-
-Launch = Callable[..., Watcher]
 SHORT = replace(MANY, steps=10)
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -20,10 +19,8 @@ from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import Close, Event, Start, StateChanged, TrainJob
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.supervisor import Plan
-from tests.test_worker import MANY, Watcher, alive, launch, wait_until
 from tests.worker_faults import counting
-
-__all__ = ["launch"]  # a fixture
+from tests.worker_watcher import MANY, Launch, alive, wait_until
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(
 
 
 def test_who_closes_while_it_restarts_leaves_nothing(
-    launch: Callable[..., Watcher], made: list[Path], blob_folder: Path, tmp_path: Path
+    launch: Launch, made: list[Path], blob_folder: Path, tmp_path: Path
 ) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     client = worker.client

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from splatstudio.terminal import console
+from splatstudio.worker.handshake import dial, shut
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
-CONNECT_SECONDS = 10.0
 
 
 def attach(address: str, token: str, typed: Iterable[str]) -> int:
@@ -20,25 +20,15 @@ def attach(address: str, token: str, typed: Iterable[str]) -> int:
     `address` is HOST:PORT. Raises ValueError with one sentence for an address that is none, and where nobody
     answers or the token is wrong.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{address} is no address: give HOST:PORT, as the training printed it")
+    line = dial(address, token, frames=False)
     try:
-        line = socket.create_connection((host, int(port)), CONNECT_SECONDS)
-    except OSError as error:
-        raise ValueError(f"no training answers at {address}: {error}") from error
-    with line, line.makefile("rb") as answers:
-        line.settimeout(None)
-        line.sendall(json.dumps({"token": token}).encode() + b"\n")
         console.print(f"Type: {COMMANDS}")
-        threading.Thread(target=_hand_over, args=(line, typed), name="typed", daemon=True).start()
-        heard = False
-        for answer in _events(answers):
-            heard = True
+        threading.Thread(target=_hand_over, args=(line.socket, typed), name="typed", daemon=True).start()
+        for answer in _events(line.answers):
             if (text := described(answer)) is not None:
                 console.print(text, markup=False, soft_wrap=True)
-    if not heard:
-        raise ValueError(f"the training at {address} has ended, or the token is not its own")
+    finally:
+        line.close()
     return 0
 
 
@@ -105,4 +95,4 @@ def _hand_over(line: socket.socket, typed: Iterable[str]) -> None:
             return
     else:
         return  # the end of a file is no wish to leave
-    line.shutdown(socket.SHUT_RDWR)
+    shut(line)

@@ -24,8 +24,8 @@ from splatstudio.scene import load_training_scene
 from splatstudio.strategy_config import note_on_unread
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
-from splatstudio.worker.launched import RETRY_MINUTES, RETRY_SECONDS
 from splatstudio.worker.launched_rank import launched_rank
+from splatstudio.worker.launched_wire import RETRY_MINUTES, RETRY_SECONDS
 from splatstudio.worker.messages import (
     Evaluated,
     Event,

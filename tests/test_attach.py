@@ -16,6 +16,7 @@ import pytest
 
 from splatstudio.attach_command import attach, described, order_of
 from splatstudio.device_options import DeviceOptions
+from splatstudio.worker.handshake import Line, RunCard, dial
 from splatstudio.worker.messages import Command, Pause, SetCap, Step, UpdateSettings, Warned
 from splatstudio.worker.steering import SteeringServer
 
@@ -25,15 +26,14 @@ BIN = Path(sys.executable).parent
 @pytest.fixture
 def server() -> Iterator[tuple[SteeringServer, list[Command]]]:
     obeyed: list[Command] = []
-    made = SteeringServer("127.0.0.1", 0, obeyed.append)
+    card = RunCard(Path("scene"), Path("run"), "{}", 2)
+    made = SteeringServer("127.0.0.1", 0, obeyed.append, lambda: card)
     yield made, obeyed
     made.close()
 
 
-def connected(server: SteeringServer, token: str | None) -> socket.socket:
-    line = socket.create_connection(("127.0.0.1", server.port), 5.0)
-    line.sendall(json.dumps({"token": token}).encode() + b"\n")
-    return line
+def connected(server: SteeringServer, *, frames: bool = False) -> Line:
+    return dial(f"127.0.0.1:{server.port}", server.token, frames=frames)
 
 
 def closed(line: socket.socket) -> bool:
@@ -47,12 +47,14 @@ def closed(line: socket.socket) -> bool:
 def test_who_has_the_token_hears_and_is_obeyed(server: tuple[SteeringServer, list[Command]]) -> None:
     made, obeyed = server
     made.tell(Warned("before"))
-    with connected(made, made.token) as line, line.makefile("rb") as answers:
+    line = connected(made)
+    with line.socket, line.answers as answers:
         heard = json.loads(answers.readline())
         assert (heard["event"], heard["sentence"]) == ("Warned", "before")
+        assert line.card == RunCard(Path("scene"), Path("run"), "{}", 2)
         for text in ("pause", "step 7", "cap 900", "set optim.means_lr 1e-5"):
-            line.sendall(json.dumps(order_of(text)).encode() + b"\n")
-        deadline = time.monotonic() + 10
+            line.socket.sendall(json.dumps(order_of(text)).encode() + b"\n")
+        deadline = time.monotonic() + 30
         while len(obeyed) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         made.tell(Warned("after"))
@@ -60,16 +62,16 @@ def test_who_has_the_token_hears_and_is_obeyed(server: tuple[SteeringServer, lis
     assert obeyed == [Pause(), Step(7), SetCap(900), UpdateSettings((("optim.means_lr", 1e-5),))]
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", 7])
-def test_a_stranger_hears_nothing(server: tuple[SteeringServer, list[Command]], token: str | None) -> None:
+@pytest.mark.parametrize("token", ["", "wrong", "\udcff"])
+def test_a_wrong_token_is_refused_in_a_sentence(
+    server: tuple[SteeringServer, list[Command]], token: str
+) -> None:
     made, obeyed = server
     made.tell(Warned("secret"))
-    with connected(made, token) as line:
-        line.sendall(b'{"order": "Stop"}\n') if token is None else None
-        assert closed(line)
-    assert obeyed == []
-    with pytest.raises(ValueError, match="token is not its own"):
-        attach(f"127.0.0.1:{made.port}", "wrong", [])
+    for watch in (lambda a: attach(a, token, ["stop"]), lambda a: dial(a, token, frames=True)):
+        with pytest.raises(ValueError, match="the token is not that of this training"):
+            watch(f"127.0.0.1:{made.port}")
+    assert made.num_spectators == 0 and obeyed == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_a_stranger_hears_nothing(server: tuple[SteeringServer, list[Command]], 
     [
         b"not json\n",
         b'{"order": "Close"}\n',
-        b'{"order": "Export", "path": "/etc/passwd"}\n',
+        b'{"order": "Start"}\n',
         b'{"order": "Step", "count": 1e99}\n',
         b'{"order": "Step", "count": NaN}\n',
         b'{"order": "Pause", "more": 1}\n',
@@ -89,15 +91,14 @@ def test_what_is_no_order_ends_the_line_and_nothing_else(
     server: tuple[SteeringServer, list[Command]], line: bytes
 ) -> None:
     made, obeyed = server
-    with connected(made, made.token) as client:
-        client.sendall(line)
-        assert closed(client)
-    with connected(made, made.token) as again, again.makefile("rb") as answers:
-        made_known = time.monotonic() + 5
-        while not made._clients and time.monotonic() < made_known:
-            time.sleep(0.01)
-        made.tell(Warned("still there"))
-        assert b"still there" in answers.readline()
+    client = connected(made)
+    with client.socket:
+        client.socket.sendall(line)
+        assert closed(client.socket)
+    made.tell(Warned("still there"))
+    again = connected(made)
+    with again.socket, again.answers:
+        assert b"still there" in again.answers.readline()
     assert obeyed == []
 
 

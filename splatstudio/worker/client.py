@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.rank_devices import RankDevices
+from splatstudio.worker.attached import AttachedPlan
 from splatstudio.worker.messages import (
     Close,
     Command,
@@ -33,7 +34,7 @@ from splatstudio.worker.messages import (
     TrainJob,
 )
 from splatstudio.worker.process import activity_of, worker_main
-from splatstudio.worker.supervisor import Plan, Supervisor
+from splatstudio.worker.supervisor import Plan
 
 LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
 
@@ -59,10 +60,11 @@ class ReceivedFrame:
 class WorkerClient:
     """A worker: one process, or another one in its place when it dies.
 
-    Events are handed to the subscribers on a thread of the supervisor's, in order, and kept for `poll`.
+    Or a training that runs elsewhere, by an AttachedPlan. Events are handed to the subscribers on a thread of
+    the supervisor's, in order, and kept for `poll`.
     """
 
-    def __init__(self, job: Job, plan: Plan = ONE_RANK):
+    def __init__(self, job: Job, plan: Plan | AttachedPlan = ONE_RANK):
         self.state: State = "starting"
         self.step = 0
         # The run's folder is made when the training starts; what is printed before goes here.
@@ -75,7 +77,7 @@ class WorkerClient:
         self._views: set[int] = set()  # that somebody has asked for and not dropped
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[Event], None]] = []
-        self._supervisor = Supervisor(plan, job, lambda: self.log_path, self)
+        self._supervisor = plan.supervise(job, lambda: self.log_path, self)
 
     def start(self) -> WorkerClient:
         """Start the process; it says StateChanged("ready") or ("viewing") when it is there."""
@@ -108,6 +110,15 @@ class WorkerClient:
     def alive(self) -> bool:
         """Say whether the worker has been started and has not ended for good."""
         return self._supervisor.alive
+
+    @property
+    def will_pause(self) -> bool | None:
+        """Say whether a training will stand still once all orders are obeyed.
+
+        None: it was not told to start, or orders that are given while there is no process are not kept for
+        the next one.
+        """
+        return self._supervisor.will_pause
 
     def send(self, command: Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""

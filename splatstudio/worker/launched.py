@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -27,25 +26,12 @@ from splatstudio.worker.control import Turn
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Heartbeats
 from splatstudio.worker.launched_rank import LaunchedRank, meeting_place, restart_problem
-from splatstudio.worker.messages import (
-    Close,
-    Command,
-    Event,
-    Finished,
-    Job,
-    Start,
-    StateChanged,
-    Stop,
-    TrainJob,
-    Warned,
-)
+from splatstudio.worker.launched_wire import Wire
+from splatstudio.worker.messages import Event, Job, TrainJob, Warned
 from splatstudio.worker.process import activity_of, worker_main
-from splatstudio.worker.steering import SteeringServer
 from splatstudio.worker.training_part import TrainingPart
 
 LAST_WORDS_SECONDS = 2.0
-# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
-RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk
 UNSAVED = 2  # the exit code where the model could not be saved
 
@@ -77,12 +63,15 @@ def train_launched(
             _run_rank(place, job, None)
             return 0
         ours, theirs = multiprocessing.Pipe()
-        wire = _Wire(ours, tell, attach_at)
-        slots = FrameSlots.create(num_slots=1, slot_bytes=3)  # nobody looks
+        nobody_looks = {"num_slots": 1, "slot_bytes": 3}
+        slots = FrameSlots.create(**(nobody_looks if attach_at is None else {}))
+        wire = Wire(ours, slots, job, tell)
         try:
             if (problem := restart_problem(os.environ)) is not None:
                 tell(Warned(problem))
             tell(Warned(meeting_place(launched, os.environ)))
+            if attach_at is not None:
+                wire.listen(*attach_at, launched.num_ranks)
             threading.Thread(target=wire.follow, name="teller", daemon=True).start()
             _run_rank(place, job, Studio(theirs, slots.file))
         finally:
@@ -141,52 +130,3 @@ class _Part(TrainingPart):
 def _is_there(file: Path) -> bool:
     # Listing a folder has a network disk look again; asking for a name may be answered from memory.
     return file.parent.is_dir() and file.name in os.listdir(file.parent)
-
-
-class _Wire:
-    """What stands in the place of a studio: starts the training, tells of it, lets in who has the token."""
-
-    def __init__(
-        self, connection: Connection, tell: Callable[[Event], None], attach_at: tuple[str, int] | None
-    ):
-        self._connection = connection
-        self._tell = tell
-        self._sending = threading.Lock()
-        self.unsaved = False  # the training stands still because there is no room for the model
-        self._server: SteeringServer | None = None
-        if attach_at is not None:
-            self._server = SteeringServer(*attach_at, self._send)
-            address = f"{attach_at[0]}:{self._server.port}"
-            tell(
-                Warned(f"Watch and steer it with: splatstudio attach {address} --token {self._server.token}")
-            )
-
-    def follow(self) -> None:
-        """Start the training, hand on what is told of it, and let all ranks leave at its end."""
-        self._send(Start())
-        retries = 0
-        while True:
-            try:
-                event = self._connection.recv()
-            except (EOFError, OSError):
-                return
-            self._tell(event)
-            if self._server is not None:
-                self._server.tell(event)
-            if isinstance(event, Finished):
-                self._send(Close())
-            elif isinstance(event, StateChanged):
-                self.unsaved = event.unsaved
-            if self.unsaved and isinstance(event, StateChanged):
-                retries += 1
-                time.sleep(RETRY_SECONDS)
-                self._send(Stop() if retries < RETRY_MINUTES * 60 / RETRY_SECONDS else Close())
-
-    def close(self) -> None:
-        """Let everybody go who watches."""
-        if self._server is not None:
-            self._server.close()
-
-    def _send(self, command: Command) -> None:
-        with self._sending:
-            self._connection.send(command)

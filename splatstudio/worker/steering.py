@@ -1,94 +1,140 @@
-"""A training that a launcher started, watched and steered over a socket: lines of JSON, after a token.
+"""A training that a launcher started, watched and steered over a socket: lines of JSON, after a handshake.
 
-Nothing that comes over the line is ever run or unpickled: an order is one of `ORDERS`, with plain numbers.
+Nothing that comes over the line is ever run or unpickled: an order is one of `ORDERS`, whose fields are
+checked, and what is written goes into two folders of the run. See `handshake` and `plain_form`.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import secrets
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, is_dataclass
-from typing import Any, BinaryIO
+from dataclasses import asdict, replace
+from typing import BinaryIO
 
-from splatstudio.worker.messages import (
-    Command,
-    Evaluate,
-    Event,
-    Pause,
-    Resume,
-    Save,
-    SetCap,
-    Step,
-    Stop,
-    UpdateSettings,
+import numpy as np
+
+from splatstudio.worker.handshake import (
+    MAX_HELLO,
+    Caller,
+    RunCard,
+    checked,
+    greeting,
+    keep_alive,
+    shut,
 )
+from splatstudio.worker.messages import (
+    CancelJob,
+    Command,
+    DropView,
+    Event,
+    Failed,
+    Frame,
+    JobCancelled,
+    JobCommand,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    SettingChanged,
+    SetView,
+    StateChanged,
+)
+from splatstudio.worker.receipts import PausesAt, Receipt
+from splatstudio.worker.spectator import Numbers, Spectator, order_in, within_run
 
-ORDERS: dict[str, type[Command]] = {
-    order.__name__: order for order in (Pause, Resume, Step, Stop, Save, Evaluate, SetCap, UpdateSettings)
-}
-MAX_LINE = 1 << 16  # bytes
-MAX_HELLO = 1 << 10  # bytes, of who may be anybody
-MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
+MAX_LINE = 1 << 24  # bytes: an export names the cameras of all photographs
 MAX_CLIENTS = 8
 MAX_STRANGERS = 32  # who have not shown the token yet
-HELLO_SECONDS = 10.0  # for the token to come
+HELLO_SECONDS = 10.0  # for the token to be shown
 ACCEPT_SECONDS = 1.0  # after a connection that failed
-SEND_SECONDS = 5.0  # for a client that does not read: then it is let go
 
 log = logging.getLogger("splatstudio.worker")
 
+_OF_JOBS = (JobProgress, JobDone, JobCancelled, JobFailed)
+
 
 class SteeringServer:
-    """Hands events on to who has the token, and orders from them to `obey`, on threads of its own."""
+    """Hands events and pictures on to who has the token, and orders from them to `obey`.
 
-    def __init__(self, host: str, port: int, obey: Callable[[Command], None]):
-        """Listen; OSError when the address cannot be had. `port` 0: any free one."""
-        self.token = secrets.token_urlsafe(16)
+    All of it is on threads of its own: who is slow, or gone, keeps nobody waiting.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        obey: Callable[[Command], None],
+        card: Callable[[], RunCard],
+        token: str | None = None,
+    ):
+        """Listen; OSError when the address cannot be had. `port` 0: any free one; `token` None: a new one.
+
+        `card` says what is trained; it is called when somebody comes.
+        """
+        self.token = token or secrets.token_urlsafe(16)
         self._obey = obey
-        self._clients: dict[socket.socket, threading.Lock] = {}
-        self._last: dict[str, bytes] = {}  # the newest event of each kind, for who comes later
+        self._card = card
+        self._spectators: list[Spectator] = []
+        self._numbers = Numbers()
+        self._last: dict[object, Event] = {}  # the newest event of each kind, for who comes later
         self._lock = threading.Lock()
+        self._closed = False
         self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         self._socket = socket.create_server((host, port))
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._accept, name="steering", daemon=True).start()
 
-    def tell(self, event: Event) -> None:
-        """Hand an event on; one without a plain form is left out."""
-        if not is_dataclass(event):
-            return
-        values = {"event": type(event).__name__, **asdict(event)}  # type: ignore[call-overload]
-        line = json.dumps(values, default=str).encode() + b"\n"
+    @property
+    def num_spectators(self) -> int:
+        """Return how many watch."""
         with self._lock:
-            self._last[type(event).__name__] = line
-            clients = list(self._clients)
-        for client in clients:
-            self._send(client, line)
+            return len(self._spectators)
+
+    def tell(self, event: Event) -> None:
+        """Hand an event on; that of a task only to who asked for it."""
+        if isinstance(event, (Receipt, PausesAt, Frame)):
+            return  # for the training's own process alone
+        if isinstance(event, _OF_JOBS):
+            spectator, job = self._numbers.asker(event.job, ended=not isinstance(event, JobProgress))
+            if spectator is not None:
+                spectator.tell(replace(event, job=job))
+            return
+        with self._lock:
+            key = _key(event)
+            self._last.pop(key, None)  # told again in the order in which it happened
+            self._last[key] = event
+            spectators = list(self._spectators)
+        for spectator in spectators:
+            spectator.tell(event)
+
+    def show(self, frame: Frame, image: np.ndarray) -> None:
+        """Hand a picture, [height, width, 3] uint8, on to who looks there."""
+        spectator, view = self._numbers.looker(frame.view)
+        if spectator is not None:
+            spectator.show(replace(frame, view=view, slot=0), image, frame.view)
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Let everybody go, once they have been told what there was to tell."""
+        self._closed = True
+        shut(self._socket)  # else the thread that waits there keeps the port
         self._socket.close()
         with self._lock:
-            clients = list(self._clients)
-        for client in clients:
-            self._drop(client)
+            spectators = list(self._spectators)
+        for spectator in spectators:
+            spectator.flush()
+            spectator.drop()
 
     def _accept(self) -> None:
         while True:
             try:
                 client, address = self._socket.accept()
             except OSError as error:
-                if self._socket.fileno() < 0:
-                    return  # closed
+                if self._closed:
+                    return
                 # Who called has gone again, or too many files are open: that passes.
                 log.warning("nobody could be let in: %s", error)
                 time.sleep(ACCEPT_SECONDS)
@@ -100,111 +146,96 @@ class SteeringServer:
             threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        spectator: Spectator | None = None
         try:
             with client.makefile("rb") as lines:
-                if not self._let_in(client, lines):
-                    return  # without a word: who has no token learns nothing
-                with self._lock:
-                    self._clients[client] = threading.Lock()
-                    last = list(self._last.values())
-                for line in last:
-                    self._send(client, line)
+                caller = self._let_in(client, lines)
+                if caller is None:
+                    return
+                spectator = self._welcome(client, caller)
                 while line := lines.readline(MAX_LINE):
-                    self._take(line)
+                    self._take(line, spectator)
         except (OSError, ValueError) as error:
             log.info("who watched is let go: %s", error)
         finally:
-            self._drop(client)
+            if spectator is not None:
+                self._forget(spectator)
+            shut(client)
+            client.close()
 
-    def _let_in(self, client: socket.socket, lines: BinaryIO) -> bool:
-        """Say whether a client shows the token; OSError or ValueError for what is no answer."""
+    def _let_in(self, client: socket.socket, lines: BinaryIO) -> Caller | None:
+        """Return what a caller wants who knows the token; None for others, who are told why not.
+
+        Raises OSError or ValueError for what is no answer.
+        """
         # One that sends a byte now and then must not hold a place for ever.
-        watch = threading.Timer(HELLO_SECONDS, _shut, (client,))
+        watch = threading.Timer(HELLO_SECONDS, shut, (client,))
         watch.daemon = True
         watch.start()
         try:
-            token = _object(lines.readline(MAX_HELLO)).get("token")
+            keep_alive(client)
+            nonce, line = greeting()
+            client.sendall(line)
+            try:
+                caller, proof = checked(lines.readline(MAX_HELLO), self.token, nonce)
+                if self.num_spectators >= MAX_CLIENTS:
+                    raise ValueError(f"{MAX_CLIENTS} watch this training already")
+            except ValueError as error:
+                client.sendall(json.dumps({"refused": str(error)}).encode() + b"\n")
+                return None
+            welcome = {"proof": proof, "run": asdict(self._card())}
+            client.sendall(json.dumps(welcome, default=str).encode() + b"\n")
         finally:
             watch.cancel()
             self._strangers.release()
-        # Not a timeout of the socket's: that would hold for the thread that reads, too.
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _send_timeout())
-        known = isinstance(token, str) and hmac.compare_digest(token.encode(), self.token.encode())
-        return known and len(self._clients) < MAX_CLIENTS
+        return caller
 
-    def _take(self, line: bytes) -> None:
+    def _welcome(self, client: socket.socket, caller: Caller) -> Spectator:
+        spectator = Spectator(client, caller.frames, self._obey)
+        with self._lock:
+            for event in self._last.values():
+                spectator.tell(event)
+            self._spectators.append(spectator)
+        return spectator
+
+    def _forget(self, spectator: Spectator) -> None:
+        with self._lock:
+            self._spectators.remove(spectator)
+        spectator.drop()
+        for view in self._numbers.forget(spectator):
+            self._obey(DropView(view))
+
+    def _take(self, line: bytes, spectator: Spectator) -> None:
         """Obey a line; ValueError when it is no order."""
-        values = _object(line)
-        name = values.pop("order", None)
-        kind = ORDERS.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise ValueError("this is no order")
-        try:
-            command = kind(**_plain(values))
-        except TypeError as error:
-            raise ValueError(f"this is no {kind.__name__}: {error}") from error
-        log.info("told from outside: %s", command)
-        self._obey(command)
-
-    def _send(self, client: socket.socket, line: bytes) -> None:
-        with self._lock:
-            lock = self._clients.get(client)
-        if lock is None:
+        command = order_in(line)
+        if isinstance(command, SetView):
+            view, left = self._numbers.view_of(spectator, command.view)
+            if left is not None:
+                self._obey(DropView(left))
+            spectator.look(replace(command, view=view))
             return
-        try:
-            with lock:
-                client.sendall(line)
-        except OSError:
-            self._drop(client)
-
-    def _drop(self, client: socket.socket) -> None:
-        with self._lock:
-            self._clients.pop(client, None)
-        _shut(client)
-        client.close()
-
-
-def _shut(client: socket.socket) -> None:
-    with suppress(OSError):  # it has gone
-        client.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-
-
-def _send_timeout() -> bytes:
-    if sys.platform == "win32":
-        return struct.pack("@L", int(SEND_SECONDS * 1000))
-    return struct.pack("@ll", int(SEND_SECONDS), 0)
+        log.info("told from outside: %.300s", command)
+        if isinstance(command, DropView):
+            view = self._numbers.drop_view(spectator, command.view)
+            command = None if view is None else DropView(view)
+        elif isinstance(command, CancelJob):
+            job = self._numbers.job_of(spectator, command.job)
+            command = None if job is None else CancelJob(job)
+        elif isinstance(command, JobCommand):
+            try:
+                command = within_run(command, self._card().run_dir)
+            except ValueError as error:
+                spectator.tell(JobFailed(command.job, str(error)))
+                return
+            command = replace(command, job=self._numbers.new_job(spectator, command.job))
+        if command is not None:
+            self._obey(command)
 
 
-def _object(line: bytes) -> dict[str, Any]:
-    """Return the JSON object of a whole line; ValueError for all else that anybody may have sent."""
-    if not line.endswith(b"\n"):
-        raise ValueError("this is no whole line, or too long")
-    try:
-        values = json.loads(line, parse_int=_whole, parse_constant=_refused)
-    except RecursionError as error:
-        raise ValueError("this is nested too deeply") from error
-    if not isinstance(values, dict):
-        raise ValueError("this is no JSON object")
-    return values
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > len(str(MAX_NUMBER)) or not abs(int(digits)) <= MAX_NUMBER:
-        raise ValueError("this number is too large")
-    return int(digits)
-
-
-def _refused(word: str) -> None:
-    raise ValueError(f"{word} is no number")
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an order; ValueError for a number of steps or splats that is none."""
-    if "number" in values:
-        raise ValueError("orders are numbered by who passes them on")
-    for name in ("count", "max_gaussians"):
-        if name in values and type(values[name]) is not int:
-            raise ValueError(f"{name} must be a whole number")
-    if "values" in values:
-        values["values"] = tuple((str(path), value) for path, value in values["values"])
-    return values
+def _key(event: Event) -> object:
+    """Return the key under which a newer event takes the place of an older one, for who comes later."""
+    if isinstance(event, SettingChanged):
+        return ("setting", event.path)
+    if isinstance(event, Failed):
+        return StateChanged
+    return type(event)

@@ -55,6 +55,10 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     devices: RankDevices | None = None  # one a rank; None: the fastest that there is
 
+    def supervise(self, job: Job, log_path: Callable[[], Path], listener: Listener) -> Supervisor:
+        """Return what will run `job` for `listener`."""
+        return Supervisor(self, job, log_path, listener)
+
 
 class Listener(Protocol):
     """Who is told what comes from the ranks, on the supervisor's thread."""
@@ -109,6 +113,11 @@ class Supervisor:
     def pids(self) -> tuple[int, ...]:
         """Return the process ids of the ranks, rank 0 first."""
         return self._group.pids
+
+    @property
+    def will_pause(self) -> bool | None:
+        """Say whether what it was told last lets the training stand still; None: it was not told to start."""
+        return self._standing.paused if self._standing.started else None
 
     def send(self, command: Command) -> None:
         """Give an order; never waits.

@@ -1,0 +1,174 @@
+"""What stands in the place of a studio for a training that a launcher started: rank 0's other end."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from splatstudio.config import to_json
+from splatstudio.run import Run
+from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.handshake import RunCard
+from splatstudio.worker.messages import (
+    Close,
+    Command,
+    Event,
+    Finished,
+    Frame,
+    ReturnSlot,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    Warned,
+)
+from splatstudio.worker.steering import SteeringServer
+
+# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
+RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
+LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
+TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
+MAX_ROWS = 1000  # of the metrics, for who comes later
+
+
+class Wire:
+    """Starts the training, tells of it, lets in who has the token."""
+
+    def __init__(
+        self, connection: Connection, slots: FrameSlots, job: TrainJob, tell: Callable[[Event], None]
+    ):
+        self._connection = connection
+        self._slots = slots
+        self._job = job
+        self._tell = tell
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._num_ranks = 1
+        self.unsaved = False  # the training stands still because there is no room for the model
+        self._server: SteeringServer | None = None
+
+    def listen(self, host: str, port: int, num_ranks: int) -> None:
+        """Let in who has the token there, and print it; OSError where the address cannot be had.
+
+        After a restart it is tried again meanwhile: the rank before may not have let go of it yet.
+        """
+        self._num_ranks = num_ranks
+        try:
+            self._open(host, port)
+        except OSError as error:
+            if self._job.attempt == 0:
+                raise
+            self._tell(Warned(f"It cannot be steered for now: {host}:{port} cannot be had ({error})."))
+            threading.Thread(target=self._keep_trying, args=(host, port), daemon=True).start()
+
+    def _keep_trying(self, host: str, port: int) -> None:
+        while not self._closed.wait(LISTEN_SECONDS):
+            try:
+                return self._open(host, port)
+            except OSError:
+                continue  # it was told of
+
+    def _open(self, host: str, port: int) -> None:
+        token = kept_token(self._job.run_dir)
+        server = SteeringServer(host, port, self._send, self._card, token)
+        address = f"{host}:{server.port}"
+        self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
+        self._server = server
+
+    def follow(self) -> None:
+        """Start the training, hand on what is told of it, and let all ranks leave at its end."""
+        self._send(Start())
+        retries = 0
+        while True:
+            try:
+                event = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            if isinstance(event, Frame):
+                self._hand_on(event)
+                continue
+            self._tell(event)
+            server = self._server
+            if server is not None:
+                if isinstance(event, Started):
+                    self._keep(server.token)
+                server.tell(event)
+            if isinstance(event, Finished):
+                self._send(Close())
+            elif isinstance(event, StateChanged):
+                self.unsaved = event.unsaved
+            if self.unsaved and isinstance(event, StateChanged):
+                retries += 1
+                time.sleep(RETRY_SECONDS)
+                self._send(Stop() if retries < RETRY_MINUTES * 60 / RETRY_SECONDS else Close())
+
+    def _hand_on(self, frame: Frame) -> None:
+        image = self._slots.view(frame.slot, frame.height, frame.width).copy()
+        self._send(ReturnSlot(frame.slot))
+        if self._server is not None:
+            self._server.show(frame, image)
+
+    def tell(self, event: Event) -> None:
+        """Say something beside the training, which may hang."""
+        self._tell(event)
+        if self._server is not None:
+            self._server.tell(event)
+
+    def close(self) -> None:
+        """Let everybody go who watches."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.close()
+
+    def _card(self) -> RunCard:
+        job = self._job
+        rows = json.dumps(metrics_rows(job.run_dir))
+        return RunCard(job.scene_path, job.run_dir, json.dumps(to_json(job.config)), self._num_ranks, rows)
+
+    def _keep(self, token: str) -> None:
+        try:
+            keep_token(self._job.run_dir, token)
+        except OSError as error:
+            self._tell(Warned(f"After a restart it has another token, which cannot be kept: {error}."))
+
+    def _send(self, command: Command) -> None:
+        with self._sending:
+            self._connection.send(command)
+
+
+def kept_token(run_dir: Path) -> str | None:
+    """Return the token by which a run was steered before it was started again, None where there is none."""
+    try:
+        token = json.loads((run_dir / TOKEN_FILE).read_bytes())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return token if isinstance(token, str) and len(token) >= 16 else None
+
+
+def keep_token(run_dir: Path, token: str) -> None:
+    """Write the token into the run's folder, for nobody else to read; OSError where that is not possible."""
+    if kept_token(run_dir) == token:
+        return
+    partial = run_dir / f".{TOKEN_FILE}-{secrets.token_hex(4)}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump({"token": token}, file)
+    os.replace(partial, run_dir / TOKEN_FILE)
+
+
+def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics, of many every n-th and those that tell of a test."""
+    try:
+        rows = Run.open(run_dir).metrics().rows
+    except (OSError, ValueError):
+        return []  # none yet
+    stride = -(-len(rows) // MAX_ROWS) if rows else 1
+    return [row for i, row in enumerate(rows) if i % stride == 0 or "test_psnr" in row or i == len(rows) - 1]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
+from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
@@ -175,14 +176,19 @@ class Session:
     def evaluate(self) -> Evaluation:
         """Evaluate the test photographs now; the result goes to `eval/` and the metrics.
 
-        Raises EvaluationAbandoned when `breathe` does: nothing is written then.
+        Raises EvaluationAbandoned when `breathe` does, and ValueError where there is no memory for it or
+        nothing to compare with: nothing is written then.
         """
         trainer = self.trainer
         self._evaluating = True
         try:
-            evaluation = self._evaluator(lambda *_: self.breathe())
+            evaluation, where = unless_out_of_memory(lambda: self._evaluator(self._on_image)), ""
+        except OutOfMemory as error:
+            evaluation, where = None, f" on rank {', '.join(map(str, error.ranks))}"
         finally:
             self._evaluating = False
+        if evaluation is None:
+            raise ValueError(f"there is no memory for it{where}")
         config = trainer.config
         split = config.test_every, config.test_images
         against = Against(trainer.scene.path.resolve(), config.downscale, *split)
@@ -192,6 +198,10 @@ class Session:
             {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
         )
         return evaluation
+
+    def _on_image(self, *_: object) -> None:
+        self.trainer.fail_if_asked("evaluation")
+        self.breathe()
 
     def save_in_background(self) -> None:
         """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.

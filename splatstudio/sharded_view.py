@@ -17,7 +17,7 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Route, exchange
-from splatstudio.distributed.failures import OutOfMemory, together
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.ops import CAMERA_MODELS
 from splatstudio.rendering import RenderOptions, project, stages_for
@@ -150,12 +150,30 @@ def render_shared(
 ) -> list[Raster]:
     """Draw all ranks' Gaussians as this rank's `cameras` see them; each rank may have others, or none.
 
-    `options` must be the same on all ranks.
+    `options` must be the same on all ranks. Raises OutOfMemory on all of them alike where any has no memory.
+    """
+    received = received_for(ranks, gaussians, cameras, options)
+    return together(ranks, lambda: drawn(gaussians, received, cameras, options))
+
+
+def received_for(
+    ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
+) -> Received:
+    """Return what this rank's `cameras` see of all ranks' Gaussians.
+
+    `options` must be the same on all ranks. Raises OutOfMemory on all of them alike where any has no memory.
     """
     by_rank = cameras_of_all(ranks, cameras)
     settings = project_settings(gaussians, options)
-    shared = project_for_all(gaussians.detach(), [camera for part in by_rank for camera in part], settings)
-    received = share(ranks, shared, [len(part) for part in by_rank])
+    of_all, model = [camera for part in by_rank for camera in part], gaussians.detach()
+    shared = unless_out_of_memory(lambda: project_for_all(model, of_all, settings))
+    return share(ranks, shared, [len(part) for part in by_rank])
+
+
+def drawn(
+    gaussians: Gaussians, received: Received, cameras: Sequence[Camera], options: RenderOptions
+) -> list[Raster]:
+    """Draw what was received for this rank's `cameras`; no other rank is asked."""
     background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
     pictures = []
     for number, camera in enumerate(cameras):

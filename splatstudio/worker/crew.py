@@ -190,12 +190,16 @@ class Member:
                 trainer.gaussians,
                 trainer.scene,
                 options=options,
-                on_image=lambda *_: self._breathe(),
+                on_image=self._on_image,
             )
-        except AbandonedElsewhere:
+        except (AbandonedElsewhere, OutOfMemory):
             pass  # rank 0 knows why, and tells
         except (OSError, ValueError) as error:
             log.warning("rank %d could not evaluate: %s", self._ranks.rank, error)
+
+    def _on_image(self, *_: object) -> None:
+        self._trainer.fail_if_asked("evaluation")
+        self._breathe()
 
     def _show(self, looks: Sequence[Look], options: RenderOptions) -> None:
         for look in looks:

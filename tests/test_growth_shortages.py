@@ -1,0 +1,114 @@
+"""A change that a rank has no memory for is made on none, and the training goes on with a lower limit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from growth_tasks import Shortage, balance_short, grow_short
+from rank_pool import RankPool
+from sharded_training_tasks import Plan, train
+from test_sharded_strategies import COMMON, FAST, MCMC
+from test_sharded_training import assert_same
+
+from splatstudio.distributed.failures import Fault
+from splatstudio.rank_devices import choose_devices
+from splatstudio.worker.client import plan_for
+from splatstudio.worker.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
+from tests.worker_watcher import MANY, Launch
+
+EDIT, MOMENTS = "splatstudio.strategy.population", "splatstudio.optim"
+PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "shapes.min_views_every": 4}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({}, ("splatstudio.strategy.default", "_halves", 1)),
+        ({}, (EDIT, "with_rows", 3)),
+        ({}, (EDIT, "with_rows", 8)),  # of the counts
+        (MCMC, (MOMENTS, "with_rows", 9)),
+        (MCMC, (EDIT, "_apart", 2)),
+        (FAST, (MOMENTS, "with_rows", 1)),
+        (FAST, ("splatstudio.contributions", "projected_from", 2)),
+        (PRUNE, (MOMENTS, "with_rows", 12)),
+        (PRUNE, ("splatstudio.contributions", "project_for_all", 3)),
+    ],
+    ids=lambda value: f"{value[1]}-{value[2]}" if isinstance(value, tuple) else value.get("strategy", ""),
+)
+def test_what_was_half_changed_is_as_it_was_on_all_ranks(
+    pool: RankPool, blob_folder: Path, num_ranks: int, settings: dict[str, Any], where: tuple[str, str, int]
+) -> None:
+    shortage = Shortage(*where, rank=num_ranks - 1)
+    parts = pool.run(num_ranks, grow_short, blob_folder, {**COMMON, **settings}, shortage)
+    for part in parts:
+        assert part.short == (num_ranks - 1,) and part.unchanged
+        assert part.max_gaussians == int(0.9 * part.num_before)
+        assert "a change of their number was left out" in part.problem
+        assert part.num_later > 0, "the next change is made"
+        assert part.losses == parts[0].losses
+
+
+@pytest.mark.parametrize("nth", [1, 6, 7, 13, 18, 19])
+def test_ranks_keep_their_own_where_one_has_no_room_for_what_comes(pool: RankPool, nth: int) -> None:
+    sizes = (5, 150, 40)
+    assert pool.run(3, balance_short, sizes, nth, 0) == [((0,), True, size) for size in sizes]
+    assert pool.run(3, balance_short, sizes, 0, 0) == [((), False, 65)] * 3
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_training_goes_on_as_without_that_change(pool: RankPool, blob_folder: Path, num_ranks: int) -> None:
+    plan = Plan(blob_folder, COMMON, 14, fault=f"oom@step=11,rank={num_ranks - 1},site=growth")
+    hit = pool.run(num_ranks, train, plan)
+    # The only change until then, as the rules are first due in the eleventh step.
+    spared = pool.run(num_ranks, train, replace(plan, fault="", settings={**COMMON, "densify.every": 1000}))
+    for ours, theirs in zip(hit, spared, strict=True):
+        assert ours.losses == theirs.losses and len(ours.problems) == 1 and not theirs.problems
+    assert_same(hit[0].whole, spared[0].whole)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_user_is_told_and_an_evaluation_without_memory_ends_nothing(
+    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    run = tmp_path / "run"
+    config = replace(MANY, steps=16, eval_every=8, test_every=4)
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", f"oom@step=8,rank={num_ranks - 1},site=evaluation")
+    job = TrainJob(blob_folder, run, config)
+    worker = launch(job, plan_for(job, choose_devices(ranks=num_ranks)))
+    worker.client.send(Start())
+    told = worker.wait(Warned).sentence
+    where = "" if num_ranks == 1 else " on rank 1"
+    assert f"Step 8 could not be evaluated: there is no memory for it{where}." in told
+    assert "the training goes on" in told
+    assert worker.wait(Evaluated).step == 16 and worker.wait(Finished).step == 16
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "test_psnr" in line] == [16]
+
+
+def test_a_limit_that_a_change_without_memory_has_set_is_told(
+    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(MANY, steps=20, densify=replace(MANY.densify, start_step=2, every=5, grow_grad=1e-4))
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=6,rank=1,site=growth")
+    job = TrainJob(blob_folder, tmp_path / "run", config)
+    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
+    worker.client.send(Start())
+    limit = worker.wait(SettingChanged).value
+    sentence = worker.wait(Warned).sentence
+    assert "ran out on rank 1 with" in sentence and f"none are added above {limit:,}" in sentence
+    assert worker.wait(Finished).completed
+
+
+def test_a_fault_has_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=3,rank=1,times=2,site=growth")
+    fault = Fault.from_environment()
+    assert fault == Fault("oom", 3, 1, 2, "growth")
+    assert fault is not None and fault.strike(3, 1) == 1.0 and fault.strike(3, 1, "evaluation") == 1.0
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=3,rank=1,site=moon")
+    with pytest.raises(ValueError, match="must be like"):
+        Fault.from_environment()

@@ -17,7 +17,7 @@ from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
-from splatstudio.studio.status import Choice, Notice, RankRow, Status, followed, notice_of
+from splatstudio.studio.status import Choice, Notice, RankRow, Status, choice_of, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
@@ -81,24 +81,21 @@ class Controller(FrameSource):
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
-        status = self.status
-        if status.state == "training":
-            return Choice("Pause")
-        if status.state in ("starting", "loading"):
-            return Choice("Starting …", enabled=False)
-        if status.state == "restarting":
-            return Choice("Restarting …", enabled=False)
-        if status.state == "paused" and 0 < status.total_steps <= status.step:
-            return Choice("Save again")  # the disk was full at the last step
-        if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
-            return Choice("Resume")
-        if status.state == "finished":
-            return Choice("All steps done", enabled=False)
-        if self._resume_step is not None:
-            return Choice(f"Resume from step {self._resume_step:,}")
-        if status.state == "viewing" and not self._untrained:
-            return Choice("All steps done", enabled=False)
-        return Choice("Start training")
+        return choice_of(self.status, self._resume_step, self._untrained, self._will_pause)
+
+    @property
+    def can_order(self) -> bool:
+        """Say whether a training can be told to save, to pause or to stop, now or as soon as it is back."""
+        return self.status.state in ("training", "paused") or self._will_pause is not None
+
+    @property
+    def _will_pause(self) -> bool | None:
+        """Say of a training that is being started again whether it will stand still; else None."""
+        job, state = self._worker.job, self.status.state
+        again = state == "restarting" or (
+            state == "loading" and isinstance(job, TrainJob) and job.attempt > 0
+        )
+        return self._worker.will_pause if again else None
 
     def press_primary(self) -> None:
         """Start, pause or resume, whatever `choice` offers."""
@@ -106,9 +103,9 @@ class Controller(FrameSource):
             state = self.status.state
             if not self.choice().enabled:
                 return
-            if state == "training":
+            if state == "training" or self._will_pause is False:
                 self._worker.send(Pause())
-            elif state == "paused" or state == "finished":
+            elif state in ("paused", "finished") or self._will_pause:
                 self._worker.send(Resume())
             elif state == "ready":
                 self._start_first()

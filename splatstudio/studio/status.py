@@ -96,6 +96,34 @@ def followed(status: Status, event: Event) -> Status:
     return status
 
 
+def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pause: bool | None) -> Choice:
+    """Return what the primary button offers.
+
+    `resume_step` is where a run on the disk can be resumed. `untrained`: a model is on view before the
+    training was ever started. `will_pause`: whether a training that is being started again will stand still
+    then; None for all others.
+    """
+    if will_pause is not None:
+        return Choice("Resume" if will_pause else "Pause")
+    if status.state == "training":
+        return Choice("Pause")
+    if status.state in ("starting", "loading"):
+        return Choice("Starting …", enabled=False)
+    if status.state == "restarting":
+        return Choice("Restarting …", enabled=False)
+    if status.state == "paused" and 0 < status.total_steps <= status.step:
+        return Choice("Save again")  # the disk was full at the last step
+    if status.state == "paused" or (status.state == "finished" and status.step < status.total_steps):
+        return Choice("Resume")
+    if status.state == "finished":
+        return Choice("All steps done", enabled=False)
+    if resume_step is not None:
+        return Choice(f"Resume from step {resume_step:,}")
+    if status.state == "viewing" and not untrained:
+        return Choice("All steps done", enabled=False)
+    return Choice("Start training")
+
+
 def notice_of(event: Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     if isinstance(event, Saved):

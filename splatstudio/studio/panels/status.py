@@ -49,7 +49,8 @@ class StatusPanel(Panel):
         controller, status = self._controller, self._controller.status
         num_viewers = self._viewport.num_viewers
         choice = controller.choice()
-        shown = (status, choice, num_viewers, controller.can_start_over)
+        running = controller.can_order
+        shown = (status, choice, num_viewers, controller.can_start_over, running)
         if shown == self._shown:
             return
         self._shown = shown
@@ -60,7 +61,6 @@ class StatusPanel(Panel):
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
         self._start_over.visible = controller.can_start_over
-        running = status.state in ("training", "paused")
         self._running.visible = running
         if controller.project.can_train:
             self._pause.disabled = not choice.enabled

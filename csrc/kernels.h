@@ -3,6 +3,7 @@
 // (visible Gaussian, tile) in the order of the tiles and by depth within a tile.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "camera.h"
@@ -152,7 +153,11 @@ struct AdamRate {
 };
 
 // The step `step` (from 1 on) at a learning rate, with the corrections of the moments' bias.
-AdamRate adam_rate(const AdamSettings& settings, double lr, int64_t step);
+inline AdamRate adam_rate(const AdamSettings& s, double lr, int64_t step) {
+  const double t = static_cast<double>(step);
+  return {static_cast<float>(lr / (1.0 - std::pow(s.beta1, t))),
+          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(s.beta2, t)))};
+}
 
 // Whether without gradients each of these steps moves a parameter less than the one before.
 bool moves_shrink(const AdamSettings& settings, const AdamRate* rates, int64_t num_steps);
@@ -182,14 +187,15 @@ struct Regularization {
   float opacity, scale;  // the weights divided by the number of values: N and 3 N
 };
 
-// The way back of the projection and a step of Adam in one pass; gradients stay in the cache.
+// The way back of the projection and a step of Adam in one pass; gradients stay in the cache, on a
+// GPU in registers and shared memory.
 struct ProjectAdam {
   ProjectBwd projection;  // without its outputs
   AdamTensor tensors[kNumTensors];
   AdamRate rates[kNumTensors];
   AdamSettings settings;
   Regularization regularization;
-  LateRows late;         // the last entry of the history is this step
+  LateRows late;         // the last entry of the history is this step; a GPU leaves no rows behind
   int64_t used_columns;  // of shN; the others have neither gradients nor moments
   bool visible_only;     // rows out of sight stay as they are; else all rows make the step
 };
@@ -278,6 +284,8 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);
 int64_t image_loss_scratch(const ImageLoss& args);  // bytes
 void image_loss(const ImageLoss& args, void* scratch, Stream stream);
 void adam_step(const Adam& args, Stream stream);
+void project_adam(const ProjectAdam& args, Stream stream);
+void count_seen(const SeenCounts& args, Stream stream);
 
 }  // namespace cuda
 }  // namespace splat

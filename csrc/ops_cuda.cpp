@@ -8,30 +8,13 @@
 #include <tuple>
 #include <vector>
 
-#include "binding.h"
 #include "kernels.h"
+#include "on_device.h"
 
 namespace {
 
 using namespace splat::binding;  // NOLINT
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-// The device guard of a call, from one of its tensors.
-class OnDevice {
- public:
-  explicit OnDevice(const Tensor& t) : before_(required_device()), guard_(device_of(t)) {
-    required_device() = device_of(t);
-  }
-  ~OnDevice() { required_device() = before_; }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  splat::cuda::Stream stream() const { return guard_.stream(); }
-
- private:
-  int32_t before_;
-  DeviceGuard guard_;
-};
 
 Tensor scratch_of(int64_t bytes) { return empty({bytes}, ScalarType::Byte); }
 

@@ -1,30 +1,13 @@
-// The binding of what only a training needs: the fused optimiser, a strategy's counts. CPU alone.
+// The binding of what only a training needs: the fused optimiser, a strategy's counts, on the CPU.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
 
-#include "binding.h"
-#include "kernels.h"
+#include "binding_training.h"
 
 namespace {
 
 using namespace splat::binding;
-using Tensors = std::vector<Tensor>;
-
-splat::AdamSettings adam_settings(const std::vector<double>& betas) {
-  STD_TORCH_CHECK(betas.size() == 3, "Adam takes beta1, beta2 and eps");
-  return {betas[0], betas[1], betas[2]};
-}
-
-splat::AdamTensor adam_tensor(const Tensor& param, const Tensor& exp_avg,
-                              const Tensor& exp_avg_sq) {
-  Sizes sizes;
-  for (int64_t i = 0; i < param.dim(); ++i) sizes.push_back(param.size(i));
-  floats(param, sizes, "param");
-  floats(exp_avg, sizes, "exp_avg");
-  floats(exp_avg_sq, sizes, "exp_avg_sq");
-  return {mutable_floats(param), mutable_floats(exp_avg), mutable_floats(exp_avg_sq)};
-}
 
 // `history` [S, 2]: the first `num_steps` rows are the steps since all rows of shN were up to date.
 splat::LateRows late_rows(const Tensor& steps_done, const Tensor& history, int64_t num_steps,
@@ -46,36 +29,10 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
                   const std::vector<double>& rates, const std::vector<double>& regularization,
                   int64_t step, const Tensor& steps_done, const Tensor& history, int64_t num_late,
                   int64_t used_columns, bool visible_only, int64_t num_threads) {
-  constexpr int kTensors = splat::kNumTensors;
-  STD_TORCH_CHECK(params.size() == kTensors && exp_avg.size() == kTensors &&
-                      exp_avg_sq.size() == kTensors && v_projected.size() == 5,
-                  "a model is six tensors, a projected one five");
-  STD_TORCH_CHECK(rates.size() == kTensors + 3 && step >= 1, "nine rates, steps count from 1");
-  STD_TORCH_CHECK(regularization.size() == 2, "two weights: of opacities and of scales");
-  splat::ProjectAdam args = {};
-  splat::ProjectBwd& bwd = args.projection;
-  bwd.gaussians = gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
-  bwd.settings = settings_of(view, options, bwd.gaussians.num_rest);
-  const int64_t num = bwd.gaussians.num;
-  bwd.radii = ints<int32_t>(radii, {num, 2}, "radii");
-  bwd.colors = floats(colors, {num, 3}, "colors");
-  bwd.v_means2d = floats(v_projected[0], {num, 2}, "v_means2d");
-  bwd.v_conics = floats(v_projected[1], {num, 3}, "v_conics");
-  bwd.v_depths = floats(v_projected[2], {num}, "v_depths");
-  bwd.v_out_opacities = floats(v_projected[3], {num}, "v_opacities");
-  bwd.v_colors = floats(v_projected[4], {num, 3}, "v_colors");
-  args.settings = adam_settings({rates.begin() + kTensors, rates.end()});
-  args.regularization = {static_cast<float>(regularization[0] / static_cast<double>(num)),
-                         static_cast<float>(regularization[1] / (3.0 * static_cast<double>(num)))};
-  for (int k = 0; k < kTensors; ++k) {
-    args.tensors[k] = adam_tensor(params[k], exp_avg[k], exp_avg_sq[k]);
-    args.rates[k] = splat::adam_rate(args.settings, rates[k], step);
-  }
-  STD_TORCH_CHECK(used_columns >= 0 && used_columns <= 3 * bwd.gaussians.num_rest &&
-                      (bwd.settings.sh_degree > 0 || used_columns == 0),
-                  "more coefficients used than stored");
-  args.used_columns = used_columns;
-  args.visible_only = visible_only;
+  splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
+                                            view, options, rates, regularization, step);
+  use_columns(args, used_columns, visible_only);
+  const int64_t num = args.projection.gaussians.num;
   if (used_columns > 0 && !visible_only) {
     STD_TORCH_CHECK(num_late >= 1 && num_late <= history.size(0), "the history is too short");
     check(steps_done, ScalarType::Int, {num}, "steps_done");
@@ -137,20 +94,8 @@ Tensors project_late(const Tensors& params, const Tensor& exp_avg, const Tensor&
 void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, int64_t height,
                 const Tensor& grad2d, const Tensor& visible, const OptionalTensor& radius2d,
                 int64_t num_threads) {
-  const int64_t num = gradients2d.size(0);
-  splat::SeenCounts args = {};
-  args.gradients2d = floats(gradients2d, {num, 2}, "gradients2d");
-  args.radii = ints<int32_t>(radii, {num, 2}, "radii");
-  args.num = num;
-  args.scale_x = 0.5f * static_cast<float>(width);
-  args.scale_y = 0.5f * static_cast<float>(height);
-  args.longer_side = static_cast<float>(width > height ? width : height);
-  floats(grad2d, {num}, "grad2d");
-  floats(visible, {num}, "visible");
-  floats_or_null(radius2d, {num}, "radius2d");
-  args.grad2d = mutable_floats(grad2d);
-  args.visible = mutable_floats(visible);
-  args.radius2d = radius2d.has_value() ? mutable_floats(*radius2d) : nullptr;
+  const splat::SeenCounts args =
+      seen_counts_of(gradients2d, radii, width, height, grad2d, visible, radius2d);
   splat::cpu::count_seen(args, static_cast<int>(num_threads));
 }
 

@@ -1,7 +1,7 @@
 """One step of gradient descent of a model: draw, compare, find the gradients, improve.
 
-On the CPU the gradients of the six tensors are never in memory: autograd ends at what was projected,
-and the rest of the way back is part of the optimiser's step. Elsewhere autograd goes all the way.
+On native kernels the gradients of the six tensors are never in memory: autograd ends at what was projected,
+and the rest of the way back is part of the optimiser's step. On the reference autograd goes all the way.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def draw(
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
     settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
-    if not _is_fused(gaussians.means):
+    if stages_for(gaussians.means) is not ops:
         probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
         rendering = render(gaussians, camera, options, probe)
         depth_sum = rendering.depth * rendering.alpha.clamp_min(1e-10)
@@ -247,10 +247,6 @@ def improve(
         visible_only=visible_only,
         regularization=regularization,
     )
-
-
-def _is_fused(tensor: Tensor) -> bool:
-    return stages_for(tensor) is ops and tensor.device.type == "cpu"
 
 
 def _differentiable(projected: Projected) -> list[Tensor]:

@@ -64,10 +64,17 @@ def native_version() -> str:
 @functools.cache
 def has_cuda_kernels() -> bool:
     """Return whether the native kernels were built for CUDA too and torch sees a GPU."""
-    if not (is_available() and torch.cuda.is_available()):
-        return False
+    return is_available() and torch.cuda.is_available() and has_kernel("project_fwd", "cuda")
+
+
+@functools.cache
+def has_kernel(name: str, device_type: str) -> bool:
+    """Return whether the operator `name` was built for tensors of a device type, "cpu" or "cuda".
+
+    Raises RuntimeError when the kernels have not been built.
+    """
     _native()
-    return torch._C._dispatch_has_kernel_for_dispatch_key("splatstudio::project_fwd", "CUDA")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"splatstudio::{name}", device_type.upper())
 
 
 def num_threads() -> int:

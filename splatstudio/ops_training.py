@@ -1,6 +1,6 @@
 """What only a training on native kernels needs: the fused optimiser and a strategy's counts.
 
-CPU, float32, like `ops.py`. Everything happens in place and nothing has a gradient.
+Float32, on the CPU or CUDA, like `ops.py`. Everything happens in place and nothing has a gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
-from splatstudio.ops import _native, camera_numbers, num_threads
+from splatstudio.ops import _native, camera_numbers, has_kernel, num_threads
 from splatstudio.stages import Projected, ProjectSettings
 
 HISTORY = 128  # steps after which every row is brought up to date
@@ -41,6 +41,15 @@ class Regularization:
 
 
 NO_REGULARIZATION = Regularization()
+
+
+def leaves_rows_behind(device: torch.device) -> bool:
+    """Return whether a step leaves rows of shN out of sight behind on such a device, for `settle`.
+
+    The CPU's does, which saves it much of the optimiser's time. On a GPU all rows make every step: nothing is
+    ever late there.
+    """
+    return has_kernel("settle_adam", device.type)
 
 
 class LateRows:
@@ -83,12 +92,12 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
 
     `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
     in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
-    their shN is left behind, which `late` remembers.
+    their shN is left behind, which `late` remembers, where `leaves_rows_behind` says so.
     """
     view, options = camera_numbers(camera, settings, raw=True)
     rates = [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps]
     used_columns = late.used_columns if settings.sh_degree > 0 else 0
-    if used_columns > 0 and not visible_only:
+    if used_columns > 0 and not visible_only and leaves_rows_behind(gaussians.means.device):
         late.num_steps += 1
     _native().project_adam(
         list(gaussians.detach().tensors().values()),

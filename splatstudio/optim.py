@@ -137,8 +137,8 @@ class SplatAdam:
         """Update `gaussians` in place from the gradients of what `project` returned and of `regularization`.
 
         `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits
-        (but for those of `regularization`), and the coefficients of Gaussians out of sight are left behind
-        until `settle`. `visible_only`: what is out of sight stays as it is.
+        (but for those of `regularization`), and where `leaves_rows_behind` says so the coefficients of
+        Gaussians out of sight are left behind until `settle`. `visible_only`: these stay as they are.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.num_steps += 1

@@ -112,6 +112,7 @@ def test_the_fused_step_is_autograd_and_adam_to_the_bit(num_threads: int, sh_deg
     assert 0.05 < share.mean() < 0.5 and share.min() == 0 and not torch.equal(ours.means, model().means)
 
 
+@pytest.mark.cpu_kernels
 def test_rows_left_behind_for_long_make_all_their_steps() -> None:
     ours, theirs = model(num=20), model(num=20)
     one, other = SplatAdam.zeros(ours), SplatAdam.zeros(theirs)
@@ -199,6 +200,7 @@ def test_counts_of_what_was_seen() -> None:
     torch.testing.assert_close(ours[2], torch.maximum(counts[2], radius))
 
 
+@pytest.mark.cpu_kernels
 def test_the_operators_say_truly_what_they_change() -> None:
     gaussians = model(num=10)
     rows = list(gaussians.detach().tensors().values())

@@ -6,12 +6,6 @@
 
 namespace splat {
 
-AdamRate adam_rate(const AdamSettings& s, double lr, int64_t step) {
-  const double t = static_cast<double>(step);
-  return {static_cast<float>(lr / (1.0 - std::pow(s.beta1, t))),
-          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(s.beta2, t)))};
-}
-
 bool moves_shrink(const AdamSettings& s, const AdamRate* rates, int64_t num_steps) {
   // From one step to the next m falls by beta1, sqrt(v) by sqrt(beta2); a tenth of a percent is for
   // what rounding may do.

@@ -1,40 +1,40 @@
-// Adam, one thread a number.
-#include <cmath>
-
-#include "../kernels.h"
-#include "launch.cuh"
+// Adam, one thread a number, and what a strategy counts, one thread a Gaussian.
+#include "adam.cuh"
 
 namespace splat::cuda {
 namespace {
 
-// The step's constants, made once on the host in double precision.
-struct Rates {
-  float beta1, beta2, rest1, rest2, rate, root, eps;
-};
+__global__ void __launch_bounds__(kThreads)
+    adam_kernel(AdamTensor tensor, const float* grad, int64_t num, Decay decay, AdamRate rate) {
+  const int64_t i = global_index();
+  if (i < num) advance(tensor, i, decay, rate, grad[i]);
+}
 
-__global__ void __launch_bounds__(kThreads) adam_kernel(Adam args, Rates rates) {
+__global__ void __launch_bounds__(kThreads) count_seen_kernel(SeenCounts args) {
   const int64_t i = global_index();
   if (i >= args.num) return;
-  const float g = args.grad[i];
-  const float m = rates.beta1 * args.exp_avg[i] + rates.rest1 * g;
-  const float v = rates.beta2 * args.exp_avg_sq[i] + rates.rest2 * g * g;
-  args.exp_avg[i] = m;
-  args.exp_avg_sq[i] = v;
-  args.param[i] -= rates.rate * m / (sqrtf(v) * rates.root + rates.eps);
+  const int32_t x = args.radii[2 * i], y = args.radii[2 * i + 1];
+  if (!(x > 0 && y > 0)) return;
+  const float gx = args.gradients2d[2 * i] * args.scale_x;
+  const float gy = args.gradients2d[2 * i + 1] * args.scale_y;
+  args.grad2d[i] += sqrtf(gx * gx + gy * gy);
+  args.visible[i] += 1.0f;
+  if (args.radius2d == nullptr) return;
+  const float radius = static_cast<float>(x > y ? x : y) / args.longer_side;
+  args.radius2d[i] = maximum(args.radius2d[i], radius);
 }
 
 }  // namespace
 
 void adam_step(const Adam& args, Stream stream) {
-  const double step = static_cast<double>(args.step);
-  const Rates rates = {static_cast<float>(args.beta1),
-                       static_cast<float>(args.beta2),
-                       static_cast<float>(1.0 - args.beta1),
-                       static_cast<float>(1.0 - args.beta2),
-                       static_cast<float>(args.lr / (1.0 - std::pow(args.beta1, step))),
-                       static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(args.beta2, step))),
-                       static_cast<float>(args.eps)};
-  launch("adam_step", adam_kernel, blocks_for(args.num), kThreads, stream, args, rates);
+  const AdamSettings settings = {args.beta1, args.beta2, args.eps};
+  const AdamTensor tensor = {args.param, args.exp_avg, args.exp_avg_sq};
+  launch("adam_step", adam_kernel, blocks_for(args.num), kThreads, stream, tensor, args.grad,
+         args.num, decay_of(settings), adam_rate(settings, args.lr, args.step));
+}
+
+void count_seen(const SeenCounts& args, Stream stream) {
+  launch("count_seen", count_seen_kernel, blocks_for(args.num), kThreads, stream, args);
 }
 
 }  // namespace splat::cuda

@@ -151,7 +151,7 @@ class DefaultStrategy:
 @torch.no_grad()
 def count(counts: dict[str, Tensor], seen: Observation, radius2d: Tensor | None = None) -> None:
     """Add what a picture showed to `grad2d` and `visible` of `counts` and, where given, to `radius2d`."""
-    if stages_for(seen.gradients2d) is ops and seen.gradients2d.device.type == "cpu":
+    if stages_for(seen.gradients2d) is ops:
         size = (seen.width, seen.height)
         count_seen(seen.gradients2d, seen.radii, size, counts["grad2d"], counts["visible"], radius2d)
         return

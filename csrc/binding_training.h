@@ -1,0 +1,93 @@
+// What the bindings of the training's operators share, whatever the backend.
+#pragma once
+
+#include <vector>
+
+#include "binding.h"
+#include "kernels.h"
+
+namespace splat::binding {
+
+using Tensors = std::vector<Tensor>;
+
+inline AdamSettings adam_settings(const std::vector<double>& betas) {
+  STD_TORCH_CHECK(betas.size() == 3, "Adam takes beta1, beta2 and eps");
+  return {betas[0], betas[1], betas[2]};
+}
+
+inline AdamTensor adam_tensor(const Tensor& param, const Tensor& exp_avg,
+                              const Tensor& exp_avg_sq) {
+  Sizes sizes;
+  for (int64_t i = 0; i < param.dim(); ++i) sizes.push_back(param.size(i));
+  floats(param, sizes, "param");
+  floats(exp_avg, sizes, "exp_avg");
+  floats(exp_avg_sq, sizes, "exp_avg_sq");
+  return {mutable_floats(param), mutable_floats(exp_avg), mutable_floats(exp_avg_sq)};
+}
+
+// One step of Adam on all six tensors, but for how many columns of shN take part.
+inline ProjectAdam project_adam_of(const Tensors& params, const Tensors& exp_avg,
+                                   const Tensors& exp_avg_sq, const Tensor& radii,
+                                   const Tensor& colors, const Tensors& v_projected,
+                                   const std::vector<double>& view,
+                                   const std::vector<int64_t>& options,
+                                   const std::vector<double>& rates,
+                                   const std::vector<double>& regularization, int64_t step) {
+  constexpr int kTensors = kNumTensors;
+  STD_TORCH_CHECK(params.size() == kTensors && exp_avg.size() == kTensors &&
+                      exp_avg_sq.size() == kTensors && v_projected.size() == 5,
+                  "a model is six tensors, a projected one five");
+  STD_TORCH_CHECK(rates.size() == kTensors + 3 && step >= 1, "nine rates, steps count from 1");
+  STD_TORCH_CHECK(regularization.size() == 2, "two weights: of opacities and of scales");
+  ProjectAdam args = {};
+  ProjectBwd& bwd = args.projection;
+  bwd.gaussians = gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
+  bwd.settings = settings_of(view, options, bwd.gaussians.num_rest);
+  const int64_t num = bwd.gaussians.num;
+  bwd.radii = ints<int32_t>(radii, {num, 2}, "radii");
+  bwd.colors = floats(colors, {num, 3}, "colors");
+  bwd.v_means2d = floats(v_projected[0], {num, 2}, "v_means2d");
+  bwd.v_conics = floats(v_projected[1], {num, 3}, "v_conics");
+  bwd.v_depths = floats(v_projected[2], {num}, "v_depths");
+  bwd.v_out_opacities = floats(v_projected[3], {num}, "v_opacities");
+  bwd.v_colors = floats(v_projected[4], {num, 3}, "v_colors");
+  args.settings = adam_settings({rates.begin() + kTensors, rates.end()});
+  args.regularization = {static_cast<float>(regularization[0] / static_cast<double>(num)),
+                         static_cast<float>(regularization[1] / (3.0 * static_cast<double>(num)))};
+  for (int k = 0; k < kTensors; ++k) {
+    args.tensors[k] = adam_tensor(params[k], exp_avg[k], exp_avg_sq[k]);
+    args.rates[k] = adam_rate(args.settings, rates[k], step);
+  }
+  return args;
+}
+
+inline void use_columns(ProjectAdam& args, int64_t used_columns, bool visible_only) {
+  const ProjectBwd& bwd = args.projection;
+  STD_TORCH_CHECK(used_columns >= 0 && used_columns <= 3 * bwd.gaussians.num_rest &&
+                      (bwd.settings.sh_degree > 0 || used_columns == 0),
+                  "more coefficients used than stored");
+  args.used_columns = used_columns;
+  args.visible_only = visible_only;
+}
+
+inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii, int64_t width,
+                                 int64_t height, const Tensor& grad2d, const Tensor& visible,
+                                 const OptionalTensor& radius2d) {
+  const int64_t num = gradients2d.size(0);
+  SeenCounts args = {};
+  args.gradients2d = floats(gradients2d, {num, 2}, "gradients2d");
+  args.radii = ints<int32_t>(radii, {num, 2}, "radii");
+  args.num = num;
+  args.scale_x = 0.5f * static_cast<float>(width);
+  args.scale_y = 0.5f * static_cast<float>(height);
+  args.longer_side = static_cast<float>(width > height ? width : height);
+  floats(grad2d, {num}, "grad2d");
+  floats(visible, {num}, "visible");
+  floats_or_null(radius2d, {num}, "radius2d");
+  args.grad2d = mutable_floats(grad2d);
+  args.visible = mutable_floats(visible);
+  args.radius2d = radius2d.has_value() ? mutable_floats(*radius2d) : nullptr;
+  return args;
+}
+
+}  // namespace splat::binding

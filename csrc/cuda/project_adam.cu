@@ -1,0 +1,118 @@
+// The way back of the projection and a step of Adam in one pass over all Gaussians. A thread makes
+// the gradients of one Gaussian, which its block keeps in shared memory; then the threads of the
+// block take its numbers in the order in which they lie in memory, whoever's they are.
+#include "adam.cuh"
+#include "project.cuh"
+
+namespace splat::cuda {
+namespace {
+
+constexpr int kRows = 128;  // Gaussians, and threads, of a block
+constexpr int kRest = kMaxCoefficients - 1;
+
+// A block's gradients. One of shN is basis * v_color: 18 numbers stand for 45.
+struct BlockGradients {
+  float means[kRows * 3], quats[kRows * 4], scales[kRows * 3], opacities[kRows], sh0[kRows * 3];
+  float basis[kRows * kRest], v_color[kRows * 3];
+  bool visible[kRows];
+};
+
+__device__ void put3(float* p, int row, Vec3<float> x) {
+  p[3 * row] = x.x;
+  p[3 * row + 1] = x.y;
+  p[3 * row + 2] = x.z;
+}
+
+__device__ void put_gaussian(BlockGradients& out, int row, const GaussianValues<float>& v) {
+  put3(out.means, row, v.mean);
+  put3(out.scales, row, v.scales);
+  out.quats[4 * row] = v.quat.w;
+  out.quats[4 * row + 1] = v.quat.x;
+  out.quats[4 * row + 2] = v.quat.y;
+  out.quats[4 * row + 3] = v.quat.z;
+  out.opacities[row] = v.opacity;
+}
+
+// What lies out of sight has these gradients alone.
+__device__ void regularize(const ProjectAdam& args, int64_t i, GaussianValues<float>& v) {
+  const Regularization& weights = args.regularization;
+  if (weights.scale != 0.0f) {
+    const Vec3<float> s = load3(args.tensors[kScales].param, i);
+    v.scales = v.scales + weights.scale * Vec3<float>{scale_of(s.x), scale_of(s.y), scale_of(s.z)};
+  }
+  if (weights.opacity != 0.0f) {
+    const float o = opacity_of(args.tensors[kOpacities].param[i]);
+    v.opacity = v.opacity + weights.opacity * (o * (1.0f - o));
+  }
+}
+
+template <CameraModel model>
+__device__ void make_gradients(const ProjectAdam& args, int64_t i, int row, BlockGradients& out) {
+  GaussianValues<float> v = {};
+  Vec3<float> v_color = {0.0f, 0.0f, 0.0f};
+  float basis[kMaxCoefficients] = {};
+  out.visible[row] = args.projection.radii[2 * i] > 0;
+  if (out.visible[row]) v = gaussian_vjp<model>(args.projection, i, basis, v_color);
+  regularize(args, i, v);
+  put_gaussian(out, row, v);
+  put3(out.sh0, row, basis[0] * v_color);
+  put3(out.v_color, row, v_color);
+  for (int k = 0; k < kRest; ++k) out.basis[row * kRest + k] = basis[k + 1];
+}
+
+// A tensor of `columns` numbers a Gaussian, the block's first Gaussian being `begin`.
+template <int columns>
+__device__ void step_small(const ProjectAdam& args, int tensor, const float* grads,
+                           const bool* visible, int64_t begin, int num_rows, const Decay& decay) {
+  for (int j = threadIdx.x; j < num_rows * columns; j += kRows) {
+    if (args.visible_only && !visible[j / columns]) continue;
+    advance(args.tensors[tensor], begin * columns + j, decay, args.rates[tensor], grads[j]);
+  }
+}
+
+__device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, int64_t begin,
+                         int num_rows, const Decay& decay) {
+  const int used = static_cast<int>(args.used_columns);
+  const int moving = 3 * num_coefficients(args.projection.settings.sh_degree) - 3;
+  const int64_t stride = 3 * args.projection.gaussians.num_rest;
+  for (int j = threadIdx.x; j < num_rows * used; j += kRows) {
+    const int row = j / used, column = j % used;
+    if (args.visible_only && !grads.visible[row]) continue;
+    float grad = 0.0f;
+    if (column < moving) {
+      grad = grads.basis[row * kRest + column / 3] * grads.v_color[3 * row + column % 3];
+    }
+    advance(args.tensors[kShN], (begin + row) * stride + column, decay, args.rates[kShN], grad);
+  }
+}
+
+template <CameraModel model>
+__global__ void __launch_bounds__(kRows) project_adam_kernel(ProjectAdam args, Decay decay) {
+  __shared__ BlockGradients grads;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
+  const int64_t left = args.projection.gaussians.num - begin;
+  const int num_rows = left < kRows ? static_cast<int>(left) : kRows;
+  const int row = threadIdx.x;
+  if (row < num_rows) make_gradients<model>(args, begin + row, row, grads);
+  // From here on the parameters change: nobody may need the old ones any more.
+  __syncthreads();
+  step_small<3>(args, 0, grads.means, grads.visible, begin, num_rows, decay);
+  step_small<4>(args, 1, grads.quats, grads.visible, begin, num_rows, decay);
+  step_small<3>(args, kScales, grads.scales, grads.visible, begin, num_rows, decay);
+  step_small<1>(args, kOpacities, grads.opacities, grads.visible, begin, num_rows, decay);
+  step_small<3>(args, 4, grads.sh0, grads.visible, begin, num_rows, decay);
+  if (args.used_columns > 0) step_shN(args, grads, begin, num_rows, decay);
+}
+
+}  // namespace
+
+void project_adam(const ProjectAdam& args, Stream stream) {
+  const int64_t num = args.projection.gaussians.num;
+  launch_for_model("project_adam", args.projection.settings.camera.model,
+                   project_adam_kernel<CameraModel::kPinhole>,
+                   project_adam_kernel<CameraModel::kOrtho>,
+                   project_adam_kernel<CameraModel::kFisheye>, blocks_for(num, kRows), kRows,
+                   stream, args, decay_of(args.settings));
+}
+
+}  // namespace splat::cuda

@@ -1,0 +1,44 @@
+// The binding of what only a training needs, on a GPU: the fused optimiser, a strategy's counts.
+#include <torch/csrc/stable/library.h>
+
+#include <vector>
+
+#include "binding_training.h"
+#include "on_device.h"
+
+namespace {
+
+using namespace splat::binding;  // NOLINT
+
+// As in ops_training.cpp, but every row makes every step in time: `num_late` is 0, and neither
+// `steps_done` nor `history` is looked at.
+void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
+                  const Tensor& radii, const Tensor& colors, const Tensors& v_projected,
+                  const std::vector<double>& view, const std::vector<int64_t>& options,
+                  const std::vector<double>& rates, const std::vector<double>& regularization,
+                  int64_t step, const Tensor& /*steps_done*/, const Tensor& /*history*/,
+                  int64_t num_late, int64_t used_columns, bool visible_only,
+                  int64_t /*num_threads*/) {
+  const OnDevice device(radii);
+  splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
+                                            view, options, rates, regularization, step);
+  use_columns(args, used_columns, visible_only);
+  STD_TORCH_CHECK(num_late == 0, "a GPU leaves no rows of shN behind");
+  splat::cuda::project_adam(args, device.stream());
+}
+
+void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, int64_t height,
+                const Tensor& grad2d, const Tensor& visible, const OptionalTensor& radius2d,
+                int64_t /*num_threads*/) {
+  const OnDevice device(gradients2d);
+  const splat::SeenCounts args =
+      seen_counts_of(gradients2d, radii, width, height, grad2d, visible, radius2d);
+  splat::cuda::count_seen(args, device.stream());
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
+  m.impl("project_adam", TORCH_BOX(&project_adam));
+  m.impl("count_seen", TORCH_BOX(&count_seen));
+}

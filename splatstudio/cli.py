@@ -17,6 +17,7 @@ from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
 from splatstudio.score_files import TO_THE_TERMINAL, ScoreFiles
+from splatstudio.studio.network import THIS_MACHINE, Listen
 from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
@@ -27,30 +28,13 @@ app = tyro.extras.SubcommandApp()
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
-@dataclass(frozen=True)
-class Listen:
-    """Where the studio's page can be reached.
-
-    Args:
-        host: Address to listen on; 0.0.0.0 for every network of this machine.
-        port: Port to listen on; "auto" takes the first free one from 8080 on.
-        allow_host: Further names of this machine, such as that of a reverse proxy.
-        allow_origin: Further pages that may connect, such as https://studio.example.org.
-    """
-
-    host: str = "127.0.0.1"
-    port: int | Literal["auto"] = "auto"
-    allow_host: tuple[str, ...] = ()
-    allow_origin: tuple[str, ...] = ()
-
-
 @app.command(name="open")
 def open_(
     path: Positional[Path],
     /,
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
-    listen: OmitArgPrefixes[Listen] = Listen(),
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
     train: bool = False,
@@ -69,14 +53,11 @@ def open_(
         browser: Open the default browser, where there is a display.
     """
     from splatstudio.studio.app import open_studio
-    from splatstudio.studio.network import Network
 
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
-    port = None if listen.port == "auto" else listen.port
-    network = Network(listen.host, port, listen.allow_host, listen.allow_origin)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
-    studio = open_studio(path, network=network, train=train, browser=browser, **asked)
+    studio = open_studio(path, network=listen.network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
 
@@ -353,16 +334,31 @@ def doctor() -> int:
 
 
 @app.command(name="attach")
-def attach_(address: Positional[str], /, token: str) -> int:
-    """Watch and steer a training that torchrun or Slurm started elsewhere, by typing.
+def attach_(
+    address: Positional[str],
+    /,
+    token: str,
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
+    terminal: bool = False,
+    browser: bool = True,
+) -> int:
+    """Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave.
 
     Args:
         address: HOST:PORT, as the training printed it.
         token: The secret that it printed with it.
+        listen: Where the page can be reached.
+        terminal: No page: print what happens, and steer it by typing.
+        browser: Open the default browser, where there is a display.
     """
-    from splatstudio.attach_command import attach
+    if terminal:
+        from splatstudio.attach_command import attach
 
-    return attach(address, token, sys.stdin)
+        return attach(address, token, sys.stdin)
+    from splatstudio.studio.attached import open_attached
+
+    open_attached(address, token, network=listen.network, browser=browser).run_forever()
+    return 0
 
 
 def _with_preset(

@@ -32,7 +32,7 @@ from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
-from splatstudio.studio.project import on_devices, open_project
+from splatstudio.studio.project import Project, on_devices, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.worker.messages import Close, Event, ModelLoaded, Saved
@@ -59,7 +59,11 @@ class Studio:
         run_dir: Path | None = None,
         devices: DeviceOptions = AS_FOUND,
     ):
-        self.project = on_devices(open_project(path, config, run_dir, given), devices)
+        self._serve(on_devices(open_project(path, config, run_dir, given), devices), network)
+
+    def _serve(self, project: Project, network: Network) -> None:
+        """Open the page of a project."""
+        self.project = project
         self._gated = open_server(
             host=network.host,
             port=network.port,
@@ -70,7 +74,7 @@ class Studio:
         self._server = self._gated.server
         self.url = self._gated.url
         self._news = News(self._server)
-        self.controller = Controller(self.project, self._news.tell)
+        self.controller = self._new_controller()
         self._jobs = JobBoard(self.controller, self._news.tell)
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
         self._first_view = FirstView(self._server, "-y" if self.project.path.is_file() else "+z")
@@ -84,6 +88,9 @@ class Studio:
         self.controller.open()
         self._ticker = threading.Thread(target=self._tick, name="page", daemon=True)
         self._ticker.start()
+
+    def _new_controller(self) -> Controller:
+        return Controller(self.project, self._news.tell)
 
     def start_training(self) -> None:
         """Start or resume at once; a run with all steps done is started over.
@@ -104,7 +111,7 @@ class Studio:
             # A shell's background job inherits that Ctrl-C is ignored; here it has a meaning.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         controller = self.controller
-        run_dir, unsaved = controller.project.run_dir, controller.status.state in ("training", "paused")
+        run_dir, unsaved = controller.project.run_dir, self._unsaved
         print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
         try:
             self.close()
@@ -117,6 +124,11 @@ class Studio:
             raise
         if unsaved and run_dir is not None:
             print(last_words(controller.status, controller.last_saved, run_dir))
+
+    @property
+    def _unsaved(self) -> bool:
+        """Say whether there is something that to close the studio must save."""
+        return self.controller.status.state in ("training", "paused")
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -155,12 +167,15 @@ class Studio:
                 self._panels.append(build(tab))
         left = gui.add_panel()
         with left.add_tab("Devices") as tab:
-            self._panels.append(DevicesPanel(page, tab))
+            self._panels.append(self._devices_panel(page, tab))
         with left.add_tab("Log"):
             self._panels.append(LogPanel(page, self._news))
         left.dock_left()
         left.set_width(LEFT_WIDTH)
         self._refresh()
+
+    def _devices_panel(self, page: Page, tab: viser.GuiTabHandle) -> Panel:
+        return DevicesPanel(page, tab)
 
     def _tabs(self, page: Page) -> list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]]:
         """Return title and builder of each tab of the right dock, in their order."""
@@ -235,19 +250,30 @@ def open_studio(
     or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)
-    print(f"The studio is open at {studio.url}", flush=True)
-    told = advice(network.host, studio.url, studio.port, os.environ)
-    for note in (*told, *studio.project.notes):
-        print(note, flush=True)
+    say_where(studio, network)
     if train:
         try:
             studio.start_training()
         except ValueError:
             studio.close()
             raise
-    if browser and _has_display():
-        webbrowser.open(studio.url)
+    if browser:
+        show_in_browser(studio)
     return studio
+
+
+def say_where(studio: Studio, network: Network) -> None:
+    """Print a studio's address, and what its user should know."""
+    print(f"The studio is open at {studio.url}", flush=True)
+    told = advice(network.host, studio.url, studio.port, os.environ)
+    for note in (*told, *studio.project.notes):
+        print(note, flush=True)
+
+
+def show_in_browser(studio: Studio) -> None:
+    """Open the default browser, where there is a display."""
+    if _has_display():
+        webbrowser.open(studio.url)
 
 
 def _light(scene: viser.SceneApi) -> None:

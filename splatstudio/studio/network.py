@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import psutil
 
@@ -26,6 +27,32 @@ class Network:
 
 
 LOOPBACK = Network()
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the studio's page can be reached.
+
+    Args:
+        host: Address to listen on; 0.0.0.0 for every network of this machine.
+        port: Port to listen on; "auto" takes the first free one from 8080 on.
+        allow_host: Further names of this machine, such as that of a reverse proxy.
+        allow_origin: Further pages that may connect, such as https://studio.example.org.
+    """
+
+    host: str = "127.0.0.1"
+    port: int | Literal["auto"] = "auto"
+    allow_host: tuple[str, ...] = ()
+    allow_origin: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> Network:
+        """Return the same as the studio takes it."""
+        port = None if self.port == "auto" else self.port
+        return Network(self.host, port, self.allow_host, self.allow_origin)
+
+
+THIS_MACHINE = Listen()
 
 
 def advice(host: str, url: str, port: int, environment: Mapping[str, str]) -> Iterator[str]:

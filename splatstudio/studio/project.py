@@ -63,6 +63,11 @@ class Project:
         """Say whether there are photographs to train on."""
         return self.scene is not None and self.run_dir is not None
 
+    @property
+    def can_evaluate(self) -> bool:
+        """Say whether there are photographs that are held out for the test."""
+        return self.scene is not None and len(self.scene.test_indices) > 0
+
     def checkpoint(self) -> Path | None:
         """Return the newest good checkpoint of the run."""
         return newest_checkpoint(self.run_dir) if self.can_train and self.run_dir else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gather_seen, shown_model
 from splatstudio.worker.ranks_report import RankFigures, RanksReport
+from splatstudio.worker.shared_frames import FrameShare, SharedFrames
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
 
@@ -64,7 +66,7 @@ class Stopwatch:
 def reported(watch: Stopwatch, trainer: Trainer, ranks: Ranks) -> tuple[RankFigures, ...]:
     """Return the figures of all ranks, which all have to call it."""
     own = watch.take(len(trainer.live_gaussians))
-    message = [own.num_gaussians, own.step_seconds, own.wait_seconds]
+    message = [own.num_gaussians, own.step_seconds, own.wait_seconds, socket.gethostname()]
     answers = ranks.gather_bytes(json.dumps(message).encode())
     return tuple(RankFigures(rank, *json.loads(answer)) for rank, answer in enumerate(answers))
 
@@ -77,6 +79,7 @@ class Leader:
         self._ranks = ranks
         self._tell = tell
         self._watch = Stopwatch(ranks)
+        self.frames = SharedFrames(FrameShare(trainer, ranks), ranks, tell) if self._several else None
         self._report_due = time.monotonic() + REPORT_SECONDS
 
     @property
@@ -153,6 +156,7 @@ class Member:
         self._breathe = breathe
         self._watch = Stopwatch(ranks)
         self._saver = PartSaver(ranks.rank, ranks.num_ranks)
+        self._frames = FrameShare(trainer, ranks)
 
     def after_step(self, seconds: float) -> None:
         """Note a step of `seconds`."""
@@ -168,6 +172,8 @@ class Member:
             self._show(decoded_looks(body), self._trainer.display_options)
         elif turn == Turn.EVALUATE:
             self._evaluate()
+        elif turn in (Turn.KEEP, Turn.DRAW, Turn.DROP):
+            self._frames.take_part(turn, body)
         else:
             assert turn == Turn.REPORT, turn
             reported(self._watch, self._trainer, self._ranks)

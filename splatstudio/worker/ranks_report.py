@@ -15,6 +15,7 @@ class RankFigures:
     num_gaussians: int
     step_seconds: float
     wait_seconds: float  # of that, waiting for other ranks and exchanging with them
+    host: str = ""  # the name of its machine
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class TrainPanel(Panel):
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
         gui, controller = page.server.gui, page.controller
         self._controller = controller
-        self._setup = Setup(page)
+        # A training that was started elsewhere needs no setting up, nor are its photographs always here.
+        self._setup = Setup(page) if controller.project.scene is not None else None
         self._more = MoreSteps(page)
         self._plots = Plots(page, tab)
         self._evaluate = gui.add_button(
@@ -50,8 +51,9 @@ class TrainPanel(Panel):
         """Show what has changed."""
         project, status = self._controller.project, self._controller.status
         active = status.state in ("training", "paused", "finished")
-        self._evaluate.visible = active and project.scene is not None and len(project.scene.test_indices) > 0
-        self._setup.refresh()
+        self._evaluate.visible = active and project.can_evaluate
+        if self._setup is not None:
+            self._setup.refresh()
         self._more.refresh()
         self._form.refresh()
         self._plots.refresh()

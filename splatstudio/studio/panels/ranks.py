@@ -1,0 +1,51 @@
+"""The Devices tab of a training elsewhere: a row a rank, as each says of itself."""
+
+from __future__ import annotations
+
+import html
+
+from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.devices import balance_html
+from splatstudio.studio.theme import MUTED
+from splatstudio.worker.messages import Event, StateChanged
+from splatstudio.worker.ranks_report import RankFigures, RanksReport
+
+
+class RanksPanel(Panel):
+    """What each rank has to do, and where it runs."""
+
+    def __init__(self, page: Page):
+        self._told: tuple[RankFigures, ...] = ()
+        self._shown: object = None
+        self._rows = page.server.gui.add_html("", order=0.0)
+        self.refresh()
+
+    def follow(self, event: Event) -> None:
+        """Take in what each rank has to do."""
+        if isinstance(event, RanksReport):
+            self._told = event.ranks
+        elif isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
+            self._told = ()  # another group of ranks may be another number of them
+
+    def refresh(self) -> None:
+        """Show figures that are new."""
+        told = self._told
+        if told is not self._shown:
+            self._shown = told
+            self._rows.content = ranks_html(told) + balance_html(told)
+
+
+def ranks_html(told: tuple[RankFigures, ...]) -> str:
+    """Return a row a rank."""
+    if not told:
+        text = "The ranks have not told of themselves yet; they do while they train."
+        return f'<div style="padding:6px 10px;font-size:12px;color:{MUTED}">{text}</div>'
+    return "".join(
+        '<div data-splatstudio="rank" style="padding:3px 10px;font-size:12px;'
+        'font-variant-numeric:tabular-nums">'
+        f'<b style="font-weight:600">Rank {rank.rank}</b> '
+        f'<span style="color:{MUTED}">{html.escape(rank.host)}</span><br>'
+        f"{rank.num_gaussians:,} splats · {1e3 * rank.step_seconds:.3g} ms a step, "
+        f"{1e3 * rank.wait_seconds:.2g} ms of it waiting</div>"
+        for rank in told
+    )

@@ -91,7 +91,10 @@ class McmcConfig:
         True, "Births go where the mean absolute gradients are large, not where opacities are (the paper)."
     )
     spread: float = setting(
-        0.5, "Where they are born: at random in their parent, so many times its size; 0: at its centre.", 0, 2
+        0.5,
+        "Where parents and born lie: at random in what was one, by so many times its size; 0: at its centre.",
+        0,
+        0.9,
     )
 
 

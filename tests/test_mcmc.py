@@ -11,7 +11,7 @@ from conftest import ring_of_cameras
 from test_strategy import population, rows, seen
 
 from splatstudio.config import DensifyConfig, McmcConfig, TrainConfig
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import render
 from splatstudio.strategy import Population, trainable
@@ -54,8 +54,8 @@ def test_a_parted_gaussian_looks_as_before() -> None:
     model = trainable(blob.map(torch.clone))
     group = Population(model, SplatAdam.zeros(model), {})
     parents = torch.tensor([0, 0])
-    part(group, parents, 0.005)
-    three = group.gaussians.detach()[torch.tensor([0, 0, 0])]
+    born = part(group, parents, McmcConfig(spread=0.0), torch.Generator())
+    three = concatenated([group.gaussians.detach(), born])
     doubled = blob[torch.tensor([0, 0, 0])]
     error = (render(three, camera).rgb - before).abs().max()
     assert error < 0.06 < 0.2 < (render(doubled, camera).rgb - before).abs().max()
@@ -193,16 +193,37 @@ def test_guided_births_go_where_gradients_are_large() -> None:
     assert not group.counts["grad2d"].any() and not group.counts["visible"].any()
 
 
-def test_the_born_lie_in_their_parent_by_its_own_axes() -> None:
+def test_parts_lie_in_the_whole_by_its_own_axes_and_cover_what_it_did() -> None:
     many = 4000
-    parents = population(scales=[0.1] * many).gaussians.detach()
+    wholes = population(scales=[0.1] * many).gaussians.detach()
     turn = math.sqrt(0.5)
     quats = torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4).contiguous()
-    parents = replace(parents, means=torch.zeros(many, 3), quats=quats)
-    born = beside(parents, 0.5, torch.Generator().manual_seed(1))
-    expected = 0.5 * torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)])
-    torch.testing.assert_close(born.means.std(dim=0), expected, rtol=0.05, atol=0.0)
-    assert torch.equal(beside(parents, 0.0, torch.Generator()).means, parents.means)
+    wholes = replace(wholes, means=torch.zeros(many, 3), quats=quats)
+    parts = beside(wholes, 0.5, torch.Generator().manual_seed(1))
+    sizes = torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)])  # along the axes of the world
+    torch.testing.assert_close(parts.means.std(dim=0), 0.5 * sizes, rtol=0.05, atol=0.0)
+    own = parts.scales[:, [1, 0, 2]].exp()
+    torch.testing.assert_close((own[0] ** 2 + parts.means.var(dim=0)).sqrt(), sizes, rtol=0.05, atol=0.0)
+    assert beside(wholes, 0.0, torch.Generator()) is wholes
+
+
+def test_a_birth_moves_and_shrinks_parent_and_child_alike() -> None:
+    many = 500
+    group = population(scales=[0.01] * many, opacities=[0.5] * many)
+    old = group.gaussians.detach().map(torch.clone)
+    born = part(group, torch.arange(0, many, 2), McmcConfig(spread=0.6), torch.Generator().manual_seed(1))
+    parents, others = (group.gaussians.detach()[first::2] for first in (0, 1))
+    factor = (
+        parted(torch.tensor([0.5]), torch.tensor([2]))[1].float() * 0.8
+    )  # 0.6 and 0.8: together the whole
+    for parts in (parents, born):
+        torch.testing.assert_close(parts.scales.exp(), old.scales[::2].exp() * factor)
+        moved = (parts.means - old.means[::2]).square().sum() / many * 2
+        size = (parts.scales.detach()[0] - math.log(0.8)).exp().square().sum()
+        assert float(moved / size) ** 0.5 == pytest.approx(0.6, rel=0.1)
+    assert not torch.equal(parents.means, born.means)
+    for name, tensor in others.tensors().items():
+        assert torch.equal(tensor, old.tensors()[name][1::2]), "nobody else is touched"
 
 
 def test_disabled_it_changes_nothing() -> None:

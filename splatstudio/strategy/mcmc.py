@@ -1,8 +1,9 @@
 """A given number of Gaussians that go to where they are needed (Kheradmand et al. 2024, 3DGS as MCMC).
 
 Two things differ from the paper unless the settings say otherwise. Births are drawn by the mean absolute
-gradient of the projected means in place of the opacity: they go to where the picture wants a change. And they
-lie beside their parent, not in its centre: of two Gaussians that are alike in all, gradients never make two.
+gradient of the projected means in place of the opacity: they go to where the picture wants a change. And
+the parts of a Gaussian lie at random in what it was and are smaller, not all alike in its centre: of two that
+are alike in all, gradients never make two, and what is large makes no detail.
 A third holds always: parents keep their Adam moments, which the authors' code sets to zero.
 In a step on several photographs the noise grows by the square root of their number, as the rates do.
 """
@@ -16,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
+from splatstudio.config import McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
@@ -111,8 +112,7 @@ class McmcStrategy:
         num_wanted, capped = self._wanted(num, num_alive, step)
         shares = share_out(num_wanted - num_alive, table[:, 2].tolist())
         parents = drawn(masses, shares[ranks.rank], generator)
-        part(population, parents, mcmc.min_opacity)
-        newborn = beside(population.gaussians.detach()[parents], mcmc.spread, generator)
+        newborn = part(population, parents, mcmc, generator)
         edit(population, keep=alive, newborn=newborn, parents=parents)
         for each in population.counts.values():
             each.zero_()
@@ -150,26 +150,31 @@ class McmcStrategy:
 
 
 @torch.no_grad()
-def part(population: Population, parents: Tensor, min_opacity: float) -> None:
+def part(population: Population, parents: Tensor, mcmc: McmcConfig, generator: torch.Generator) -> Gaussians:
     """Make each row of `parents` [M] int64 one of as many equal parts as it is named there, and one more.
 
-    Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9. In
-    place; the other parts are made by who calls.
+    Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9, and
+    `beside` says where they lie. In place; the other parts, [M] in the order of `parents`, are returned.
     """
-    gaussians = population.gaussians.detach()
-    rows, times = torch.unique(parents, return_counts=True)
-    opacity, factor = parted(torch.sigmoid(gaussians.opacities[rows]), times + 1)
-    opacity = opacity.clamp(min_opacity, 1.0 - 1e-6)
+    model = population.gaussians.detach()
+    rows, of_row, times = torch.unique(parents, return_inverse=True, return_counts=True)
+    whole = model[rows]
+    opacity, factor = parted(torch.sigmoid(whole.opacities), times + 1)
+    opacity = torch.logit(opacity.clamp(mcmc.min_opacity, 1.0 - 1e-6)).to(whole.opacities)
+    scales = whole.scales + factor.log().to(whole.scales)[:, None]
+    parts = replace(whole, opacities=opacity, scales=scales)
     if population.steps_back is not None:
-        before = gaussians.opacities[rows], gaussians.scales[rows]
+        population.steps_back.append(partial(_put, population, rows, whole))
+    newborn = beside(parts[of_row], mcmc.spread, generator)
+    _put(population, rows, beside(parts, mcmc.spread, generator))
+    return newborn
 
-        def take_back() -> None:
-            model = population.gaussians.detach()
-            model.opacities[rows], model.scales[rows] = before
 
-        population.steps_back.append(take_back)
-    gaussians.opacities[rows] = torch.logit(opacity).to(gaussians.opacities)
-    gaussians.scales[rows] += factor.log().to(gaussians.scales)[:, None]
+def _put(population: Population, rows: Tensor, gaussians: Gaussians) -> None:
+    """Give `rows` (indices) of the population the places, sizes and opacities of `gaussians`."""
+    model = population.gaussians.detach()
+    model.means[rows], model.scales[rows] = gaussians.means, gaussians.scales
+    model.opacities[rows] = gaussians.opacities
 
 
 def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,12 +194,16 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> Gaussians:
-    """Return the same Gaussians, each somewhere at random in itself, by `spread` standard deviations."""
+    """Return the same Gaussians, each somewhere at random in itself, by `spread` (below 1) of its size.
+
+    They are as much smaller: many parts of one have together the covariance that it had.
+    """
     if not spread > 0:
         return gaussians
     noise = torch.randn(gaussians.means.shape, generator=generator, device="cpu").to(gaussians.means)
     offsets = rotation_matrices(gaussians.quats) @ (spread * noise * gaussians.scales.exp())[..., None]
-    return replace(gaussians, means=gaussians.means + offsets.squeeze(-1))
+    means = gaussians.means + offsets.squeeze(-1)
+    return replace(gaussians, means=means, scales=gaussians.scales + 0.5 * math.log1p(-(spread**2)))
 
 
 @torch.no_grad()

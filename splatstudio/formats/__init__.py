@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from splatstudio.error_text import first_line
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
@@ -84,7 +85,7 @@ def _read_zip(path: Path) -> Gaussians:
         with zipfile.ZipFile(path) as archive:
             is_sog = "meta.json" in archive.namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise ValueError(f"{path} is cut off or damaged: {error}") from error
+        raise ValueError(f"{path} is cut off or damaged: {first_line(error)[:200]}") from error
     return read_sog(path) if is_sog else _read_torch(path)
 
 

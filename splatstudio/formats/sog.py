@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from splatstudio.error_text import first_line
 from splatstudio.formats.codebook import codebook, nearest, palette
 from splatstudio.formats.model_arrays import ModelArrays, arrays_to_write, gaussians_read, write_file
 from splatstudio.formats.quantize import (
@@ -135,9 +136,9 @@ def read_sog(path: Path | str) -> Gaussians:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeError) as error:
-        raise ValueError(f"{path} is cut off or damaged: {error}") from error
+        raise ValueError(f"{path} is cut off or damaged: {first_line(error)[:200]}") from error
     except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a whole SOG archive: {error}") from error
+        raise ValueError(f"{path} is not a whole SOG archive: {first_line(error)[:200]}") from error
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -45,7 +45,8 @@ def load_tensors(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is cut off, or not a file of PyTorch 1.6 or later: {error}") from error
+        reason = first_line(error)[:200]
+        raise ValueError(f"{path} is cut off, or not a file of PyTorch 1.6 or later: {reason}") from error
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "GLOBAL" in str(error):
             raise ValueError(

@@ -92,6 +92,14 @@ def end_text(status: JobStatus) -> str:
     return f"{status.doing}: cancelled, nothing of it was kept."
 
 
+def can_be_sent(path: Path) -> bool:
+    """Return whether a file or folder is there and small enough to be sent to a browser."""
+    try:
+        return num_bytes(path) < MAX_DOWNLOAD_BYTES
+    except OSError:
+        return False
+
+
 def download(client: viser.ClientHandle, path: Path) -> None:
     """Send a file, or a folder as a .zip, to a browser; say so where it is gone."""
     try:

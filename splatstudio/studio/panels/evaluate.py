@@ -19,7 +19,7 @@ from splatstudio.checkpoint_catalog import (
 from splatstudio.model import run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scoring import EvaluationTask
-from splatstudio.studio.job_bar import download
+from splatstudio.studio.job_bar import can_be_sent, download
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.beside_bar import BesideBar
 from splatstudio.studio.panels.file_work import file_to_write, folder_of_model, notice_of_end
@@ -372,7 +372,7 @@ class EvaluatePanel(Panel):
         with self._lock:
             if end.output is not None:
                 self._written = end.output
-                self._download.visible = True
+                self._download.visible = can_be_sent(end.output)
                 self._download.label = f"Download {end.output.name}"
             if end.scored is not None:
                 self._scores.show(end.scored, folder_of_model(task.paths[0]))

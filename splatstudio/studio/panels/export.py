@@ -86,6 +86,8 @@ class ExportPanel(Panel):
             if controller.project.scene is not None:
                 expected = chosen.estimated_bytes(num, controller.project.config.sh_degree)
                 rows += [("Size", f"about {size(expected)}")]
+            else:  # a file that is looked at: its harmonics are of degree 3 at most
+                rows += [("Size", f"at most about {size(chosen.estimated_bytes(num, 3))}")]
         upright = self._upright.value
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]

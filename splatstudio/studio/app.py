@@ -35,6 +35,7 @@ from splatstudio.studio.panels.view import ViewPanel
 from splatstudio.studio.project import Project, on_devices, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
+from splatstudio.studio.viser_private import on_failed_callback
 from splatstudio.worker.messages import Close, Event, ModelLoaded, Saved
 from splatstudio.worker.reports import saved_sentence
 
@@ -74,6 +75,7 @@ class Studio:
         self._server = self._gated.server
         self.url = self._gated.url
         self._news = News(self._server)
+        on_failed_callback(self._server, self._news.tell_failure)
         self.controller = self._new_controller()
         self._jobs = JobBoard(self.controller, self._news.tell)
         # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ class Draft:
 class PathEditor:
     """The path on the page and its past. Methods may be called from any thread.
 
-    What cannot be raises ValueError with one sentence and changes nothing.
+    What cannot be raises ValueError with one sentence and changes nothing but which object `draft` is.
     """
 
     def __init__(self, draft: Draft = Draft()):
@@ -63,7 +64,7 @@ class PathEditor:
 
     def add(self, keyframe: Keyframe) -> None:
         """Insert a keyframe after the selected one, at the end where none is, and select it."""
-        with self._lock:
+        with self._changing():
             draft = self._draft
             place = len(draft.path.keyframes) if draft.selected is None else draft.selected + 1
             keys = draft.path.keyframes
@@ -79,7 +80,7 @@ class PathEditor:
 
     def change_keyframe(self, *, control: str = "", **values: Any) -> None:
         """Give the selected keyframe other values; quick changes of one `control` are one step back."""
-        with self._lock:
+        with self._changing():
             draft, keyframe = self._draft, self.keyframe
             if keyframe is None or draft.selected is None:
                 return
@@ -112,13 +113,13 @@ class PathEditor:
 
     def change_path(self, *, control: str = "", **values: Any) -> None:
         """Give the path other values, as `loop`, `tension`, `fps`, `width` and `height`."""
-        with self._lock:
+        with self._changing():
             draft = self._draft
             self._change(replace(draft, path=replace(draft.path, **values)), control)
 
     def change_duration(self, seconds: float) -> None:
         """Stretch all times so that the whole path takes `seconds`."""
-        with self._lock:
+        with self._changing():
             draft = self._draft
             self._change(replace(draft, path=draft.path.formatted(FrameFormat(seconds=seconds))), "duration")
 
@@ -134,6 +135,16 @@ class PathEditor:
                 self._draft = self._past.pop()
                 self._merging = ("", 0.0)
                 self._tell()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                yield
+            except ValueError:
+                # Another one of the same: the page's fields show again what holds.
+                self._draft = replace(self._draft)
+                raise
 
     def _change(self, draft: Draft, control: str = "") -> None:
         now = time.monotonic()

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import viser
 
+from splatstudio.error_text import first_line
 from splatstudio.studio.status import Notice
 from splatstudio.studio.theme import ACCENT
 
@@ -51,6 +52,16 @@ class News:
                 self._missed = [*self._missed, notice][-NUM_KEPT:]
         for client in clients:
             _show(client, notice, stays=notice.bad)
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell of what a button, a field or a key did not do because of `error`."""
+        if isinstance(error, (ValueError, OSError)):  # what the user did, or what his disk did
+            self.tell(Notice("Not done", str(error), bad=True))
+            return
+        sentence = (
+            f"{type(error).__name__}: {first_line(error)}. Nothing else is touched; it is a mistake of the"
+        )
+        self.tell(Notice("Not done", f"{sentence} studio's, and the terminal has the details.", bad=True))
 
     def _catch_up(self, client: viser.ClientHandle) -> None:
         """Tell the first who comes what happened while nobody watched."""

@@ -5,8 +5,33 @@ The gate's own dealings with viser are in `gate/`, which tests itself at each st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
 import viser
 from viser import _messages
+
+
+def on_failed_callback(server: viser.ViserServer, tell: Callable[[BaseException], None]) -> None:
+    """Call `tell` with what ends a callback of the page, in its thread; viser itself prints it and no more.
+
+    That is every callback of the page and of its browsers that is no coroutine.
+    """
+    pool = server._thread_executor
+    submit = pool.submit
+
+    def submit_and_tell(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = submit(function, *args, **kwargs)
+        future.add_done_callback(tell_of)
+        return future
+
+    def tell_of(future: Future[Any]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            tell(error)
+
+    pool.submit = submit_and_tell
 
 
 def push_background_jpeg(client: viser.ClientHandle, jpeg: bytes) -> None:

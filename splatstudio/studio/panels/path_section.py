@@ -127,7 +127,7 @@ class MotionSection:
 
     def __init__(self, page: Page, editor: PathEditor, drawn: PathScene):
         gui = page.server.gui
-        self._editor, self._notify = editor, page.notify
+        self._editor = editor
         self._duration = gui.add_number(
             "Duration (s)",
             2.0,
@@ -165,12 +165,8 @@ class MotionSection:
         set_value(self._loop, path.loop)
 
     def _change_duration(self, event: viser.GuiEvent) -> None:
-        if event.client is None or not self._editor.path.keyframes:
-            return
-        try:
+        if event.client is not None and self._editor.path.keyframes:
             self._editor.change_duration(float(self._duration.value))
-        except ValueError as error:
-            self._notify(Notice("Not changed", str(error), bad=True))
 
     def _change_tension(self, event: viser.GuiEvent) -> None:
         if event.client is not None:

@@ -137,13 +137,7 @@ class OutputSection:
 
     def _change_fps(self, event: viser.GuiEvent) -> None:
         if event.client is not None:
-            self._change(event, fps=float(self._fps.value))
-
-    def _change(self, event: viser.GuiEvent, **values: float) -> None:
-        try:
-            self._editor.change_path(control="fps", **values)
-        except ValueError as error:
-            self._page.notify(Notice("Not changed", str(error), bad=True))
+            self._editor.change_path(control="fps", fps=float(self._fps.value))
 
     def _start(self, client: viser.ClientHandle | None) -> None:
         path = self._editor.path

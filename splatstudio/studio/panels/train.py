@@ -85,7 +85,8 @@ class Setup:
                 initial_value=nearest_preset(config).name,
                 hint="A set of settings for one wish; each of them can still be changed.",
             )
-            self._description = gui.add_html(preset_html(self._preset.value, config))
+            self._chosen = self._preset.value  # whose settings hold
+            self._description = gui.add_html(preset_html(self._chosen, config))
             self._steps = gui.add_number(
                 "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
             )
@@ -122,10 +123,17 @@ class Setup:
         self._description.content = preset_html(self._preset.value, config)
 
     def _follow_preset(self) -> None:
-        if not self._controller.can_set_up:
+        wanted = self._preset.value
+        if not self._controller.can_set_up or wanted == self._chosen:
             return
-        self._controller.choose_preset(self._preset.value)
-        self._description.content = preset_html(self._preset.value, self._controller.project.config)
+        try:
+            self._controller.choose_preset(wanted)
+        except ValueError as error:
+            self._preset.value = self._chosen
+            self._notify(Notice("Not changed", str(error), bad=True))
+            return
+        self._chosen = wanted
+        self._description.content = preset_html(wanted, self._controller.project.config)
 
     def _take(self, path: str, value: int) -> None:
         # What `refresh` has shown needs not be taken again.

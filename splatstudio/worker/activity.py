@@ -13,6 +13,7 @@ from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import Command, Event
+from splatstudio.worker.shared_frames import SharedFrames
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Activity(Part, Protocol):
 
     def model_copy(self) -> Model | None:
         """Return the model as it is now, for a task beside the steps; None while there is none."""
+        ...
+
+    def shared_frames(self) -> SharedFrames | None:
+        """Return what draws pictures of a model that lies on several ranks; None where one has all of it."""
         ...
 
     def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:

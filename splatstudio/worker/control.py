@@ -38,6 +38,9 @@ class Turn(IntEnum):
     SAVE = 6  # each rank writes its part of a checkpoint
     REPORT = 7  # the figures of all ranks go to rank 0
     EVALUATE = 8
+    KEEP = 9  # each rank keeps a copy of its part of the model for a task
+    DRAW = 10  # each rank draws a picture of such a copy
+    DROP = 11  # such a copy goes
 
 
 class ControlGroup:

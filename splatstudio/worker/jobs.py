@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.painter import Painter
+from splatstudio.worker.shared_frames import Cancelled, SharedDrawing
 
 MAX_JOBS = 4  # at a time: each holds a copy of the model
 PROGRESS_SECONDS = 0.2  # at most five JobProgress events a second
@@ -80,7 +81,7 @@ class Jobs:
         self._unwanted: set[int] = set()  # cancelled before they began
         self._lock = threading.Lock()
 
-    def start(self, command: JobCommand, model_copy: Callable[[], Model | None]) -> None:
+    def start(self, command: JobCommand, model_copy: Callable[[], Model | SharedDrawing | None]) -> None:
         """Begin a job on what `model_copy` returns, its own to keep; None: there is no model yet.
 
         A job that is refused copies nothing; one without memory for its copy fails alone.
@@ -148,13 +149,15 @@ class Jobs:
         threads = torch.get_num_threads()
         return max(1, threads // 2) if self._training() else threads
 
-    def _run(self, task: Task, model: Model) -> None:
+    def _run(self, task: Task, model: Model | SharedDrawing) -> None:
         torch.set_grad_enabled(False)  # holds for this thread alone
         job, output = task.command.job, output_of(task.command)
         try:
             with ops.limited_threads(self._num_threads()):
                 done = _WORK[type(task.command)](task, model)
             end = JobDone(job, output, num_bytes(output)) if done else JobCancelled(job)
+        except Cancelled:
+            end = JobCancelled(job)
         except (ValueError, OSError) as error:
             end = JobFailed(job, str(error))
         except Exception as error:
@@ -163,6 +166,8 @@ class Jobs:
             log.exception("job %d failed", job)
             end = JobFailed(job, f"{output} could not be written: {first_line(error)}")
         finally:
+            if isinstance(model, SharedDrawing):
+                model.close()
             with self._lock:
                 del self._tasks[job]
         log.info("%s: %s", output, end)
@@ -184,6 +189,15 @@ class _Drawing:
                 return render_image(model.gaussians, camera, model.options)
             picture, _ = self._painter.paint(model.gaussians, camera, model.options, self._options)
             return picture.image
+
+
+def _drawing(
+    task: Task, model: Model | SharedDrawing, cameras: Sequence[Camera], options: ViewOptions | None
+) -> Callable[[Camera], np.ndarray]:
+    """Return what draws `cameras`, one after the other."""
+    if isinstance(model, SharedDrawing):
+        return model.of(cameras, options, task.cancelled.is_set)
+    return _Drawing(task, model, options)
 
 
 def output_of(command: JobCommand) -> Path:
@@ -210,12 +224,12 @@ def num_bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def _render_path(task: Task, model: Model) -> bool:
+def _render_path(task: Task, model: Model | SharedDrawing) -> bool:
     command = task.command
     assert isinstance(command, RenderPath)
     cameras = command.path.cameras()
     return write_frames(
-        _Drawing(task, model, command.options),
+        _drawing(task, model, cameras, command.options),
         cameras,
         command.output,
         fps=command.path.fps,
@@ -225,16 +239,16 @@ def _render_path(task: Task, model: Model) -> bool:
     )
 
 
-def _take_snapshot(task: Task, model: Model) -> bool:
+def _take_snapshot(task: Task, model: Model | SharedDrawing) -> bool:
     command = task.command
     assert isinstance(command, Snapshot)
-    image = _Drawing(task, model, command.options)(command.camera)
+    image = _drawing(task, model, [command.camera], command.options)(command.camera)
     return _complete(task, command.output, lambda partial: write_picture(partial, image))
 
 
-def _export(task: Task, model: Model) -> bool:
+def _export(task: Task, model: Model | SharedDrawing) -> bool:
     command = task.command
-    assert isinstance(command, Export)
+    assert isinstance(command, Export) and isinstance(model, Model), "a file has the whole model"
     transform = export_transform(model.transform, upright=command.upright)
     kept = trimmed(model.gaussians, command.trim)
     # A similarity keeps directions up to its rotation.
@@ -276,7 +290,7 @@ def _complete(task: Task, output: Path, write: Callable[[Path], object]) -> bool
     return True
 
 
-_WORK: dict[type[JobCommand], Callable[[Task, Model], bool]] = {
+_WORK: dict[type[JobCommand], Callable[[Task, Model | SharedDrawing], bool]] = {
     Export: _export,
     RenderPath: _render_path,
     Snapshot: _take_snapshot,

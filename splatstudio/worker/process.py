@@ -15,12 +15,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import FailedTogether
+from splatstudio.model import Model
 from splatstudio.rank_devices import settle_device
 from splatstudio.session import EvaluationAbandoned
 from splatstudio.worker.activity import Activity, Desk, SharedPart
@@ -43,14 +45,17 @@ from splatstudio.worker.messages import (
     JobCommand,
     JobProgress,
     Progress,
+    RenderPath,
     ReturnSlot,
     SetView,
+    Snapshot,
     Start,
     Stop,
     TrainJob,
 )
 from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.reports import error_sentence
+from splatstudio.worker.shared_frames import Round, SharedDrawing
 from splatstudio.worker.training import Training
 from splatstudio.worker.training_part import TrainingPart
 from splatstudio.worker.viewing import Viewing
@@ -180,15 +185,23 @@ class Worker:
                 break
             if isinstance(command, _Look):
                 self._serve_looks()
+            elif isinstance(command, Round):
+                self._enter(Phase.OBEYING)
+                command.do()
+                if self._activity.running:
+                    self._advance()  # a path of many frames slows the training, it does not stop it
             elif command is None:
-                self._tell_ranks(Turn.STEP)
-                self._enter(Phase.TRAINING)
-                self._activity.advance()
+                self._advance()
             else:
                 self._obey(command)
         self._enter(Phase.OBEYING)
         self._activity.close()
         self._tell_ranks(Turn.LEAVE)
+
+    def _advance(self) -> None:
+        self._tell_ranks(Turn.STEP)
+        self._enter(Phase.TRAINING)
+        self._activity.advance()
 
     def rescue(self, error: Exception) -> None:
         """Save what can be saved before `error` ends the worker."""
@@ -219,11 +232,18 @@ class Worker:
         self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
         self.emit(Receipt(command.number, done=False))
         if isinstance(command, JobCommand):
-            self._jobs.start(command, self._activity.model_copy)
+            self._jobs.start(command, partial(self._model_for, command))
         else:
             self._tell_ranks(Turn.ORDER, encoded(command) if self._control is not None else b"")
             self._activity.execute(command)
         self.emit(Receipt(command.number, done=True))
+
+    def _model_for(self, command: JobCommand) -> Model | SharedDrawing | None:
+        """Return what a task works on: a model, or for pictures of one on several ranks what draws them."""
+        frames = self._activity.shared_frames()
+        if frames is None or not isinstance(command, (RenderPath, Snapshot)):
+            return self._activity.model_copy()
+        return frames.copy(command.job, self.post)
 
     def _want_looks(self) -> None:
         """Let the main thread serve those who look, after the step in progress; called on any thread."""

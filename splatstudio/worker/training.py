@@ -43,6 +43,7 @@ from splatstudio.worker.model_loaded import model_loaded
 from splatstudio.worker.progress import ProgressTeller
 from splatstudio.worker.receipts import PausesAt
 from splatstudio.worker.reports import checkpoint_step
+from splatstudio.worker.shared_frames import SharedFrames
 from splatstudio.worker.trainers import trainer_of
 
 log = logging.getLogger("splatstudio.worker")
@@ -86,6 +87,10 @@ class Training:
         if gaussians.means.data_ptr() == self._session.trainer.live_gaussians.means.data_ptr():
             gaussians = gaussians.map(Tensor.clone)
         return replace(self._model(self._session.trainer), gaussians=gaussians)
+
+    def shared_frames(self) -> SharedFrames | None:
+        """Return what draws pictures of a model that lies on several ranks; None before the start."""
+        return None if self._leader is None else self._leader.frames
 
     def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
         """Return what each of `looks` shows of the model, of which each rank has a part."""

@@ -58,6 +58,9 @@ class Viewing:
         """Return the model for a job: nothing changes it, so that it needs no copy."""
         return self._model
 
+    def shared_frames(self) -> None:
+        """Return None: one process shows a finished model."""
+
     def seen_by(self, looks: Sequence[Look]) -> list[ShownModel]:
         """Never called: one process shows a finished model."""
         raise AssertionError("a finished model lies on one rank")

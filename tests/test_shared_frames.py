@@ -1,0 +1,145 @@
+"""The frames of a camera path on several ranks: those of one process, in order, beside the training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from frame_tasks import OPTIONS, draw_seen, draw_short
+from rank_pool import RankPool
+from sharded_tasks import camera_of, model
+
+from splatstudio.camera_path import CameraPath, keyframe_of
+from splatstudio.model import load_model
+from splatstudio.rank_devices import choose_devices
+from splatstudio.rendering import render, render_image
+from splatstudio.scene.scene import Scene
+from splatstudio.worker.client import plan_for
+from splatstudio.worker.messages import (
+    CancelJob,
+    JobCancelled,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    Pause,
+    Progress,
+    RenderPath,
+    Save,
+    Saved,
+    Snapshot,
+    Start,
+    StateChanged,
+    TrainJob,
+    ViewOptions,
+)
+from splatstudio.worker.painter import asked_for
+from tests.worker_watcher import MANY, Launch, Watcher
+
+SIZES = (0, 150, 330)
+
+
+@pytest.mark.parametrize(
+    "wanted", [ViewOptions(), ViewOptions((0.9, 0.1, 0.0), splat_scale=1.0, sh_degree=1)]
+)
+@pytest.mark.parametrize("views", [(0, 1, 2), (3, 100), ()])
+def test_each_rank_draws_what_one_process_would(
+    pool: RankPool, views: tuple[int, ...], wanted: ViewOptions
+) -> None:
+    pictures = pool.run(3, draw_seen, SIZES, views, wanted)
+    for view, picture in zip(views, pictures, strict=False):
+        expected = render(model(sum(SIZES)), camera_of(view), asked_for(OPTIONS, wanted)).rgb
+        torch.testing.assert_close(picture, expected, rtol=0, atol=1e-6)
+    assert all(picture is None for picture in pictures[len(views) :])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_picture_without_memory_is_told_of_and_the_copy_stays_as_it_was(
+    pool: RankPool, blob_folder: Path, failing: int
+) -> None:
+    first, second = pool.run(2, draw_short, blob_folder, failing)
+    assert [told for told, _ in first] == [told for told, _ in second] == [(failing,), (), (), ()]
+    assert [len(pictures) for _, pictures in first] == [0, 2, 2, 2]
+    assert all(not pictures for _, pictures in second), "rank 0 has them all"
+    _, before, after, anew = [pictures for _, pictures in first]
+    assert np.array_equal(before[0], after[0]) and np.array_equal(before[0], before[1])
+    assert not np.array_equal(anew[0], before[0]), "it was trained meanwhile"
+
+
+@pytest.fixture
+def training(launch: Launch, blob_folder: Path, tmp_path: Path) -> Watcher:
+    """A training on two ranks that has begun to look like something."""
+    job = TrainJob(blob_folder, tmp_path / "run", MANY)
+    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
+    worker.client.send(Start())
+    worker.wait(Progress, lambda event: event.step > 20)
+    return worker
+
+
+def still(scene: Scene, frames: int) -> CameraPath:
+    """Return a path whose camera stands still for so many frames and one."""
+    key = keyframe_of(scene.cameras[1])
+    return CameraPath((key, key), default_seconds=frames / 25, width=64, height=48, fps=25)
+
+
+def test_frames_are_of_one_moment_while_the_training_goes_on(
+    training: Watcher, blob_scene: Scene, tmp_path: Path
+) -> None:
+    training.client.send(RenderPath(still(blob_scene, 40), tmp_path / "frames", job=1))
+    training.wait(JobDone)
+    frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
+    assert len(frames) == 41 and all(np.array_equal(frame, frames[0]) for frame in frames)
+    told = [(event.done, event.total) for event in training.of(JobProgress) if event.total]
+    assert told == sorted(told) and told[-1] == (41, 41)
+    step = training.client.step
+    training.wait(Progress, lambda event: event.step > step + 20)
+    training.client.send(Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=2))
+    training.wait(JobDone, lambda event: event.job == 2)
+    assert not np.array_equal(iio.imread(tmp_path / "now.png"), frames[0])
+
+
+def test_frames_are_those_of_the_merged_model_and_lie_in_order(
+    training: Watcher, blob_scene: Scene, tmp_path: Path
+) -> None:
+    training.client.send(Pause())
+    training.wait(StateChanged, lambda event: event.state == "paused")
+    keys = [keyframe_of(camera) for camera in blob_scene.cameras[:3]]
+    path = CameraPath(tuple(keys), default_seconds=0.25, width=66, height=50, fps=14)
+    step = training.client.step
+    training.client.send(RenderPath(path, tmp_path / "frames", job=1))
+    training.wait(JobDone)
+    training.client.send(RenderPath(path, tmp_path / "depth", options=ViewOptions(mode="depth"), job=2))
+    training.wait(JobDone, lambda event: event.job == 2)
+    training.client.send(Save())
+    saved = training.wait(Saved)
+    assert saved.step == step, "nothing was trained for them"
+    whole, cameras = load_model(saved.path), path.cameras()
+    files = sorted((tmp_path / "frames").iterdir())
+    assert len(files) == len(cameras) == 8
+    for file, camera in zip(files, cameras, strict=True):
+        expected = render_image(whole.gaussians, camera, whole.options).astype(int)
+        ours = iio.imread(file)
+        # Colours that differ by 1e-7 may be rounded the other way.
+        assert np.abs(ours - expected).max() <= 1 and np.mean(ours != expected) < 1e-3
+    depths = [iio.imread(file) for file in sorted((tmp_path / "depth").iterdir())]
+    assert len(depths) == 8 and not np.array_equal(depths[0], iio.imread(files[0]))
+
+
+def test_a_cancelled_path_leaves_nothing_and_the_next_one_is_drawn(
+    training: Watcher, blob_scene: Scene, tmp_path: Path
+) -> None:
+    endless = replace(still(blob_scene, 1), default_seconds=400.0)
+    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=5))
+    training.wait(JobProgress, lambda event: event.done > 3)
+    training.client.send(CancelJob(5))
+    assert training.wait(JobCancelled).job == 5
+    assert list((tmp_path / "out").iterdir()) == []
+    training.client.send(RenderPath(still(blob_scene, 3), tmp_path / "out" / "short.mp4", job=6))
+    assert training.wait(JobDone).job == 6
+    assert iio.imread(tmp_path / "out" / "short.mp4", plugin="pyav").shape == (4, 48, 64, 3)
+    step = training.client.step
+    training.wait(Progress, lambda event: event.step > step)
+    assert not training.of(JobFailed)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ SPLAT_TRANSFORM = (
     "@playcanvas/splat-transform@2.7.1"  # the last for Node.js 20; newer ones read no more of ours
 )
 GLTF_READERS = ("@gltf-transform/core@4.5.1", "property-graph@4.1.0", "gltf-validator@2.0.0-dev.3.10")
-GSPLAT = "gsplat==1.5.3"
+GSPLAT, LPIPS = "gsplat==1.5.3", "lpips==0.1.4"
 CACHE = Path.home() / ".cache" / "splatstudio-tests"
 
 
@@ -33,6 +34,15 @@ def npm_packages(folder: Path, *packages: str) -> Path:
     assert npm is not None, "CI needs node and npm for independent readers of the formats"
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)]
     fetched_into(folder, [npm, "install", *options, *packages])
+    return folder
+
+
+def python_package(requirement: str) -> Path:
+    """Install a package of Python, alone and apart from our own environment, unless it is there."""
+    folder = CACHE / requirement.replace("==", "-")
+    if not (folder / "complete").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+        fetched_into(folder, [*pip, "--no-deps", "--target", str(folder), requirement])
     return folder
 
 
@@ -62,13 +72,20 @@ def gltf_readers() -> Path:
 @pytest.fixture(scope="session")
 def gsplat_exporter() -> ModuleType:
     """Return gsplat's own module that turns the tensors of its checkpoints into files; it needs no GPU."""
-    folder = CACHE / GSPLAT.replace("==", "-")
-    if not (folder / "complete").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
-        fetched_into(folder, [*pip, "--no-deps", "--target", str(folder), GSPLAT])
+    folder = python_package(GSPLAT)
     # By its path: the package itself would look for CUDA.
     spec = importlib.util.spec_from_file_location("gsplat_exporter", folder / "gsplat" / "exporter.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def lpips_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let `import lpips` find the package of its authors, which no other test sees; return its folder."""
+    folder = python_package(LPIPS)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder / "lpips"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lpips"]:
+        del sys.modules[name]

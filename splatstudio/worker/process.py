@@ -53,6 +53,7 @@ from splatstudio.worker.messages import (
     Stop,
     TrainJob,
 )
+from splatstudio.worker.priority import TrainingPriority
 from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.shared_frames import Round, SharedDrawing
@@ -60,7 +61,6 @@ from splatstudio.worker.training import Training
 from splatstudio.worker.training_part import TrainingPart
 from splatstudio.worker.viewing import Viewing
 
-TRAINING_NICENESS = 5
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
 IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
 
@@ -135,7 +135,6 @@ class Worker:
         fetch = self._want_looks if place.num_ranks > 1 else None
         self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running, fetch)
         self._looks_wanted = False
-        _yield_to_others()
         self._jobs = Jobs(self.emit, lambda: self._activity.running)
         self._control: ControlGroup | None = None
         self._phase = Phase.STARTING
@@ -150,7 +149,9 @@ class Worker:
             alive=lambda: self._enter(self._phase),
         )
         self._activity: Activity = make_activity(job, desk)
+        self._priority = TrainingPriority()
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
+        self._priority.yield_to_others()  # what this thread starts from here on, too
 
     @property
     def step(self) -> int:
@@ -307,6 +308,7 @@ class Worker:
                 return
             if isinstance(command, SetView):
                 self._frames.request(command)
+                self._priority.yield_to_views()
             elif isinstance(command, DropView):
                 self._frames.drop(command.view)
             elif isinstance(command, ReturnSlot):
@@ -324,18 +326,6 @@ def redirect_output(log_path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def _yield_to_others() -> None:
-    """Let this thread, and all that it starts from now on, give way where there are too few cores.
-
-    Frames, the studio and the browser need little and are waited for; a training takes what is left.
-    """
-    if sys.platform == "linux":  # elsewhere a priority belongs to the whole process
-        me = threading.get_native_id()
-        # On top of what the user may have given the studio with `nice`.
-        niceness = min(19, os.getpriority(os.PRIO_PROCESS, me) + TRAINING_NICENESS)
-        os.setpriority(os.PRIO_PROCESS, me, niceness)
 
 
 def _watch_parent(post: Callable[[Command], None]) -> None:

@@ -19,6 +19,7 @@ from splatstudio.durable import write_durably, write_json_durably
 from splatstudio.gaussians import Gaussians
 from splatstudio.losses import psnr, ssim
 from splatstudio.lpips import NETWORKS, Lpips, load_lpips
+from splatstudio.photo_uploads import Pixels, pixels_of
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
@@ -295,16 +296,20 @@ def target_image(
 
     A photograph with alpha (not premultiplied) is put over `background`, linear RGB.
     """
-    rgb, alpha = torch.tensor(photo.rgb, device=device).float() / 255.0, alpha_of(photo, device)
+    return target_of(pixels_of(photo, device), background)
+
+
+def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+    """Return what `target_image` does of a photograph that is on its device already."""
+    rgb, alpha = pixels.rgb.float() / 255.0, alpha_of(pixels)
     if alpha is not None:
         rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * rgb.new_tensor(tuple(background))
-    mask = None if photo.mask is None else torch.tensor(photo.mask, device=device)
-    return rgb, mask
+    return rgb, pixels.mask
 
 
-def alpha_of(photo: Photo, device: torch.device) -> Tensor | None:
+def alpha_of(pixels: Pixels) -> Tensor | None:
     """Return the alpha of a photograph, [H, W] float32 in 0..1; None: it has none."""
-    return None if photo.alpha is None else torch.tensor(photo.alpha, device=device).float() / 255.0
+    return None if pixels.alpha is None else pixels.alpha.float() / 255.0
 
 
 def target_for(
@@ -314,10 +319,11 @@ def target_for(
 
     Where the photograph is transparent that is the background, or the sky where there is one.
     """
-    alpha = alpha_of(photo, device)
+    pixels = pixels_of(photo, device)
+    alpha = alpha_of(pixels)
     if options.sky is None or alpha is None:
-        return target_image(photo, options.background, device)
-    over_black, mask = target_image(photo, (0.0, 0.0, 0.0), device)
+        return target_of(pixels, options.background)
+    over_black, mask = target_of(pixels, (0.0, 0.0, 0.0))
     return options.sky.over(over_black, alpha, camera), mask
 
 

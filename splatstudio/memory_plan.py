@@ -31,6 +31,10 @@ COUNTS_BYTES = 12
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
 PIXEL_BYTES = 280
+# Of a pixel of a photograph that is accumulated, from the step's beginning to its end: the photograph, the
+# picture that was drawn, and a mask.
+ACCUMULATED_BYTES = 25
+UPLOADED_BYTES = 5  # of a pixel of a photograph on a GPU as it was decoded: this step's and the next one's
 PHOTO_BYTES = 4  # of a pixel of a decoded photograph that is kept: RGB, and a mask now and then
 # The process with torch, and on a GPU the context with the kernels.
 CPU_PROCESS_BYTES, GPU_CONTEXT_BYTES = 400 << 20, 512 << 20
@@ -62,7 +66,8 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     """Return what a training needs on each rank.
 
     `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree, batch_size and strategy alone: what is accumulated is held one round at a time.
+    sh_degree, batch_size, accumulate and strategy alone: of what is accumulated the pictures are held, and
+    all else one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
@@ -74,9 +79,11 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     exchanged = cameras * SEEN_SHARE * EXCHANGED_BYTES if num_ranks > 1 else 0.0
     if config.strategy == "fast":
         state += SURVEYED_BYTES * num_ranks + COUNTS_BYTES
-    fixed = config.batch_size * max(pixels, default=0) * PIXEL_BYTES
+    largest = config.batch_size * max(pixels, default=0)
+    fixed = largest * PIXEL_BYTES + largest * (config.accumulate - 1) * ACCUMULATED_BYTES
     if on_gpu:
-        fixed += GPU_CONTEXT_BYTES
+        # All others of the photographs stay in the machine's memory.
+        fixed += GPU_CONTEXT_BYTES + 2 * largest * config.accumulate * UPLOADED_BYTES
     else:
         fixed += CPU_PROCESS_BYTES
         # Each rank comes to use all photographs, and keeps as many as its share of the room holds.

@@ -83,6 +83,17 @@ class PhotoQueue:
         own_rounds = tuple(tuple(place for place in one if place in photos) for one in rounds)
         return Batch(indices, order, own_rounds, photos)
 
+    def following(self, config: TrainConfig) -> dict[int, Photo]:
+        """Return by view what this rank draws in the next step, as far as it is known and decoded by now."""
+        num = config.batch_size * self._ranks.num_ranks * config.accumulate
+        indices = list(self._upcoming)[:num]
+        if len(indices) < num:
+            return {}
+        order = self._dealt(config, indices)
+        own = {indices[order[place]] for place in self._own(config, num)}
+        photos = {index: self._loader.ready(index) for index in sorted(own)}
+        return {index: photo for index, photo in photos.items() if photo is not None}
+
     def photo(self, index: int) -> Photo:
         """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""
         return self._loader.get(index)

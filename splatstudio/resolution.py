@@ -51,3 +51,10 @@ def _means(image: Tensor, height: int, width: int) -> Tensor:
     return (
         torch.nn.functional.interpolate(planes, (height, width), mode="area")[0].permute(1, 2, 0).contiguous()
     )
+
+
+def sh_degree_at(index: int, config: TrainConfig) -> int:
+    """Return the highest degree in use at the step after `index` steps."""
+    # A model to start from has settled base colours already, and must not lose what depends on the view.
+    reached = config.sh_degree if config.init else index // config.sh_degree_every
+    return min(reached, config.sh_degree, config.sh_degree_limit)

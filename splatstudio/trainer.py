@@ -22,15 +22,16 @@ from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
-from splatstudio.evaluate import alpha_of, target_image
+from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.photo_queue import Batch, PhotoQueue
+from splatstudio.photo_uploads import PhotoUploads
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
-from splatstudio.resolution import divisor_at, reduced
+from splatstudio.resolution import divisor_at, reduced, sh_degree_at
 from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
@@ -151,6 +152,7 @@ class Trainer:
 
     def _take(self, population: Population) -> None:
         self._population = population
+        self._uploads = PhotoUploads(population.gaussians.device)
         population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
         self.num_gaussians = population.num_all()  # of all ranks
@@ -231,7 +233,7 @@ class Trainer:
             num_gaussians=self.num_gaussians,
             seconds=time.perf_counter() - started,
             view=shot.name,
-            sh_degree=_sh_degree_at(index, config),
+            sh_degree=sh_degree_at(index, config),
             change=change,
             psnr=psnr(picture, shot.target, shot.mask) if self.step % PSNR_EVERY == 0 else None,
             problem=problem,
@@ -247,6 +249,7 @@ class Trainer:
             try:
                 batch = together(self.ranks, self._next_photographs)
                 rounds = together(self.ranks, partial(self._shots_of, batch))
+                self._uploads.send(self._queue.following(self.config))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:
                 short = error.ranks
@@ -309,7 +312,7 @@ class Trainer:
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(
-            sh_degree=_sh_degree_at(index, config),
+            sh_degree=sh_degree_at(index, config),
             antialiased=config.antialiased,
             near=config.near,
             far=config.far,
@@ -351,8 +354,9 @@ class Trainer:
         return save_together(self.ranks, run_dir, self.checkpoint())
 
     def close(self) -> None:
-        """Stop the threads that decode photographs."""
+        """Stop the threads that decode photographs, and let those go that were copied ahead."""
         self._queue.close()
+        self._uploads.send({})
 
     def _shots_of(self, batch: Batch) -> list[list[Shot]]:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
@@ -366,9 +370,9 @@ class Trainer:
         ]
 
     def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
-        device, name = self._population.gaussians.device, self.scene.views[index].name
-        target, mask = target_image(photo, background, device)
-        alpha = alpha_of(photo, device) if self.config.sky.enabled else None
+        name, pixels = self.scene.views[index].name, self._uploads.take(index, photo)
+        target, mask = target_of(pixels, background)
+        alpha = alpha_of(pixels) if self.config.sky.enabled else None
         shot = Shot(index, name, self._corrections.camera(index), target, mask, background, alpha)
         return self._corrections.before_sky(reduced(shot, divisor_at(self.step, self.config)))
 
@@ -389,10 +393,3 @@ class Trainer:
             config.fast.error_ratio,
             shown=self._corrections.shown_now,
         )
-
-
-def _sh_degree_at(index: int, config: TrainConfig) -> int:
-    """Return the highest degree in use at the step after `index` steps."""
-    # A model to start from has settled base colours already, and must not lose what depends on the view.
-    reached = config.sh_degree if config.init else index // config.sh_degree_every
-    return min(reached, config.sh_degree, config.sh_degree_limit)

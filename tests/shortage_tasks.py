@@ -90,13 +90,13 @@ def descend_short(
 
 def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
     """Train where a rank once has no memory for the photographs of its fourth step."""
-    calls, target_image = [0], trainer_module.target_image
+    calls, target_of = [0], trainer_module.target_of
 
     def short(*args: Any) -> Any:
         calls[0] += 1
-        return no_memory() if calls[0] == 4 and ranks.rank == failing else target_image(*args)
+        return no_memory() if calls[0] == 4 and ranks.rank == failing else target_of(*args)
 
-    with replaced(trainer_module, "target_image", short):
+    with replaced(trainer_module, "target_of", short):
         return train(ranks, plan)
 
 

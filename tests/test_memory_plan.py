@@ -39,7 +39,8 @@ def test_more_memory_smaller_colours_and_smaller_batches_hold_more_splats(free) 
     assert 24 * GIB * 0.85 / 1600 < one < 24 * GIB / 944
     assert plan_memory(replace(config, sh_degree=0), SIZES, GPU).num_splats > 2.5 * one
     assert plan_memory(replace(config, batch_size=8), SIZES, GPU).num_splats < one
-    assert plan_memory(replace(config, accumulate=8), SIZES, GPU).num_splats == one
+    # What is accumulated leaves but its pictures; at once they would all be worked on.
+    assert 0.98 * one < plan_memory(replace(config, accumulate=8), SIZES, GPU).num_splats < one
     two = plan_memory(config, SIZES, TWO_GPUS)
     assert one < two.num_splats < 2 * one, "both hold more than one, but the exchange takes its part"
     assert two.bytes_for(two.num_splats) <= 24 * GIB * memory_plan.SPARE

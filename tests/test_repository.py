@@ -76,6 +76,7 @@ LAYERS = [
     "gsplat_parts",
     "checkpoint_catalog",
     "lpips",
+    "photo_uploads",
     "evaluate",
     "sharded_evaluate",
     "model",

@@ -71,6 +71,14 @@ class PhotoLoader:
                 self.kept_bytes += photo.num_bytes
         return photo
 
+    def ready(self, index: int) -> Photo | None:
+        """Return the photograph of view `index` if it is decoded; nothing is waited for."""
+        with self._lock:
+            photo, future = self._kept.get(index), self._pending.get(index)
+        if photo is not None or future is None or not future.done() or future.cancelled():
+            return photo
+        return None if future.exception() is not None else future.result()
+
     def close(self) -> None:
         """Stop the threads and drop the photographs; no `get` may follow."""
         with self._lock:

@@ -201,14 +201,11 @@ class _Attendance:
                         return None
                     if event.unsaved:
                         tries += 1
-                        if told or tries > RETRY_MINUTES * 60 / RETRY_SECONDS:
+                        if tries > RETRY_MINUTES * 60 / RETRY_SECONDS:
                             return None
                         retry_at = time.monotonic() + RETRY_SECONDS
                         if tries == 1:
-                            console.print(
-                                f"It is tried again every {RETRY_SECONDS:.0f} s for {RETRY_MINUTES} minutes"
-                                " (Ctrl-C ends)."
-                            )
+                            console.print(_retry_sentence(told=told))
                 self._tell(event, report, quiet=told)
 
     def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
@@ -249,3 +246,9 @@ class _Attendance:
 
     def _go_on(self) -> str:
         return f"Go on with: splatstudio train SCENE --run {self._job.run_dir} --resume"
+
+
+def _retry_sentence(*, told: bool) -> str:
+    """Return what happens while the disk is full; `told`: Ctrl-C was pressed once already."""
+    how = "Ctrl-C again ends" if told else "Ctrl-C tries at once, and again ends"
+    return f"It is tried again every {RETRY_SECONDS:g} s for {RETRY_MINUTES} minutes ({how} without it)."

@@ -78,10 +78,12 @@ def project_of(card: RunCard) -> AttachedProject:
     config = from_json(TrainConfig, values)
     project = AttachedProject(card.run_dir, None, None, card.run_dir, config)
     try:
-        seen = Run.open(card.run_dir).scene_path == card.scene_path
+        # A run that has just been started has made no folder yet.
+        made = card.run_dir.exists() or not card.run_dir.parent.is_dir()
+        seen = not made or Run.open(card.run_dir).scene_path == card.scene_path
         scene = load_training_scene(card.scene_path, config) if seen else None
     except ValueError:
-        seen, scene = False, None
+        scene = None
     if scene is None:
         note = (
             f"The photographs and the run folder {card.run_dir} are not on this machine: the page shows the"

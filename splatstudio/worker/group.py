@@ -224,7 +224,7 @@ class RankGroup:
             exitcode = 0  # it did nothing wrong
         silence = None
         if self._silence is not None and self._silence.rank == rank:
-            silence = _in_words(self._silence)
+            silence = silence_in_words(self._silence)
         return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
 
 
@@ -249,7 +249,8 @@ def _environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in os.environ.items() if name.startswith(HANDED_ON))
 
 
-def _in_words(silence: Silence) -> str:
+def silence_in_words(silence: Silence) -> str:
+    """Return how a rank was silent, as "did not get on for 300 s"."""
     seconds = f"{silence.seconds:.0f} s"
     if silence.frozen:
         return f"stood still for {seconds} (it was stopped, or the machine is out of memory)"

@@ -26,6 +26,7 @@ from splatstudio.worker.control import Turn
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Heartbeats
 from splatstudio.worker.launched_rank import LaunchedRank, meeting_place, restart_problem
+from splatstudio.worker.launched_watch import LaunchedWatch
 from splatstudio.worker.launched_wire import Wire
 from splatstudio.worker.messages import Event, Job, TrainJob, Warned
 from splatstudio.worker.process import activity_of, worker_main
@@ -60,7 +61,7 @@ def train_launched(
         if launched.rank > 0:
             if launched.local_rank == 0:
                 tell(Warned(meeting_place(launched, os.environ)))
-            _run_rank(place, job, None)
+            _run_rank(place, job, None, lambda sentence: tell(Warned(sentence)))
             return 0
         ours, theirs = multiprocessing.Pipe()
         nobody_looks = {"num_slots": 1, "slot_bytes": 3}
@@ -73,7 +74,7 @@ def train_launched(
             if attach_at is not None:
                 wire.listen(*attach_at, launched.num_ranks)
             threading.Thread(target=wire.follow, name="teller", daemon=True).start()
-            _run_rank(place, job, Studio(theirs, slots.file))
+            _run_rank(place, job, Studio(theirs, slots.file), lambda sentence: wire.tell(Warned(sentence)))
         finally:
             slots.unlink()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
@@ -83,13 +84,17 @@ def train_launched(
     return UNSAVED if wire.unsaved else 0
 
 
-def _run_rank(place: Place, job: TrainJob, studio: Studio | None) -> None:
+def _run_rank(place: Place, job: TrainJob, studio: Studio | None, tell: Callable[[str], None]) -> None:
+    watch = LaunchedWatch(place.rank, place.num_ranks, place.heartbeats, tell)
     try:
+        watch.start()
         worker_main(place, job, studio, activity_of if studio is not None else _part_of)
     except SystemExit:
         report = read_report(place.folder, place.rank)
         sentence = "it ended without a word" if report is None else report.sentence
         raise ValueError(f"rank {place.rank}: {sentence}") from None
+    finally:
+        watch.stop()
 
 
 def _part_of(job: Job, desk: Desk) -> _Part:

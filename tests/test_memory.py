@@ -14,10 +14,11 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import splatstudio
-import conftest
+import blob_models
 
 # Photographs large enough to count beside the Gaussians.
-conftest.WIDTH, conftest.HEIGHT, conftest.FOCAL = 480, 360, 430.0
+blob_models.WIDTH, blob_models.HEIGHT, blob_models.FOCAL = 480, 360, 430.0
+import conftest
 from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.scene import load_scene
 from splatstudio.trainer import Trainer

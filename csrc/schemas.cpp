@@ -60,5 +60,6 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "raster_solid(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
       "Tensor instances, Tensor slots, Tensor surfaces, Tensor background, int width, int height, "
       "int num_threads) -> (Tensor, Tensor)");
+  m.def("to_uint8(Tensor image, int num_threads) -> Tensor");
   m.def("instruction_set() -> str");
 }

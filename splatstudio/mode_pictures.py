@@ -17,7 +17,7 @@ from splatstudio.camera import Camera
 from splatstudio.color_maps import colored
 from splatstudio.gaussians import Gaussians
 from splatstudio.render_modes import DrawnMode, Legend
-from splatstudio.rendering import RenderOptions, render, render_image, stages_for
+from splatstudio.rendering import RenderOptions, render, render_image, stages_for, to_uint8
 from splatstudio.stages import ALPHA_THRESHOLD, Projected, ProjectSettings, RasterSettings, Shapes
 
 SEEN_ALPHA = 0.02  # a pixel that is covered less has no depth and no normal
@@ -26,7 +26,8 @@ ELLIPSOID_MIN_OPACITY = 0.05  # fainter splats would hide the others
 POINT_RADIUS = 1.5  # px
 SAMPLES = 20_000  # pixels that a range is estimated from
 MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
-CPU_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}  # their kernels are the CPU's alone
+# Not to be waited for without kernels.
+KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
 OUTSIDE = 20  # grey of 255 where there is no photograph to compare with
 
 
@@ -44,7 +45,7 @@ def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: Re
     Where nothing is, the picture has the background of `options`; its near and far hide what lies beyond.
     """
     with torch.no_grad():
-        if mode in CPU_MODES:
+        if mode in KERNEL_MODES and stages_for(gaussians.means) is not ops:
             gaussians = gaussians.to("cpu")
         return _MODES[mode](gaussians, camera, options)
 
@@ -217,7 +218,7 @@ def _heat(depth: Tensor, seen: Tensor, options: RenderOptions) -> Picture:
     low, high = _range(depth[seen], 0.98)
     legend = Legend(low, high, "scene units", "turbo")
     image = colored(depth, low, high, legend.color_map)
-    background = _byte(depth.new_tensor(options.background))
+    background = to_uint8(depth.new_tensor(options.background))
     return Picture(torch.where(seen[..., None], image, background).cpu().numpy(), legend)
 
 
@@ -233,9 +234,5 @@ def _range(values: Tensor, share: float) -> tuple[float, float]:
     return (low, high) if high - low > least else (low - least, high + least)
 
 
-def _byte(rgb: Tensor) -> Tensor:
-    return (rgb.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
-
-
 def _bytes(rgb: Tensor) -> np.ndarray:
-    return _byte(rgb).cpu().numpy()
+    return to_uint8(rgb).cpu().numpy()

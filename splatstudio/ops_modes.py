@@ -1,4 +1,4 @@
-"""The viewer's modes on native kernels (csrc/cpu/modes*): forward only, the same as `reference_modes.py`."""
+"""The viewer's modes on native kernels (csrc/modes.h): forward only, as in `reference_modes.py`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ def rasterize_solid(projected: Projected, surfaces: Tensor, settings: RasterSett
     background = settings.background.to(projected.means2d).contiguous()
     extra = (surfaces.contiguous(), background, settings.width, settings.height, num_threads())
     return SolidRaster(*_native().raster_solid(*_lists(projected, settings), *extra))
+
+
+@torch.no_grad()
+def to_uint8(image: Tensor) -> Tensor:
+    """Return `image` [...] of range 0..1 as bytes, clamped and rounded, halves to even; NaN gives 0.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().to_uint8(image.contiguous(), num_threads())
 
 
 def _lists(p: Projected, settings: RasterSettings) -> list[Tensor]:

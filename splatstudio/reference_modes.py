@@ -101,6 +101,12 @@ def rasterize_solid(projected: Projected, surfaces: Tensor, settings: RasterSett
     return SolidRaster(*_in_strips(projected, order, settings, strip))
 
 
+@torch.no_grad()
+def to_uint8(image: Tensor) -> Tensor:
+    """Return `image` [...] of range 0..1 as bytes, clamped and rounded, halves to even; NaN gives 0."""
+    return (image.nan_to_num(0.0).clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+
+
 def _by_depth(projected: Projected) -> Tensor:
     visible = (projected.radii > 0).all(dim=-1).nonzero()[:, 0]
     return visible[torch.argsort(projected.depths[visible], stable=True)]

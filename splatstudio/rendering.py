@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio import ops, reference
+from splatstudio import ops, ops_modes, reference, reference_modes
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
@@ -96,8 +96,15 @@ def render_image(
     gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()
 ) -> np.ndarray:
     """Draw the Gaussians as an image, [H, W, 3] uint8, clamped to 0..1 and rounded."""
-    rgb = render(gaussians, camera, options).rgb
-    return (rgb.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8).cpu().numpy()
+    return to_uint8(render(gaussians, camera, options).rgb).cpu().numpy()
+
+
+def to_uint8(image: Tensor) -> Tensor:
+    """Return `image` [...] of range 0..1 as bytes on its device, clamped and rounded; NaN gives 0.
+
+    Made before a picture leaves a GPU: a quarter of the bytes have to cross.
+    """
+    return (ops_modes if stages_for(image) is ops else reference_modes).to_uint8(image)
 
 
 def project(gaussians: Gaussians, camera: Camera, settings: ProjectSettings) -> Projected:

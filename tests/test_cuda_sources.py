@@ -8,14 +8,7 @@ from pathlib import Path
 CSRC = Path(__file__).parents[1] / "csrc"
 BINDING = "".join(path.read_text() for path in sorted(CSRC.glob("ops_cuda*.cpp")))
 # A GPU leaves no rows of the optimiser behind, and its kernels have no sets of instructions to choose from.
-CPU_ALONE = {
-    "settle_adam",
-    "project_late",
-    "instruction_set",
-    "splat_shapes",
-    "raster_median",
-    "raster_solid",
-}
+CPU_ALONE = {"settle_adam", "project_late", "instruction_set"}
 SCHEMAS = (CSRC / "schemas.cpp").read_text()
 KERNELS = {path.name: path.read_text() for path in sorted((CSRC / "cuda").glob("*.cu*"))}
 

@@ -75,12 +75,14 @@ def draw(num_threads: int) -> list[Tensor]:
     return [shapes.normals, shapes.surfaces, median.depth, median.count, solid.rgb, solid.depth]
 
 
+@pytest.mark.cpu_kernels
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     expected = draw(1)
     for num_threads in (2, 3, 8):
         assert all(torch.equal(a, b) for a, b in zip(draw(num_threads), expected, strict=True))
 
 
+@pytest.mark.cpu_kernels
 def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None:
     script = (
         "import sys, torch; sys.path.insert(0, sys.argv[1]); import test_modes;"
@@ -137,3 +139,16 @@ def test_a_solid_sphere_has_its_front_where_it_should_be() -> None:
     # The half-axes of its outline in pixels: two standard deviations.
     area = math.pi * (0.8 * camera.K[0, 0]) * (0.8 * camera.K[1, 1])
     assert abs(float((solid.depth > 0).sum()) / area - 1.0) < 0.05
+
+
+def test_bytes_are_clamped_and_rounded_as_torch_does() -> None:
+    halves = (torch.arange(256) + 0.5) / 255.0
+    odd = torch.tensor([math.nan, math.inf, -math.inf, -1.0, -0.0, 1e-30, 0.999, 1.0, 7.0])
+    image = torch.cat([halves, odd, torch.rand(70_000, generator=torch.Generator().manual_seed(1))])
+    ours = ops_modes.to_uint8(image)
+    assert ours.dtype == torch.uint8 and torch.equal(ours, reference_modes.to_uint8(image))
+    assert ours[256:265].tolist() == [0, 255, 0, 0, 0, 0, 255, 255, 255]
+    assert ours[:3].tolist() == [0, 2, 2] and ours[265:].unique().numel() == 256
+    turned = image[:300].reshape(10, 30).t()
+    assert torch.equal(ops_modes.to_uint8(turned), ours[:300].reshape(10, 30).t())
+    assert ops_modes.to_uint8(image[:0].reshape(0, 5, 3)).shape == (0, 5, 3)

@@ -11,21 +11,24 @@ struct ModeLanes {
   void (*shapes)(const Shapes&, int64_t begin, int64_t end);
   void (*median_tile)(const RasterMedian&, int64_t tile);
   void (*solid_tile)(const RasterSolid&, int64_t tile);
+  void (*bytes)(const ToBytes&, int64_t begin, int64_t end);
 };
 
 const ModeLanes& mode_lanes() {
   static const ModeLanes chosen = [] {
 #if defined(__x86_64__)
     if (std::strcmp(lanes().name, "avx2") == 0) {
-      return ModeLanes{avx2::shapes, avx2::median_tile, avx2::solid_tile};
+      return ModeLanes{avx2::shapes, avx2::median_tile, avx2::solid_tile, avx2::bytes};
     }
 #endif
-    return ModeLanes{portable::shapes, portable::median_tile, portable::solid_tile};
+    return ModeLanes{portable::shapes, portable::median_tile, portable::solid_tile,
+                     portable::bytes};
   }();
   return chosen;
 }
 
 constexpr int64_t kGaussiansATask = 1024;
+constexpr int64_t kValuesATask = 1 << 16;
 
 }  // namespace
 
@@ -42,6 +45,11 @@ void raster_median(const RasterMedian& args, int num_threads) {
 void raster_solid(const RasterSolid& args, int num_threads) {
   parallel_for(num_threads, args.grid.num_tiles(),
                [&](int64_t tile) { mode_lanes().solid_tile(args, tile); });
+}
+
+void to_uint8(const ToBytes& args, int num_threads) {
+  parallel_ranges(num_threads, args.num, kValuesATask,
+                  [&](int64_t begin, int64_t end) { mode_lanes().bytes(args, begin, end); });
 }
 
 }  // namespace splat::cpu

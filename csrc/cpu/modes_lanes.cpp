@@ -2,8 +2,7 @@
 // which the median depth, the number of splats, or the nearest solid surface is wanted.
 #include "simd.h"
 // simd.h stands before the shared maths (see linalg.h).
-#include "../camera.h"
-#include "../gaussian.h"
+#include "../surface.h"
 #include "cells.h"
 #include "modes_lanes.h"
 
@@ -24,68 +23,32 @@ SPLAT_LANES Vec3<F8> load3(const float* p, int64_t begin, int count) {
           load_column(p, begin, count, 3, 2)};
 }
 
-SPLAT_LANES Vec3<F8> select3(I8 mask, Vec3<F8> yes, Vec3<F8> no) {
-  return {select(mask, yes.x, no.x), select(mask, yes.y, no.y), select(mask, yes.z, no.z)};
-}
-
-// The rotation's column of the smallest scale, in the camera's axes, turned against `direction`.
-SPLAT_LANES Vec3<F8> normal_of(const Mat3<F8>& rotation, Vec3<F8> scales, const Camera& camera,
-                               Vec3<F8> direction) {
-  const auto& m = rotation.m;
-  const Vec3<F8> x = {m[0][0], m[1][0], m[2][0]}, y = {m[0][1], m[1][1], m[2][1]};
-  const Vec3<F8> z = {m[0][2], m[1][2], m[2][2]};
-  const I8 x_shortest = (scales.x <= scales.y) & (scales.x <= scales.z);
-  const Vec3<F8> axis = select3(x_shortest, x, select3(scales.y <= scales.z, y, z));
-  const Vec3<F8> n = times(camera.rotation, axis);
-  return select3(dot(n, direction) > constant<F8>(0.0f), constant<F8>(-1.0f) * n, n);
-}
-
 template <CameraModel model>
 SPLAT_LANES void shapes_of(const Shapes& args, int64_t begin, int count) {
   const GaussianArrays& g = args.gaussians;
-  const Camera& camera = args.settings.camera;
-  const F8 zero = constant<F8>(0.0f), one = constant<F8>(1.0f);
-  Vec3<F8> scales = load3(g.scales, begin, count);
-  if (args.settings.raw) scales = {scale_of(scales.x), scale_of(scales.y), scale_of(scales.z)};
-  const Quat<F8> quat = {
-      load_column(g.quats, begin, count, 4, 0), load_column(g.quats, begin, count, 4, 1),
-      load_column(g.quats, begin, count, 4, 2), load_column(g.quats, begin, count, 4, 3)};
-  const float* t = camera.translation;
-  const Vec3<F8> point = times(camera.rotation, load3(g.means, begin, count)) +
-                         Vec3<F8>{constant<F8>(t[0]), constant<F8>(t[1]), constant<F8>(t[2])};
-  const Mat3<F8> rotation = rotation_of(quat);
-  const ImagePoint<F8> image = project_point<model>(camera, point);
-  const Ellipse<F8> e = ellipse_of(
-      {times(image.jacobian.row0, camera.rotation), times(image.jacobian.row1, camera.rotation)},
-      rotation, scales);
-  const Vec3<F8> direction = model == CameraModel::kOrtho ? Vec3<F8>{zero, zero, one} : point;
-  const Vec3<F8> normal = normal_of(rotation, scales, camera, direction);
-
-  const float* r = camera.rotation[2];
-  const Vec3<F8> forward = {constant<F8>(r[0]), constant<F8>(r[1]), constant<F8>(r[2])};
-  const Vec3<F8> unit_depths = times(forward, rotation.m);
-  const Vec3<F8> depths = {unit_depths.x * scales.x, unit_depths.y * scales.y,
-                           unit_depths.z * scales.z};
-  const F8 xz = dot(e.axes.row0, depths), yz = dot(e.axes.row1, depths);
-  const F8 ux = e.a * xz + e.b * yz, uy = e.b * xz + e.c * yz;
-  const F8 thickness = square_root(maximum(dot(depths, depths) - (ux * xz + uy * yz), zero));
-  const Mat23<F8>& j = image.jacobian;
-  const F8 pixels = square_root(magnitude(j.row0.x * j.row1.y - j.row0.y * j.row1.x));
-
-  const F8 sum = normal.x + normal.y + normal.z + ux + uy + thickness + pixels;
-  const I8 good = is_finite(sum);
+  GaussianValues<F8> values = {};
+  values.mean = load3(g.means, begin, count);
+  values.scales = load3(g.scales, begin, count);
+  if (args.settings.raw) {
+    values.scales = {scale_of(values.scales.x), scale_of(values.scales.y),
+                     scale_of(values.scales.z)};
+  }
+  values.quat = {load_column(g.quats, begin, count, 4, 0), load_column(g.quats, begin, count, 4, 1),
+                 load_column(g.quats, begin, count, 4, 2),
+                 load_column(g.quats, begin, count, 4, 3)};
+  const Shape<F8> shape = shape_of<model>(args.settings.camera, values);
   for (int i = 0; i < count; ++i) {
     const int64_t at = begin + i;
-    const bool shown = args.radii[2 * at] > 0 && args.radii[2 * at + 1] > 0 && good[i] != 0;
+    const bool shown = args.radii[2 * at] > 0 && args.radii[2 * at + 1] > 0 && shape.good[i] != 0;
     float* n = args.normals + 3 * at;
     float* s = args.surfaces + kSurfaceSize * at;
-    n[0] = shown ? normal.x[i] : 0.0f;
-    n[1] = shown ? normal.y[i] : 0.0f;
-    n[2] = shown ? normal.z[i] : 0.0f;
-    s[0] = shown ? ux[i] : 0.0f;
-    s[1] = shown ? uy[i] : 0.0f;
-    s[2] = shown ? thickness[i] : 0.0f;
-    s[3] = shown ? pixels[i] : 0.0f;
+    n[0] = shown ? shape.normal.x[i] : 0.0f;
+    n[1] = shown ? shape.normal.y[i] : 0.0f;
+    n[2] = shown ? shape.normal.z[i] : 0.0f;
+    s[0] = shown ? shape.ux[i] : 0.0f;
+    s[1] = shown ? shape.uy[i] : 0.0f;
+    s[2] = shown ? shape.thickness[i] : 0.0f;
+    s[3] = shown ? shape.pixels[i] : 0.0f;
   }
 }
 
@@ -124,33 +87,19 @@ struct SolidCell {
   F8 depth, red, green, blue;
 };
 
-constexpr float kAmbient = 0.35f;  // how bright a surface is that is seen edge-on
-
-// Puts a splat's surface where it is the nearest so far. With e = pixel - mean the hull of k
-// standard deviations squared has its front at depth + u e - thickness sqrt(k - 2 sigma); a light
-// at the camera shades it by its slope there.
+// Puts a splat's surface where it is the nearest so far.
 SPLAT_LANES void cover_solid(const Splat& s, const float* surface, F8 dx, F8 dy, SolidCell& cell) {
-  const F8 one = constant<F8>(1.0f);
   const F8 sigma =
       falloff(constant<F8>(s.half_a), constant<F8>(s.b), constant<F8>(s.half_c), dx, dy);
   const F8 limit = constant<F8>(s.sigma_limit - 0.5f * kExtentMargin);
   const I8 inside = sigma <= limit;
   if (lane_bits(inside) == 0) return;
-  const F8 left = limit + limit - (sigma + sigma);
-  const F8 root = square_root(maximum(left, constant<F8>(1e-6f)));
-  const float thickness = surface[2], pixels = surface[3];
-  const F8 ex = -dx, ey = -dy;
-  const F8 depth = s.depth + surface[0] * ex + surface[1] * ey - thickness * root;
-  const F8 bulge = thickness / root;
-  const F8 slope_x = pixels * (surface[0] + bulge * (2.0f * s.half_a * ex + s.b * ey));
-  const F8 slope_y = pixels * (surface[1] + bulge * (s.b * ex + 2.0f * s.half_c * ey));
-  const F8 facing = one / square_root(one + slope_x * slope_x + slope_y * slope_y);
-  const F8 light = kAmbient + (1.0f - kAmbient) * facing;
-  const I8 nearer = inside & (depth < cell.depth);
-  cell.depth = select(nearer, depth, cell.depth);
-  cell.red = select(nearer, s.red * light, cell.red);
-  cell.green = select(nearer, s.green * light, cell.green);
-  cell.blue = select(nearer, s.blue * light, cell.blue);
+  const Front<F8> front = front_of(s, surface, limit, sigma, dx, dy);
+  const I8 nearer = inside & (front.depth < cell.depth);
+  cell.depth = select(nearer, front.depth, cell.depth);
+  cell.red = select(nearer, s.red * front.light, cell.red);
+  cell.green = select(nearer, s.green * front.light, cell.green);
+  cell.blue = select(nearer, s.blue * front.light, cell.blue);
 }
 
 SPLAT_LANES F8 farthest() { return constant<F8>(std::numeric_limits<float>::infinity()); }
@@ -232,6 +181,10 @@ void solid_tile(const RasterSolid& args, int64_t index) {
     }
   }
   for (int cell = 0; cell < kCells; ++cell) write_solid(args, tile, cell, cells[cell]);
+}
+
+void bytes(const ToBytes& args, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) args.bytes[i] = byte_of(args.values[i]);
 }
 
 }  // namespace splat::cpu::SPLAT_ISA

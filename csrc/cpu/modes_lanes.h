@@ -10,6 +10,7 @@ namespace splat::cpu {
   void shapes(const Shapes& args, int64_t begin, int64_t end); \
   void median_tile(const RasterMedian& args, int64_t tile);    \
   void solid_tile(const RasterSolid& args, int64_t tile);      \
+  void bytes(const ToBytes& args, int64_t begin, int64_t end); \
   }
 
 SPLAT_DECLARE_MODES(portable)

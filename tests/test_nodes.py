@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,26 +32,39 @@ from splatstudio.worker.messages import Export, ViewOptions
 TIMEOUT = 150.0
 BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.skipif(shutil.which("torchrun", path=str(BIN)) is None, reason="no torchrun")
+NETWORK = "10.77.77"
 LENS = np.array([[80.0, 0, 48], [0, 80.0, 36], [0, 0, 1]])
 
 
+@dataclass(frozen=True)
+class Machine:
+    """Where an agent runs: what goes before its command, and how the others reach it."""
+
+    inside: tuple[str, ...]
+    address: str
+    interface: str
+
+
 class Nodes:
-    """Agents of torchrun, as many as there are machines, each a process group of its own."""
+    """Machines, an agent of torchrun on each."""
 
-    def __init__(self, command: list[str], log: Path, address: str):
-        self._command, self.log, self.address = command, log, address
-        self.agents: list[subprocess.Popen[bytes]] = []
+    def __init__(self, machines: list[Machine], log: Path):
+        self.machines, self.log = machines, log
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.command: list[str] = []
+        self.attach_at = ""
 
-    def start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    def start(self, number: int) -> None:
+        machine = self.machines[number]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": machine.interface, "OMP_NUM_THREADS": "1"}
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        command = [*machine.inside, *(part.replace("OWN", machine.address) for part in self.command)]
         with open(self.log, "ab") as log:
-            agent = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
-        self.agents.append(agent)
-        return agent
+            self.agents[number] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
-    def kill(self, agent: subprocess.Popen[bytes]) -> None:
+    def kill(self, number: int) -> None:
         """End a machine: its agent and all that it has started, at once."""
+        agent = self.agents[number]
         with suppress(psutil.NoSuchProcess):
             processes = psutil.Process(agent.pid).children(recursive=True)
             for process in (psutil.Process(agent.pid), *processes):
@@ -64,36 +78,87 @@ class Nodes:
             time.sleep(0.05)
 
 
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
 @pytest.fixture
-def nodes(blob_folder: Path, tmp_path: Path) -> Iterator[Nodes]:
+def machines(request: pytest.FixtureRequest) -> Iterator[list[Machine]]:
+    """Two machines: on loopback, or each a network of its own behind a bridge, which needs root."""
+    if request.param == "loopback":
+        yield [Machine((), "127.0.0.1", "lo")] * 2
+        return
+    names, bridge = [f"splat{os.getpid()}n{i}" for i in (1, 2)], f"sb{os.getpid()}"
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("addr", "add", f"{NETWORK}.254/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate(names, 1):
+            outer = f"sv{os.getpid()}{number}"
+            ip("netns", "add", name)
+            ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", outer, "master", bridge, "up")
+            ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+            for interface in ("eth0", "lo"):
+                ip("-n", name, "link", "set", interface, "up")
+        yield [
+            Machine(("ip", "netns", "exec", name), f"{NETWORK}.{number}", "eth0")
+            for number, name in enumerate(names, 1)
+        ]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+        subprocess.run(["ip", "link", "delete", bridge], check=False)
+
+
+@pytest.fixture
+def nodes(machines: list[Machine], blob_folder: Path, tmp_path: Path) -> Iterator[Nodes]:
     # A store of neither machine: the one that hosts it could not be replaced.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        attach = f"127.0.0.1:{probe.getsockname()[1]}"
+        port = probe.getsockname()[1]
+    own = machines[0].address
+    store_at = own if own == "127.0.0.1" else f"{NETWORK}.254"
+    made = Nodes(machines, tmp_path / "log")
+    made.attach_at = f"{own}:{port}"
     launch = [BIN / "torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "5"]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{store.port}", "--rdzv-id", "test"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store_at}:{store.port}", "--rdzv-id", "test"]
     launch += ["--rdzv-conf", "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"]
-    launch += ["--local-addr", "127.0.0.1", "--no-python", "--"]
+    launch += ["--local-addr", "OWN", "--no-python", "--"]
     train = [BIN / "splatstudio", "train", blob_folder, "--run", tmp_path / "run", "--steps", "100000"]
-    train += ["--save-steps", "20", "--eval-steps", "--sh-degree", "1", "--attach", attach]
-    made = Nodes([str(part) for part in (*launch, *train)], tmp_path / "log", attach)
+    train += ["--save-steps", "20", "--eval-steps", "--sh-degree", "1", "--attach", made.attach_at]
+    made.command = [str(part) for part in (*launch, *train)]
     yield made
-    for agent in made.agents:
-        made.kill(agent)
+    for number in made.agents:
+        made.kill(number)
     del store
 
 
 def attached(nodes: Nodes) -> AttachedStudio:
     nodes.wait_until(lambda: b" --token " in nodes.log.read_bytes())
     found = re.search(r"attach (\S+) --token (\S+)", nodes.log.read_text())
-    assert found is not None and found[1] == nodes.address
-    line = dial(nodes.address, found[2], frames=True)
-    return AttachedStudio(AttachedPlan(nodes.address, found[2], line), Network(port=0))
+    assert found is not None and found[1] == nodes.attach_at
+    line = dial(nodes.attach_at, found[2], frames=True)
+    return AttachedStudio(AttachedPlan(nodes.attach_at, found[2], line), Network(port=0))
 
 
+@pytest.mark.parametrize(
+    "machines",
+    [
+        "loopback",
+        pytest.param(
+            "namespaces",
+            marks=pytest.mark.skipif(
+                "SPLATSTUDIO_NAMESPACES" not in os.environ, reason="changes the network"
+            ),
+        ),
+    ],
+    indirect=True,
+)
 def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
-    first, second = nodes.start(), nodes.start()
+    nodes.start(0)
+    nodes.start(1)
     studio = attached(nodes)
     controller = studio.controller
     camera = Camera(look_at(np.array([0.0, -2.0, 1.0]), np.zeros(3), np.array([0.0, 0.0, 1.0])), LENS, 96, 72)
@@ -114,9 +179,9 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         assert controller.last_saved is not None
         saved = controller.last_saved.step
         told = time.monotonic()
-        nodes.kill(second)
+        nodes.kill(0)  # that of rank 0, to which the studio talks
         nodes.wait_until(lambda: controller.status.state == "restarting")
-        nodes.start()
+        nodes.start(0)
         nodes.wait_until(lambda: step() > saved)
         print(f"training again {time.monotonic() - told:.1f} s after the end of a machine")
         nodes.wait_until(lambda: picture_step() > saved)
@@ -128,6 +193,6 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: controller.status.state == "ended")
     finally:
         studio.close()
-    assert [agent.wait(60) for agent in (first, nodes.agents[-1])] == [0, 0], nodes.log.read_text()
+    assert [agent.wait(60) for agent in nodes.agents.values()] == [0, 0], nodes.log.read_text()
     newest = max((tmp_path / "run" / "ckpts").glob("step_*"))
     assert len(read_manifest(newest)["ranks"]) == 2 and f"Goes on from {tmp_path}" in nodes.log.read_text()

@@ -72,12 +72,19 @@ Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
   return {v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN};
 }
 
-// Returns splats, order, splat_starts, tile_starts, instances, slots.
-Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const Tensor& opacities,
-        const Tensor& colors, const Tensor& radii, int64_t width, int64_t height,
-        int64_t /*num_threads*/) {
-  const OnDevice device(means2d);
-  const splat::ImageGrid grid = grid_of(width, height);
+// The splats by depth and the first slot of each: all of a binning whose size the host knows.
+struct SortedSplats {
+  splat::ImageGrid grid;
+  Tensor splats, order, splat_starts;
+
+  const int64_t* num_instances() const {
+    return static_cast<const int64_t*>(splat_starts.data_ptr()) + order.size(0);
+  }
+};
+
+SortedSplats sorted_splats(const Tensor& means2d, const Tensor& conics, const Tensor& depths,
+                           const Tensor& opacities, const Tensor& colors, const Tensor& radii,
+                           const splat::ImageGrid& grid, splat::cuda::Stream stream) {
   const int64_t num = means2d.size(0);
   const splat::ProjectedArrays projected = {floats(means2d, {num, 2}, "means2d"),
                                             floats(conics, {num, 3}, "conics"),
@@ -86,25 +93,52 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
                                             floats(colors, {num, 3}, "colors"),
                                             ints<int32_t>(radii, {num, 2}, "radii"),
                                             num};
-  const Tensor splats = empty({num, splat::kSplatSize});
-  const Tensor order = empty({num}, ScalarType::Int);
-  const Tensor splat_starts = empty({num + 1}, ScalarType::Long);
-  const splat::SplatList list = splats_of(splats, order);
-  int64_t* starts = static_cast<int64_t*>(splat_starts.data_ptr());
-  const Tensor sort_scratch = scratch_of(splat::cuda::sort_splats_scratch(num));
-  splat::cuda::sort_splats(projected, grid, list, starts, sort_scratch.data_ptr(), device.stream());
-  const int64_t num_instances = splat::cuda::read_back(starts + num, device.stream());
+  const SortedSplats sorted = {grid, empty({num, splat::kSplatSize}), empty({num}, ScalarType::Int),
+                               empty({num + 1}, ScalarType::Long)};
+  const Tensor scratch = scratch_of(splat::cuda::sort_splats_scratch(num));
+  splat::cuda::sort_splats(projected, grid, splats_of(sorted.splats, sorted.order),
+                           static_cast<int64_t*>(sorted.splat_starts.data_ptr()),
+                           scratch.data_ptr(), stream);
+  return sorted;
+}
+
+// Returns splats, order, splat_starts, tile_starts, instances, slots, the last two of `room`.
+Six lists_within(const SortedSplats& sorted, int64_t room, splat::cuda::Stream stream) {
+  const Tensor tile_starts = empty({sorted.grid.num_tiles() + 1}, ScalarType::Int);
+  const Tensor instances = empty({room}, ScalarType::Int), slots = empty({room}, ScalarType::Int);
+  const Tensor scratch = scratch_of(splat::cuda::emit_instances_scratch(room));
+  const splat::SplatList list = splats_of(sorted.splats, sorted.order);
+  splat::cuda::emit_instances(
+      list, sorted.grid,
+      lists_of(list, sorted.grid, sorted.splat_starts, tile_starts, instances, slots),
+      scratch.data_ptr(), stream);
+  return {sorted.splats, sorted.order, sorted.splat_starts, tile_starts, instances, slots};
+}
+
+// With room for as many instances as there are: the host waits for their number.
+Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const Tensor& opacities,
+        const Tensor& colors, const Tensor& radii, int64_t width, int64_t height,
+        int64_t /*num_threads*/) {
+  const OnDevice device(means2d);
+  const SortedSplats sorted = sorted_splats(means2d, conics, depths, opacities, colors, radii,
+                                            grid_of(width, height), device.stream());
+  const int64_t num_instances = splat::cuda::read_back(sorted.num_instances(), device.stream());
   STD_TORCH_CHECK(num_instances < std::numeric_limits<int32_t>::max(),
                   "the Gaussians cover too much of the image (", num_instances,
                   " tiles in all): render fewer, or fewer pixels");
-  const Tensor tile_starts = empty({grid.num_tiles() + 1}, ScalarType::Int);
-  const Tensor instances = empty({num_instances}, ScalarType::Int);
-  const Tensor slots = empty({num_instances}, ScalarType::Int);
-  const Tensor emit_scratch = scratch_of(splat::cuda::emit_instances_scratch(num_instances));
-  splat::cuda::emit_instances(list, grid,
-                              lists_of(list, grid, splat_starts, tile_starts, instances, slots),
-                              emit_scratch.data_ptr(), device.stream());
-  return {splats, order, splat_starts, tile_starts, instances, slots};
+  return lists_within(sorted, num_instances, device.stream());
+}
+
+// With room for `room` instances: the host does not wait. The last of splat_starts is their number;
+// where that is larger, the picture lacks the farthest.
+Six bin_within(const Tensor& means2d, const Tensor& conics, const Tensor& depths,
+               const Tensor& opacities, const Tensor& colors, const Tensor& radii, int64_t width,
+               int64_t height, int64_t room) {
+  const OnDevice device(means2d);
+  STD_TORCH_CHECK(room >= 0 && room < std::numeric_limits<int32_t>::max(), "no such room: ", room);
+  const SortedSplats sorted = sorted_splats(means2d, conics, depths, opacities, colors, radii,
+                                            grid_of(width, height), device.stream());
+  return lists_within(sorted, room, device.stream());
 }
 
 // Returns rgb, alpha, depth_sum, checkpoints (in the place of the CPU's masks), ends.
@@ -232,6 +266,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_fwd", TORCH_BOX(&project_fwd));
   m.impl("project_bwd", TORCH_BOX(&project_bwd));
   m.impl("bin", TORCH_BOX(&bin));
+  m.impl("bin_within", TORCH_BOX(&bin_within));
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
   m.impl("raster_bwd", TORCH_BOX(&raster_bwd));
   m.impl("image_loss", TORCH_BOX(&image_loss));

@@ -16,6 +16,10 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor radii, int width, int height, int num_threads) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "bin_within(Tensor means2d, Tensor conics, Tensor depths, Tensor opacities, Tensor colors, "
+      "Tensor radii, int width, int height, int room) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "raster_fwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
       "Tensor instances, Tensor slots, Tensor background, int width, int height, "
       "float max_alpha, int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");

@@ -16,11 +16,13 @@ from torch import Tensor
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
+from splatstudio.instance_room import InstanceRoom
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization, gradients_of_projected
 from splatstudio.optim import SplatAdam
 from splatstudio.pose_gradient import pose_gradient
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.transfer import ReadBack, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,7 @@ class Drawing:
     probe: Tensor | None  # see `render`
     camera: Camera
     settings: ProjectSettings
+    num_instances: Tensor | None = None  # see `Raster`
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,7 @@ class DescentPlan:
     visible_only: bool = False  # see `improve`
     regularization: Regularization = NO_REGULARIZATION
     poses: bool = False  # whether somebody wants to know the gradients of the cameras' places
+    room: InstanceRoom | None = None  # of the training's pictures on a GPU; None: each has what it needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +127,9 @@ def descend(
     `others` are further leaf tensors that `loss_of` uses; their gradients are returned, they are not moved.
     `before_change` is called just before the model changes. Raises LossNotFinite before that.
     """
-    options = replace(plan.options, background=shot.background)
-    drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed)
-    loss = loss_of(shot, drawing)
-    value = float(loss.detach())
+    drawing, gradients, value = _gradients_of_shot(gaussians, optimizer, shot, loss_of, plan, others)
     if not math.isfinite(value):
         raise LossNotFinite(value)
-    gradients = backward(drawing, loss, others)
     poses = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
     before_change()
     improve(
@@ -147,12 +147,45 @@ def descend(
     return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=poses)
 
 
+def _gradients_of_shot(
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    shot: Shot,
+    loss_of: LossOf,
+    plan: DescentPlan,
+    others: tuple[Tensor, ...],
+) -> tuple[Drawing, Gradients, float]:
+    """Return a picture of the shot, the gradients of its loss, and the loss.
+
+    Loss and number of instances come to the host while a GPU is on the way back already, so that it has work
+    all the time; a picture that had no room for all its instances is drawn again.
+    """
+    options, room = replace(plan.options, background=shot.background), plan.room
+    while True:
+        size = None if room is None else room.size
+        drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed, room=size)
+        loss = loss_of(shot, drawing)
+        counts = () if room is None or drawing.num_instances is None else (drawing.num_instances,)
+        numbers = ReadBack(loss, *counts)
+        gradients = backward(drawing, loss, others)
+        value, *needed = numbers.read()
+        if room is None or all(room.held(int(count)) for count in needed):
+            return drawing, gradients, value
+        del drawing, loss, counts, gradients  # their memory is for the larger lists
+
+
 def draw(
-    gaussians: Gaussians, optimizer: SplatAdam, camera: Camera, options: RenderOptions, *, observed: bool
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    camera: Camera,
+    options: RenderOptions,
+    *,
+    observed: bool,
+    room: int | None = None,
 ) -> Drawing:
     """Draw the Gaussians that `optimizer` trains as `camera` sees them.
 
-    `observed`: a strategy wants to know the gradients of the projected means.
+    `observed`: a strategy wants to know the gradients of the projected means. `room`: see `RasterSettings`.
     """
     sh_degree = gaussians.sh_degree
     if options.sh_degree is not None:
@@ -167,8 +200,9 @@ def draw(
     projected = optimizer.project(gaussians, camera=camera, settings=settings)
     for tensor in _differentiable(projected):
         tensor.requires_grad_()
-    background = gaussians.means.new_tensor(options.background)
-    raster_settings = RasterSettings(camera.width, camera.height, background)
+    color = torch.tensor(options.background, dtype=gaussians.means.dtype)
+    background = to_device(color, gaussians.device)
+    raster_settings = RasterSettings(camera.width, camera.height, background, room=room)
     probe = None
     if observed and options.absgrad:
         probe = torch.zeros_like(projected.means2d, requires_grad=True)
@@ -176,7 +210,8 @@ def draw(
     else:
         raster = ops.rasterize(projected, raster_settings)
     pictures = (raster.rgb, raster.alpha, raster.depth_sum)
-    return Drawing(*pictures, projected.radii, gaussians, projected, probe, camera, settings)
+    described = (projected.radii, gaussians, projected, probe, camera, settings)
+    return Drawing(*pictures, *described, raster.num_instances)
 
 
 def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) -> Gradients:

@@ -23,6 +23,7 @@ from splatstudio.photo_uploads import Pixels, pixels_of
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
+from splatstudio.transfer import to_device
 
 # What the figures are, as it stands in every file of results. `photograph` is 8-bit / 255, `render` is float.
 DEFINITIONS = {
@@ -303,7 +304,8 @@ def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tens
     """Return what `target_image` does of a photograph that is on its device already."""
     rgb, alpha = pixels.rgb.float() / 255.0, alpha_of(pixels)
     if alpha is not None:
-        rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * rgb.new_tensor(tuple(background))
+        behind = to_device(torch.tensor(tuple(background)), rgb.device)
+        rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * behind
     return rgb, pixels.mask
 
 

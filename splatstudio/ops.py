@@ -195,8 +195,8 @@ def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | No
     """Composite projected Gaussians front to back.
 
     `probe` [N, 2], zeros that require a gradient: after the backward pass `probe.grad` is the gradient with
-    respect to means2d, px, summed over the pixels. The background gets no gradient.
-    Raises RuntimeError when the kernels have not been built.
+    respect to means2d, px, summed over the pixels. The background gets no gradient. `settings.room` is for
+    a GPU. Raises RuntimeError when the kernels have not been built.
     """
     return _rasterize(projected, settings, probe, absgrad=False)
 
@@ -226,19 +226,25 @@ class _Rasterize(torch.autograd.Function):
         native, threads = _native(), num_threads()
         rows = [tensor.contiguous() for tensor in (means2d, conics, depths, opacities, colors, radii)]
         size = (settings.width, settings.height)
-        lists = native.bin(*rows, *size, threads)
+        if settings.room is None:
+            lists = native.bin(*rows, *size, threads)
+        else:
+            lists = native.bin_within(*rows, *size, settings.room)
         background = settings.background.detach().to(means2d).contiguous()
         rgb, alpha, depth_sum, masks, tile_ends = native.raster_fwd(
             *lists, background, *size, settings.max_alpha, threads
         )
         ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
         ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
-        return rgb, alpha, depth_sum
+        splat_starts = lists[2]
+        num_instances = splat_starts[-1:].clone()
+        ctx.mark_non_differentiable(num_instances)
+        return rgb, alpha, depth_sum, num_instances
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *v_outputs):
-        v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs]
+        v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs[:3]]
         with_probe = ctx.needs_input_grad[5]
         options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
         *gradients, v_probe = _native().raster_bwd(*ctx.saved_tensors, *v, *options)

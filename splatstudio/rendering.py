@@ -15,6 +15,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.sky import Sky
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def _render(
         sh_degree = min(options.sh_degree, sh_degree)
     project_settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
     projected = _project(stages, gaussians, camera, project_settings)
-    background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
+    color = options.background if options.sky is None else (0.0, 0.0, 0.0)
+    background = to_device(torch.tensor(color, dtype=gaussians.means.dtype), gaussians.device)
     settings = RasterSettings(camera.width, camera.height, background)
     if options.absgrad and probe is not None:
         raster = stages.rasterize_absgrad(projected, settings, probe)

@@ -46,6 +46,9 @@ class RasterSettings:
     height: int
     background: Tensor  # [3] linear RGB behind everything
     max_alpha: float = MAX_ALPHA
+    # On a GPU: how many instances (a visible Gaussian in a tile) there is memory for, so that the host need
+    # not wait for their number. Of more than that the farthest are missing. None: for as many as there are.
+    room: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,7 @@ class Raster:
     rgb: Tensor  # [H, W, 3] not clamped above
     alpha: Tensor  # [H, W] 1 - final transmittance
     depth_sum: Tensor  # [H, W] sum of w z; the expected depth is depth_sum / max(alpha, 1e-10)
+    num_instances: Tensor | None = None  # [1] int64, how many there are, in room or not; kernels count them
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from splatstudio.distributed.failures import Fault, OutOfMemory, together, unles
 from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
+from splatstudio.instance_room import room_for
 from splatstudio.losses import photometric, psnr
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
@@ -153,6 +154,7 @@ class Trainer:
     def _take(self, population: Population) -> None:
         self._population = population
         self._uploads = PhotoUploads(population.gaussians.device)
+        self._room = room_for(population.gaussians.device)
         population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
         self.num_gaussians = population.num_all()  # of all ranks
@@ -197,8 +199,7 @@ class Trainer:
         photograph cannot be read.
         """
         started = time.perf_counter()
-        config, index = self.config, self.step
-        strategy = self._strategy
+        config, index, strategy = self.config, self.step, self._strategy
         strategy.follow(config)
         plan = DescentPlan(
             options=self._options_at(index, config),
@@ -207,6 +208,7 @@ class Trainer:
             visible_only=config.optim.visible_only,
             regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
             poses=self._corrections.refines_poses(index, config),
+            room=self._room,
         )
         batch, shot, descent, problem = self._descend_on_next(plan)
         poses = tuple(zip(batch.indices, descent.poses, strict=False))

@@ -154,12 +154,16 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
   if (instance < tile_stop) write_row(args, instance, sum);
 }
 
+__device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
 __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   const int64_t i = global_index();
   if (i >= args.splats.num) return;
   const int64_t at = args.splats.order[i];
-  const int64_t begin = args.lists.splat_starts[i], end = args.lists.splat_starts[i + 1];
+  // Of a list without room for all only what is in it has a row of the slab.
+  const int64_t begin = smaller(args.lists.splat_starts[i], args.lists.num);
+  const int64_t end = smaller(args.lists.splat_starts[i + 1], args.lists.num);
   float sum[kSlabSize] = {};
   for (int64_t slot = begin; slot < end; ++slot) {
     for (int k = 0; k < kSlabSize; ++k) sum[k] += args.slab[slot * kSlabSize + k];

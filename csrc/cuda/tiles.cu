@@ -1,6 +1,7 @@
 // Which splats are visible, in which order, and which tiles they cover. All Gaussians stay in the
 // lists, those out of sight behind the others and with no tile, so that only the number of
-// instances is a number that the host does not know.
+// instances is a number that the host does not know. The lists may have room for more than there
+// are, and hold what fits where there are more: then the farthest splats are missing.
 #include <cub/cub.cuh>
 
 #include "../cover.h"
@@ -69,10 +70,14 @@ __global__ void __launch_bounds__(kThreads)
                 int32_t* slots) {
   const int64_t slot = global_index();
   if (slot >= lists.num) return;
+  slots[slot] = static_cast<int32_t>(slot);
+  if (slot >= lists.splat_starts[splats.num]) {  // room that is left: sorted behind the last tile
+    tiles[slot] = static_cast<uint32_t>(grid.num_tiles());
+    return;
+  }
   const int64_t splat = splat_of_slot(lists.splat_starts, splats.num, slot);
   const cpu::Splat& s = reinterpret_cast<const cpu::Splat*>(splats.splats)[splat];
   tiles[slot] = static_cast<uint32_t>(tile_of(s, grid, slot - lists.splat_starts[splat]));
-  slots[slot] = static_cast<int32_t>(slot);
 }
 
 // After the sort by tile: whose instance each is, and where the tiles begin.
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t tile = before + 1; tile <= here; ++tile) {
     lists.tile_starts[tile] = static_cast<int32_t>(i);
   }
-  if (i < lists.num) {
+  if (here < num_tiles) {
     lists.instances[i] =
         static_cast<int32_t>(splat_of_slot(lists.splat_starts, splats.num, lists.slots[i]));
   }
@@ -214,7 +219,7 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
   if (out.num > 0) {
     // Stable: within a tile the instances stay in the order of their slots, which is by depth.
     check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.tiles, s.sorted_tiles, s.slots,
-                                          out.slots, out.num, 0, num_bits(grid.num_tiles() - 1),
+                                          out.slots, out.num, 0, num_bits(grid.num_tiles()),
                                           static_cast<cudaStream_t>(stream)),
           "the sort by tile");
   }

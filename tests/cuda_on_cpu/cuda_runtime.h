@@ -37,12 +37,18 @@ inline cudaError_t cudaGetDevice(int *device) {
 }
 
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
-                                   cudaMemcpyKind, cudaStream_t) {
+                                   cudaMemcpyKind kind, cudaStream_t) {
+  // To memory that is not pinned, as all of the host's here, a copy waits.
+  if (kind != cudaMemcpyDeviceToDevice)
+    emulator::count_wait();
   emulator::copy(to, from, bytes);
   return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  emulator::count_wait();
+  return cudaSuccess;
+}
 
 inline void __syncthreads() { emulator::block_barrier(0); }
 inline int __syncthreads_count(int value) {

@@ -305,6 +305,12 @@ void copy(void *to, const void *from, size_t bytes) {
     devices().open(target, false);
 }
 
+namespace {
+int64_t waits = 0;
+}
+int64_t num_waits() { return waits; }
+void count_wait() { ++waits; }
+
 void launch(const char *name, int64_t blocks, int threads, Stream *stream,
             const std::function<void()> &thread) {
   static std::mutex one_at_a_time;

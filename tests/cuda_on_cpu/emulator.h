@@ -41,6 +41,11 @@ int owner_of(const void *address);
 // Copies between host and the devices; the current device does not matter.
 void copy(void *to, const void *from, size_t bytes);
 
+// How often the host had to wait for a device so far, and that it has to once
+// more.
+int64_t num_waits();
+void count_wait();
+
 // ---- kernels
 
 void launch(const char *name, int64_t blocks, int threads, Stream *stream,

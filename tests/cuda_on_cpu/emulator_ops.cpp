@@ -48,6 +48,8 @@ int64_t current_device() { return emulator::current_device(); }
 
 void set_order_seed(int64_t seed) { emulator::set_order_seed(seed); }
 
+int64_t num_waits() { return emulator::num_waits(); }
+
 Tensor faulty(const std::string &fault) {
   const Tensor out = torch::stable::empty({64}, ScalarType::Int);
   faults::run(fault, static_cast<int32_t *>(out.data_ptr()));
@@ -65,6 +67,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
   m.def("set_current_device(int device) -> ()");
   m.def("current_device() -> int");
   m.def("set_order_seed(int seed) -> ()");
+  m.def("num_waits() -> int");
   m.def("faulty(str fault) -> Tensor");
 }
 
@@ -76,5 +79,6 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
   m.impl("set_current_device", TORCH_BOX(&set_current_device));
   m.impl("current_device", TORCH_BOX(&current_device));
   m.impl("set_order_seed", TORCH_BOX(&set_order_seed));
+  m.impl("num_waits", TORCH_BOX(&num_waits));
   m.impl("faulty", TORCH_BOX(&faulty));
 }

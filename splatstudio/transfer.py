@@ -1,0 +1,43 @@
+"""Between the memory of the host and that of a GPU without either of them waiting for the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on `device`; for a GPU it is only queued, behind the work it has.
+
+    From ordinary memory the host would wait until the GPU has nothing left to do. On the CPU the tensor
+    itself.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    # Torch gives pinned memory to nobody else before the copy has been made.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class ReadBack:
+    """A few numbers of a device, on their way to the host while the device goes on with other work."""
+
+    def __init__(self, *scalars: Tensor) -> None:
+        """Queue the copy of tensors of one number each, on one device."""
+        numbers = torch.stack([scalar.detach().reshape(()).double() for scalar in scalars])
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.device.type == "cuda":
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(numbers.device))
+        else:
+            self._numbers = numbers
+
+    def read(self) -> tuple[float, ...]:
+        """Return the numbers, of float64's precision, as soon as they are there.
+
+        The host waits for the work that was queued before them, not for what came after.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return tuple(self._numbers.tolist())

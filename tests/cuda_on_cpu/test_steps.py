@@ -1,0 +1,136 @@
+"""Steps of a training on an emulated GPU: the host does not wait for it, and nothing is lost by that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_emulation import native
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from splatstudio import descent
+from splatstudio.config import StrategyName, TrainConfig
+from splatstudio.instance_room import InstanceRoom
+from splatstudio.scene.scene import Scene
+from splatstudio.trainer import Trainer
+
+CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
+# What needs a number, or a size, that only the device knows.
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
+
+
+class Watched(TorchDispatchMode):
+    """Collects the operations of torch for which the host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            for index in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ())
+        )
+        if name.startswith(WAITING) or by_mask:
+            self.waiting.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def trainer_on(scene: Scene, room: InstanceRoom | None, config: TrainConfig = CONFIG) -> Trainer:
+    trainer = Trainer(scene, config)
+    assert trainer._room is not None and trainer._room.size is None
+    trainer._room = room
+    return trainer
+
+
+def state(trainer: Trainer) -> list[torch.Tensor]:
+    optimizer = trainer._population.optimizer
+    models = (trainer.gaussians, optimizer.exp_avg, optimizer.exp_avg_sq)
+    counts = trainer._population.counts.values()
+    return [tensor.clone() for model in models for tensor in model.tensors().values()] + [*counts]
+
+
+def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene: Scene) -> None:
+    exact, roomy = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
+    for number in range(5):
+        before = native.num_waits()
+        expected = exact.train_step()
+        assert native.num_waits() > before
+        before, again = native.num_waits(), roomy._room is not None and roomy._room.size is None
+        assert replace(roomy.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
+        assert (native.num_waits() > before) == again == (number == 0)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(roomy), state(exact), strict=True))
+    exact.close()
+    roomy.close()
+
+
+def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
+    drawn: list[int | None] = []
+    draw = descent.draw
+
+    def counted(*args: Any, room: int | None = None, **options: Any) -> descent.Drawing:
+        drawn.append(room)
+        return draw(*args, room=room, **options)
+
+    monkeypatch.setattr(descent, "draw", counted)
+    for number in range(3):
+        expected = exact.train_step()
+        if number == 1:
+            assert short._room is not None
+            short._room.size = 7
+        drawn.clear()
+        assert replace(short.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
+        if number == 1:
+            first, second = drawn
+            assert first == 7 and second is not None and second > 7
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(short), state(exact), strict=True))
+    exact.close()
+    short.close()
+
+
+@pytest.mark.parametrize("strategy", ["default", "absgrad", "fast"])
+def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
+    strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_on(blob_scene, InstanceRoom(), replace(CONFIG, strategy=strategy))
+    trainer.train_step()
+    order: list[str] = []
+
+    def noting(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            order.append(name)
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in ((descent, "draw"), (descent, "backward"), (descent.ReadBack, "read")):
+        noting(owner, name)
+    noting(descent, "improve")
+    # Ranks agree on the host alone.
+    monkeypatch.setattr("splatstudio.trainer.together", lambda _, work: work())
+    with Watched() as watched:
+        trainer.train_step()
+    assert order == ["draw", "backward", "read", "improve"]
+    assert watched.waiting == []
+    trainer.close()
+
+
+def test_a_loss_that_is_no_number_changes_nothing(blob_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_on(blob_scene, InstanceRoom())
+    trainer.train_step()
+    before = state(trainer)
+    loss_of = trainer._loss_of
+    monkeypatch.setattr(trainer, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
+    with pytest.raises(FloatingPointError, match="the loss became nan"):
+        trainer.train_step()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(trainer), before, strict=True))
+    assert trainer.whole
+    trainer.close()

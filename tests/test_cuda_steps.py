@@ -1,0 +1,89 @@
+"""Steps of a training on a real GPU, for which the host does not wait: `pytest -m cuda`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from blob_models import blobs, ring_of_cameras
+from torch import Tensor
+
+from splatstudio import ops
+from splatstudio.config import OptimConfig
+from splatstudio.descent import DescentPlan, Drawing, Shot, descend
+from splatstudio.gaussians import Gaussians
+from splatstudio.instance_room import InstanceRoom, room_for
+from splatstudio.losses import photometric
+from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.rendering import RenderOptions
+from splatstudio.strategy import trainable
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not ops.has_cuda_kernels(), reason="no GPU, or the extension has no CUDA kernels"),
+]
+
+RATES = learning_rates(OptimConfig(), extent=1.0, step=0, steps=100)
+
+
+class Training:
+    """Steps of one model on the current GPU, each with another camera."""
+
+    def __init__(self, room: InstanceRoom | None):
+        self.gaussians: Gaussians = trainable(blobs(num=500).to("cuda"))
+        self._optimizer = SplatAdam.zeros(self.gaussians)
+        self._plan = DescentPlan(RenderOptions(sh_degree=1), RATES, observed=True, room=room)
+        random = torch.Generator().manual_seed(1)
+        self._shots = [
+            Shot(
+                i, "", camera, torch.rand(camera.height, camera.width, 3, generator=random).cuda(), None, rgb
+            )
+            for i, (camera, rgb) in enumerate(
+                (camera, (0.1 * i, 0.2, 0.3)) for i, camera in enumerate(ring_of_cameras())
+            )
+        ]
+
+    def step(self, number: int) -> float:
+        def loss_of(shot: Shot, drawing: Drawing) -> Tensor:
+            return photometric(drawing.rgb, shot.target, ssim_weight=0.2, mask=shot.mask)
+
+        shot = self._shots[number % len(self._shots)]
+        (loss,) = descend(self.gaussians, self._optimizer, shot, loss_of, self._plan).losses
+        return loss
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """Let torch raise where the host waits for the GPU's queue."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_steps_with_room_are_the_same_to_the_bit() -> None:
+    room = room_for(torch.device("cuda"))
+    assert room is not None
+    exact, roomy = Training(None), Training(room)
+    for number in range(12):
+        if number == 5:
+            room.size = 10
+        assert roomy.step(number) == exact.step(number)
+        assert room.size is not None and room.size > 10
+    for ours, theirs in zip(
+        roomy.gaussians.tensors().values(), exact.gaussians.tensors().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_step_does_not_wait_for_the_queue() -> None:
+    training = Training(InstanceRoom())
+    for number in range(9):
+        training.step(number)
+    with waiting_is_an_error():
+        for number in range(9):
+            training.step(number)

@@ -1,0 +1,66 @@
+"""Numbers that come late to the host, and the room that is taken before they are there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from splatstudio import descent, ops
+from splatstudio.config import TrainConfig
+from splatstudio.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
+from splatstudio.scene.scene import Scene
+from splatstudio.trainer import Trainer
+from splatstudio.transfer import ReadBack, to_device
+
+
+def test_the_first_picture_sets_the_room_and_larger_ones_raise_it() -> None:
+    room = InstanceRoom()
+    assert room.size is None and room.held(1000) and room.size == math.ceil(1000 * MARGIN)
+    assert room.held(1100) and room.size == 1250
+    # Before it is full there is more, so that the next picture need not be drawn twice.
+    assert room.held(1200) and room.size == 1500
+    assert not room.held(1501) and room.size == math.ceil(1501 * MARGIN)
+    assert room.held(0) and room.size == math.ceil(1501 * MARGIN)
+
+
+def test_what_no_room_would_do_for_is_counted_first() -> None:
+    room = InstanceRoom()
+    room.held(LARGEST)
+    assert room.size == LARGEST and room.held(LARGEST)
+    assert not room.held(LARGEST + 1) and room.size is None
+
+
+@pytest.mark.cpu_kernels
+def test_a_cpu_needs_no_room() -> None:
+    assert room_for(torch.device("cpu")) is None
+
+
+def test_numbers_come_with_the_precision_of_their_types() -> None:
+    numbers = ReadBack(torch.tensor(0.1), torch.tensor([2**52 + 1]), torch.tensor([[float("nan")]]))
+    loss, count, nothing = numbers.read()
+    assert loss == float(torch.tensor(0.1)) and count == 2**52 + 1 and math.isnan(nothing)
+
+
+def test_what_is_sent_to_the_cpu_is_there() -> None:
+    values = torch.arange(3)
+    assert to_device(values, torch.device("cpu")) is values
+
+
+def test_pictures_tell_how_many_instances_they_have(blob_scene: Scene) -> None:
+    trainer = Trainer(blob_scene, TrainConfig(), device="cpu")
+    camera = blob_scene.views[1].camera
+    drawing = descent.draw(
+        trainer._population.gaussians,
+        trainer._population.optimizer,
+        camera,
+        descent.RenderOptions(),
+        observed=True,
+    )
+    assert drawing.projected is not None and drawing.num_instances is not None
+    p = drawing.projected
+    rows = [t.detach() for t in (p.means2d, p.conics, p.depths, p.opacities, p.colors)]
+    lists = ops._native().bin(*rows, p.radii, camera.width, camera.height, 1)
+    assert int(drawing.num_instances) == len(lists[4]) > 0
+    trainer.close()

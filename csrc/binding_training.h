@@ -1,10 +1,12 @@
 // What the bindings of the training's operators share, whatever the backend.
 #pragma once
 
+#include <tuple>
 #include <vector>
 
 #include "binding.h"
 #include "kernels.h"
+#include "mcmc.h"
 
 namespace splat::binding {
 
@@ -88,6 +90,34 @@ inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii,
   args.visible = mutable_floats(visible);
   args.radius2d = radius2d.has_value() ? mutable_floats(*radius2d) : nullptr;
   return args;
+}
+
+inline Tremble tremble_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                          const Tensor& opacities, double amount, double min_opacity,
+                          int64_t seed) {
+  const int64_t num = means.size(0);
+  floats(means, {num, 3}, "means");
+  return {mutable_floats(means),
+          floats(quats, {num, 4}, "quats"),
+          floats(scales, {num, 3}, "scales"),
+          floats(opacities, {num}, "opacities"),
+          num,
+          static_cast<float>(amount),
+          static_cast<float>(min_opacity),
+          static_cast<uint64_t>(seed)};
+}
+
+// The arguments, and the new tensors of opacities and of factors.
+inline std::tuple<Parting, Tensor, Tensor> parting_of(const Tensor& opacities,
+                                                      const Tensor& copies) {
+  const int64_t num = opacities.size(0);
+  const float* whole = floats(opacities, {num}, "opacities");
+  const int64_t* parts = ints<int64_t>(copies, {num}, "copies");
+  const Tensor each = empty({num}, ScalarType::Double);
+  const Tensor factors = empty({num}, ScalarType::Double);
+  const Parting args = {whole, parts, num, static_cast<double*>(each.data_ptr()),
+                        static_cast<double*>(factors.data_ptr())};
+  return {args, each, factors};
 }
 
 }  // namespace splat::binding

@@ -1,6 +1,7 @@
 // The binding of what only a training needs, on a GPU: the fused optimiser, a strategy's counts.
 #include <torch/csrc/stable/library.h>
 
+#include <tuple>
 #include <vector>
 
 #include "binding_training.h"
@@ -36,9 +37,29 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
   splat::cuda::count_seen(args, device.stream());
 }
 
+void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
+             const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+             int64_t /*num_threads*/) {
+  const OnDevice device(means);
+  const splat::Tremble args =
+      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+  splat::cuda::tremble(args, device.stream());
+}
+
+// Returns the opacity of each part, and by what its size is multiplied.
+std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
+                                  int64_t /*num_threads*/) {
+  const OnDevice device(opacities);
+  const auto [args, each, factors] = parting_of(opacities, copies);
+  splat::cuda::part(args, device.stream());
+  return {each, factors};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_adam", TORCH_BOX(&project_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
+  m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("parted", TORCH_BOX(&parted));
 }

@@ -1,6 +1,7 @@
 // The binding of what only a training needs: the fused optimiser, a strategy's counts, on the CPU.
 #include <torch/csrc/stable/library.h>
 
+#include <tuple>
 #include <vector>
 
 #include "binding_training.h"
@@ -99,6 +100,22 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
   splat::cpu::count_seen(args, static_cast<int>(num_threads));
 }
 
+void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
+             const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+             int64_t num_threads) {
+  const splat::Tremble args =
+      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+  splat::cpu::tremble(args, static_cast<int>(num_threads));
+}
+
+// Returns the opacity of each part, and by what its size is multiplied.
+std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
+                                  int64_t num_threads) {
+  const auto [args, each, factors] = parting_of(opacities, copies);
+  splat::cpu::part(args, static_cast<int>(num_threads));
+  return {each, factors};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
@@ -106,4 +123,6 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("project_late", TORCH_BOX(&project_late));
   m.impl("settle_adam", TORCH_BOX(&settle_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
+  m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("parted", TORCH_BOX(&parted));
 }

@@ -54,6 +54,10 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "count_seen(Tensor gradients2d, Tensor radii, int width, int height, Tensor(a!) grad2d, "
       "Tensor(b!) visible, Tensor(c!)? radius2d, int num_threads) -> ()");
   m.def(
+      "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
+      "float min_opacity, int seed, int num_threads) -> ()");
+  m.def("parted(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
+  m.def(
       "splat_shapes(Tensor means, Tensor quats, Tensor scales, Tensor radii, float[] view, "
       "int[] options, int num_threads) -> (Tensor, Tensor)");
   m.def(

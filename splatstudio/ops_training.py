@@ -1,6 +1,6 @@
-"""What only a training on native kernels needs: the fused optimiser and a strategy's counts.
+"""What only a training on native kernels needs: the fused optimiser and what strategies do.
 
-Float32, on the CPU or CUDA, like `ops.py`. Everything happens in place and nothing has a gradient.
+Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient, and but for `parted` all happens in place.
 """
 
 from __future__ import annotations
@@ -192,3 +192,25 @@ def count_seen(
     `radius2d` to the larger radius over the longer side.
     """
     _native().count_seen(gradients2d, radii, *size, grad2d, visible, radius2d, num_threads())
+
+
+@torch.no_grad()
+def tremble(gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int) -> None:
+    """Move positions at random, in place, as `reference_training.tremble` does; contiguous tensors.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    g = gaussians.detach()
+    numbers = (amount, min_opacity, seed, num_threads())
+    _native().tremble(
+        g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous(), *numbers
+    )
+
+
+@torch.no_grad()
+def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how `copies` [M] int64 equal parts look, as `reference_training.parted` does.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().parted(opacities.contiguous(), copies.contiguous(), num_threads())

@@ -10,7 +10,7 @@ from test_descent import RATES, TARGET, camera_at, degree_at, model
 from splatstudio import ops
 from splatstudio.descent import backward, draw, improve
 from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import Regularization, count_seen
+from splatstudio.ops_training import Regularization, count_seen, parted, tremble
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions
 from splatstudio.strategy import trainable
@@ -57,3 +57,14 @@ def test_counts_are_those_of_the_cpu() -> None:
     count_seen(gradients, radii, (300, 200), counts[0], counts[1], counts[2])
     count_seen(gradients.cuda(), radii.cuda(), (300, 200), ours[0], ours[1], ours[2])
     assert close(ours.cpu(), counts)
+
+
+def test_noise_and_parts_are_those_of_the_cpu() -> None:
+    gaussians = model(5000).detach()
+    ours = gaussians.to("cuda")
+    for each in (gaussians, ours):
+        tremble(each, amount=0.7, min_opacity=0.3, seed=2**62 + 9)
+    assert not torch.equal(gaussians.means, model(5000).means) and close(ours.means.cpu(), gaussians.means)
+    opacities, copies = gaussians.opacities.sigmoid(), torch.arange(5000) % 50 + 2
+    parts = zip(parted(opacities.cuda(), copies.cuda()), parted(opacities, copies), strict=True)
+    assert all(close(mine.cpu(), theirs) for mine, theirs in parts)

@@ -31,6 +31,7 @@ LAYERS = [
     "reference",
     "sky",
     "reference_modes",
+    "reference_training",
     "ops",
     "ops_modes",
     "ops_training",

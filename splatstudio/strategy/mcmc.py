@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from splatstudio import ops, ops_training, reference_training
 from splatstudio.config import McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
+from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.chance import drawn, share_out
@@ -28,11 +31,6 @@ from splatstudio.strategy.default import count
 from splatstudio.strategy.population import Population, edit
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
-# The noise falls with the opacity by a logistic curve, which is a half at `min_opacity`.
-NOISE_STEEPNESS = 100.0
-NOISE_RANGE = (
-    0.095  # above `min_opacity` by this much, less than a ten thousandth of it is left: none is made
-)
 
 
 class McmcStrategy:
@@ -180,17 +178,9 @@ def _put(population: Population, rows: Tensor, gaussians: Gaussians) -> None:
 def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     """Return the opacity of each of `copies` [M] int64 equal parts, and by what to multiply their size.
 
-    `opacities` [M] in 0..1 are of the whole. float64: the sum's terms are large and of changing sign.
+    `opacities` [M] in 0..1 are of the whole; float64, see `reference_training.parted`.
     """
-    copies = copies.clamp_max(MOST_COPIES).double()
-    whole = opacities.double()
-    each = 1.0 - (1.0 - whole) ** (1.0 / copies)
-    total, term = torch.zeros_like(each), -torch.ones_like(each)
-    for k in range(int(copies.max()) if len(copies) else 0):
-        # Times C(n, k + 1) / C(n, k), and 0 from k = n on.
-        term = -term * each * (copies - k) / (k + 1)
-        total += term / math.sqrt(k + 1)
-    return each, whole / total
+    return _kernels(opacities).parted(opacities, copies.clamp_max(MOST_COPIES))
 
 
 def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> Gaussians:
@@ -210,16 +200,13 @@ def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> G
 def tremble(gaussians: Gaussians, amount: float, min_opacity: float, generator: torch.Generator) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
-    The offsets are `amount` times the covariance times normal noise, times a logistic curve of the opacity
-    that is a half at `min_opacity`.
+    See `reference_training.tremble`; what is random follows from one number of the generator.
     """
     if not amount > 0:
         return
-    gaussians = gaussians.detach()
-    opacities = torch.sigmoid(gaussians.opacities)
-    rows = (opacities < min_opacity + NOISE_RANGE).nonzero().squeeze(1)
-    noise = torch.randn((len(rows), 3), generator=generator).to(gaussians.means)
-    axes = rotation_matrices(gaussians.quats[rows])
-    along = (axes.transpose(1, 2) @ noise[..., None]) * (2.0 * gaussians.scales[rows]).exp()[..., None]
-    share = torch.sigmoid(NOISE_STEEPNESS * (min_opacity - opacities[rows]))
-    gaussians.means.index_add_(0, rows, (axes @ along).squeeze(-1) * (amount * share)[:, None])
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+    _kernels(gaussians.means).tremble(gaussians.detach(), amount=amount, min_opacity=min_opacity, seed=seed)
+
+
+def _kernels(tensor: Tensor) -> ModuleType:
+    return ops_training if stages_for(tensor) is ops else reference_training

@@ -268,6 +268,28 @@ def test_counts_on_another_device_and_in_any_order(with_radius: bool) -> None:
     native.count_seen(gradients[:0], radii[:0], 300, 200, counts[0, :0], counts[1, :0], None, 1)
 
 
+def test_noise_and_parts_on_another_device_and_in_any_order() -> None:
+    state = state_of(camera_of(), settings_of(), num=700)
+    rows = [*state.params[:3], state.params[3] - 3.0]
+    opacities, copies = torch.rand(700), torch.arange(700) % 50 + 2
+    there = [native.to_device(row, 2) for row in rows]
+    before = rows[0].clone()
+    native.tremble(*rows, 0.5, 0.005, 99, 1)
+    expected = native.parted(opacities, copies, 1)
+    native.set_order_seed(3)
+    native.tremble(*there, 0.5, 0.005, 99, 1)
+    parts = native.parted(native.to_device(opacities, 2), native.to_device(copies, 2), 1)
+    native.set_order_seed(-1)
+    assert torch.equal(native.to_host(there[0]), rows[0]) and not torch.equal(rows[0], before)
+    for ours, theirs in zip(parts, expected, strict=True):
+        assert torch.equal(native.to_host(ours), theirs)
+    assert native.current_device() == 0
+    with pytest.raises(RuntimeError, match="quats must be on cuda:2, is on the CPU"):
+        native.tremble(there[0], rows[1], *there[2:], 0.5, 0.005, 99, 1)
+    with pytest.raises(RuntimeError, match="copies has the wrong data type"):
+        native.parted(opacities, copies.int(), 1)
+
+
 def test_the_operators_say_truly_what_they_change() -> None:
     camera, settings = camera_of(), settings_of()
     s = state_of(camera, settings, num=10)

@@ -1,0 +1,77 @@
+"""What the strategy mcmc does to single Gaussians in plain torch: what the native kernels are tested against.
+
+Random numbers are made by counting (Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as
+1, 2, 3"): those of a row follow from the seed and the row alone, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from splatstudio.gaussians import Gaussians
+from splatstudio.reference import rotation_matrices
+
+# The noise falls with the opacity by a logistic curve, which is a half at `min_opacity`.
+NOISE_STEEPNESS = 100.0
+NOISE_RANGE = 0.095  # above `min_opacity` by this much less than a ten thousandth is left: none is made
+
+_LOW = 0xFFFFFFFF
+
+
+@torch.no_grad()
+def tremble(gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int) -> None:
+    """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
+
+    The offsets are `amount` times the covariance times normal noise, times a logistic curve of the opacity
+    that is a half at `min_opacity` (Kheradmand et al. 2024, equation 8). `seed` is 0 or more, below 2^63. An
+    offset that is no number is left out.
+    """
+    opacities = gaussians.opacities.sigmoid()
+    axes = rotation_matrices(gaussians.quats)
+    noise = normal_noise(len(gaussians), seed, gaussians.means)
+    along = (axes.transpose(1, 2) @ noise[..., None]) * (2.0 * gaussians.scales).exp()[..., None]
+    share = torch.sigmoid(NOISE_STEEPNESS * (min_opacity - opacities))
+    offsets = (axes @ along).squeeze(-1) * (amount * share)[:, None]
+    moving = (opacities < min_opacity + NOISE_RANGE) & offsets.isfinite().all(dim=1)
+    gaussians.means.add_(torch.where(moving[:, None], offsets, torch.zeros_like(offsets)))
+
+
+def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the opacity of each of `copies` [M] int64 equal parts, and by what to multiply their size.
+
+    `opacities` [M] in 0..1 are of the whole (Kheradmand et al. 2024, equation 9). Both [M] float64: the sum's
+    terms are large and of changing sign.
+    """
+    whole, num = opacities.double(), copies.double()
+    each = 1.0 - (1.0 - whole) ** (1.0 / num)
+    total, term = torch.zeros_like(each), -torch.ones_like(each)
+    for k in range(int(copies.max()) if len(copies) else 0):
+        # Times C(n, k + 1) / C(n, k), and 0 from k = n on.
+        term = -term * each * (num - k) / (k + 1)
+        total += term / math.sqrt(k + 1)
+    return each, whole / total
+
+
+def normal_noise(num: int, seed: int, like: Tensor) -> Tensor:
+    """Return normal numbers [num, 3] of `seed`, of the kind of `like` (Box and Muller 1958)."""
+    bits = random_bits(torch.arange(num, device=like.device), seed)
+    units = ((bits >> 8).to(like.dtype) + 1.0) / 2.0**24
+    lengths, angles = (-2.0 * units[:, [0, 2]].log()).sqrt(), 2.0 * math.pi * units[:, [1, 3]]
+    (first, second), (turn, other) = lengths.unbind(1), angles.unbind(1)
+    return torch.stack([first * turn.cos(), first * turn.sin(), second * other.cos()], dim=1)
+
+
+def random_bits(rows: Tensor, seed: int) -> Tensor:
+    """Return the four random numbers of 32 bits of each of `rows` [N] int64, [N, 4] int64."""
+    words = [rows & _LOW, rows >> 32, torch.zeros_like(rows), torch.zeros_like(rows)]
+    keys = [seed & _LOW, seed >> 32]
+    for _ in range(10):
+        # The lower 64 bits of a product are right whatever its sign is taken for.
+        a, b = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
+        first, third = (b >> 32) & _LOW, (a >> 32) & _LOW
+        words = [first ^ words[1] ^ keys[0], b & _LOW, third ^ words[3] ^ keys[1], a & _LOW]
+        keys = [(keys[0] + 0x9E3779B9) & _LOW, (keys[1] + 0xBB67AE85) & _LOW]
+    return torch.stack(words, dim=1)

@@ -67,7 +67,7 @@ def test_from_the_first_look_to_the_exported_file(
     screen.button("Resume").click()
     screen.wait(lambda: screen.step > step, "training goes on after Resume")
     screen.button("Stop").click()
-    screen.wait(lambda: screen.text("state") == "Finished", "stopped")
+    screen.wait(lambda: screen.text("state") == "Stopped", "stopped")
     saved = newest_checkpoint(run)
     assert saved is not None and load_model(saved).step == screen.studio.controller.status.step > step
     assert screen.errors == []

@@ -79,16 +79,23 @@ class StatusPanel(Panel):
             self._controller.save()
 
 
+def state_word(status: Status) -> tuple[str, str]:
+    """Return what the state is called, and the colour of the dot beside it."""
+    if status.state == "finished" and status.step < status.total_steps:
+        return "Stopped", STATE_WORDS["paused"][1]  # what Stop has ended is not done
+    return STATE_WORDS[status.state]
+
+
 def panel_label(status: Status, done: float) -> str:
     """Return what the dock's own head says; `done` are per cent of the steps."""
-    word, _ = STATE_WORDS[status.state]
+    word, _ = state_word(status)
     progress = f" {int(done)} %" if status.state in ("training", "paused") else ""
     return f"splatstudio · {word}{progress}"
 
 
 def header_html(name: str, status: Status, num_viewers: int) -> str:
     """Return the head of the dock as HTML; everything from outside is escaped."""
-    word, color = STATE_WORDS[status.state]
+    word, color = state_word(status)
     viewers = f"{num_viewers} viewers" if num_viewers > 1 else ""
     figures = "".join(_figure(label, value) for label, value in _figures(status))
     message = ""

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 
 from splatstudio import ops
 from splatstudio.mode_pictures import draw_mode

@@ -21,26 +21,31 @@ class Clock:
         self.device = device
         self._is_gpu = device.type == "cuda"
 
-    def milliseconds(self, work: Callable[[], object]) -> float:
-        """Return the median time of `work`."""
+    def milliseconds(self, work: Callable[[], object], *, in_a_row: int = 1) -> float:
+        """Return the median time of `work`, done so many times without a pause.
+
+        In a row the host may prepare the next while the device is at work, as in a training.
+        """
         times: list[float] = []
         started = time.perf_counter()
         for number in range(WARM_UPS + REPEATS):
             if len(times) >= FEWEST_REPEATS and time.perf_counter() - started > LONGEST:
                 break
-            taken = self._once(work)
+            taken = self._once(work, in_a_row) / in_a_row
             if number >= WARM_UPS:
                 times.append(taken)
         return statistics.median(times)
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def _once(self, work: Callable[[], object], in_a_row: int) -> float:
         if not self._is_gpu:
             started = time.perf_counter()
-            work()
+            for _ in range(in_a_row):
+                work()
             return 1000.0 * (time.perf_counter() - started)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        work()
+        for _ in range(in_a_row):
+            work()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end)

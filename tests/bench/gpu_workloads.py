@@ -15,6 +15,7 @@ from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
 from splatstudio.descent import DescentPlan, Drawing, Shot, descend
 from splatstudio.gaussians import Gaussians
+from splatstudio.instance_room import room_for
 from splatstudio.losses import photometric
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.rendering import RenderOptions
@@ -124,7 +125,7 @@ def training_step(workload: Workload) -> Callable[[], object]:
     shot = Shot(0, "noise", camera, target, None, (0.0, 0.0, 0.0))
     optimizer = SplatAdam.zeros(gaussians)
     rates = learning_rates(OptimConfig(), extent=1.0, step=0, steps=30_000)
-    plan = DescentPlan(RenderOptions(), rates, observed=True)
+    plan = DescentPlan(RenderOptions(), rates, observed=True, room=room_for(gaussians.device))
 
     def loss_of(shot: Shot, drawing: Drawing) -> Tensor:
         return photometric(drawing.rgb, shot.target, ssim_weight=SSIM_WEIGHT, mask=shot.mask)

@@ -42,7 +42,7 @@ fi
 echo "== tests"
 failed=""
 # Without tests/conftest.py, which needs what the page's tests need.
-tests=(-q -p no:cacheprovider --noconftest -m cuda tests/test_cuda.py tests/test_cuda_training.py tests/test_cuda_steps.py)
+tests=(-q -p no:cacheprovider --noconftest -m cuda tests/test_cuda*.py)
 timeout 120 "$PYTHON" -m pytest "${tests[@]}" || failed="the tests of the GPU"
 if [ ${#device[@]} -eq 0 ] && command -v compute-sanitizer >/dev/null; then
   timeout 60 compute-sanitizer --error-exitcode 1 "$PYTHON" -m pytest "${tests[@]}" \

@@ -39,6 +39,12 @@ class OptimConfig:
     opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
     sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
     shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
+    rest_lr_decay: float = setting(
+        1.0, "The other rates at the last step over those at the first; 1: they stay as they are.", 1e-6, 1
+    )
+    hurry: float = setting(
+        0.0, "Multiply all rates in a training of fewer than 30,000 steps by (30,000 / steps) to this.", 0, 1
+    )
     visible_only: bool = setting(
         False,
         "Move only the Gaussians that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
@@ -66,6 +72,11 @@ class TrainConfig:
     seed: int = setting(42, "Seed of every random choice.")
     sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
     sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
+    sh_photos: float = setting(
+        0.0,
+        "No degree is used with fewer photographs for each of its coefficients; 0: any number will do.",
+        0,
+    )
     sh_degree_limit: int = setting(
         3, "Highest degree in use from now on; higher ones are kept as they are.", 0, 3, live=True
     )

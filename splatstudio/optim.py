@@ -25,6 +25,7 @@ from splatstudio.stages import Projected, ProjectSettings
 
 BETA1, BETA2 = 0.9, 0.999
 NUM_MOMENTS = 12  # tensors: two for each of the six
+USUAL_STEPS = 30_000  # of a training by Kerbl et al. 2023
 EPS = 1e-15  # far below torch's default: gradients of single Gaussians are often smaller than 1e-8
 
 
@@ -33,17 +34,20 @@ def learning_rates(config: OptimConfig, *, extent: float, step: int, steps: int)
 
     `step` is the number of steps done before, `steps` the length of the training, `extent` the scene's
     radius in scene units. The rate of the means falls exponentially, to `means_lr_decay` of the first at
-    the end; the others are constant (Kerbl et al. 2023, section 7.1, with the figures of gsplat's `default`
-    preset).
+    the end (Kerbl et al. 2023, section 7.1, with the figures of gsplat's `default` preset), those of the
+    others likewise to `rest_lr_decay`. The figures are of USUAL_STEPS: with `hurry` all are larger in a
+    shorter training, so that tensors get as far in fewer steps.
     """
     progress = min(step / max(steps, 1), 1.0)
+    haste = max(USUAL_STEPS / max(steps, 1), 1.0) ** config.hurry
+    rest = haste * config.rest_lr_decay**progress
     return {
-        "means": config.means_lr * extent * config.means_lr_decay**progress,
-        "quats": config.quats_lr,
-        "scales": config.scales_lr,
-        "opacities": config.opacities_lr,
-        "sh0": config.sh0_lr,
-        "shN": config.shN_lr,
+        "means": config.means_lr * extent * haste * config.means_lr_decay**progress,
+        "quats": config.quats_lr * rest,
+        "scales": config.scales_lr * rest,
+        "opacities": config.opacities_lr * rest,
+        "sh0": config.sh0_lr * rest,
+        "shN": config.shN_lr * rest,
     }
 
 

@@ -37,11 +37,20 @@ class Preset:
         return self.settings.get(path, value_of(TrainConfig(), path))
 
 
+# From coarse to fine, with rates that are large at first, the larger the shorter the training, and colours
+# that depend on the view early, but only as far as the photographs can tell.
+_FAST: Mapping[str, Any] = {
+    "strategy": "fast",
+    "coarse.first": 4.0,
+    "coarse.until": 0.6,
+    "optim.hurry": 0.4,
+    "optim.rest_lr_decay": 0.15,
+    "sh_degree_every": 200,
+    "sh_photos": 3.0,
+}
 _PRESETS = (
     Preset(
-        "preview",
-        "A usable picture in the shortest time.",
-        {"steps": 1500, "strategy": "fast", "coarse.first": 4.0, "coarse.until": 0.6},
+        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1000, "fast.density": 0.09}
     ),
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(
@@ -58,7 +67,7 @@ _PRESETS = (
             "shapes.scale_weight": 0.01,
         },
     ),
-    Preset("fast", "About the picture of default with half of the Gaussians.", {"strategy": "fast"}),
+    Preset("fast", "The picture of default in less time, with less than half of the Gaussians.", _FAST),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 

@@ -105,11 +105,11 @@ class FastConfig:
 
     grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a Gaussian grows.", 0, live=True)
     grow_from: float = setting(0.1, "Share of the steps after which Gaussians are added, or sooner.", 0, 1)
-    grow_until: float = setting(0.5, "Share of the steps from which none are added, or sooner.", 0, 1)
+    grow_until: float = setting(0.4, "Share of the steps from which none are added, or sooner.", 0, 1)
     every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
-        0.26,
-        "At most so many, over the pixels of a photograph times the square root of their number.",
+        0.11,
+        "At most so many as growth ends, over the pixels of a photograph times the root of their number.",
         1e-3,
         100,
     )
@@ -127,12 +127,12 @@ class FastConfig:
         0,
     )
     thin_at: tuple[float, ...] = setting(
-        (0.5, 0.65),
+        (0.4,),
         "Shares of the steps after which all photographs are asked and the least needed go.",
         0,
         1,
     )
-    thin_share: float = setting(0.2, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.25, "Share of all Gaussians that is removed then.", 0, 0.9)
 
 
 @documented

@@ -235,7 +235,7 @@ class Trainer:
             num_gaussians=self.num_gaussians,
             seconds=time.perf_counter() - started,
             view=shot.name,
-            sh_degree=sh_degree_at(index, config),
+            sh_degree=sh_degree_at(index, config, len(self.scene.train_indices)),
             change=change,
             psnr=psnr(picture, shot.target, shot.mask) if self.step % PSNR_EVERY == 0 else None,
             problem=problem,
@@ -314,7 +314,7 @@ class Trainer:
 
     def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
         return RenderOptions(
-            sh_degree=sh_degree_at(index, config),
+            sh_degree=sh_degree_at(index, config, len(self.scene.train_indices)),
             antialiased=config.antialiased,
             near=config.near,
             far=config.far,

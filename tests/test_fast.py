@@ -14,6 +14,7 @@ from splatstudio.strategy.fast import FastStrategy
 from splatstudio.trainer import Trainer
 
 STEP = 600
+LAST = 900  # step of the last growth of 2000
 
 
 class Asked:
@@ -35,7 +36,8 @@ def view(wrong: list[float], needed: list[float]) -> Tensor:
 def strategy(
     survey: Asked, *, steps: int = 2000, enabled: bool = True, detail: float = 1e6, **fast: Any
 ) -> FastStrategy:
-    settings = FastConfig(**{"min_views": 2, "min_error_weight": 1.0, "min_weight": 0.5, **fast})
+    rules = {"min_views": 2, "min_error_weight": 1.0, "min_weight": 0.5, "grow_until": 0.5, **fast}
+    settings = FastConfig(**rules)
     config = TrainConfig(steps=steps, strategy="fast", fast=settings, densify=DensifyConfig(enabled=enabled))
     return FastStrategy(
         config, extent=1.0, detail=detail, generator=torch.Generator().manual_seed(1), survey=survey
@@ -117,9 +119,26 @@ def test_the_limit_follows_what_the_photographs_show() -> None:
     group = population(scales=[0.005] * 4)
     asked = Asked(*[view([5.0] * 4, [9.0] * 4)] * 2)
     rule = strategy(asked, detail=20.0, density=0.3)
-    change = rule.after_step(group, seen([1e-2, 9e-2, 5e-2, 2e-2]), STEP)
+    change = rule.after_step(group, seen([1e-2, 9e-2, 5e-2, 2e-2]), LAST)
     assert change is not None and (change.cloned, change.capped) == (2, 2)
     assert group.gaussians.means.detach()[4:, 0].tolist() == [2.0, 3.0]
+
+
+def test_the_limit_grows_until_growth_ends() -> None:
+    born = []
+    for step in (300, LAST):
+        group = population(scales=[0.005] * 4)
+        rule = strategy(Asked(*[view([5.0] * 4, [9.0] * 4)] * 2), detail=100.0, density=0.1)
+        change = rule.after_step(group, seen([10 * HIGH] * 4), step)
+        assert change is not None
+        born.append((change.cloned, change.capped))
+    assert born == [(2, 2), (4, 0)]  # 0.4 of the growth done: of 10 may be sqrt(0.4) 10, 6
+
+
+def test_the_limit_of_all_strategies_holds_at_every_step() -> None:
+    rule = strategy(Asked(), detail=100.0, density=1.0)
+    rule.follow(TrainConfig(steps=2000, strategy="fast", densify=DensifyConfig(max_gaussians=3)))
+    assert [rule.limit_at(step) for step in (300, 600, LAST, 5000)] == [2, 2, 3, 3]
 
 
 def test_disabled_it_asks_nobody_and_changes_nothing() -> None:

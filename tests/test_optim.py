@@ -57,6 +57,24 @@ def test_the_rate_of_the_means_falls_a_hundredfold_and_the_others_stay() -> None
     assert {name: rate for name, rate in first.items() if name != "means"} == expected
 
 
+def test_the_other_rates_fall_as_much_as_they_are_told() -> None:
+    config = OptimConfig(rest_lr_decay=0.25)
+    first, middle, last = (learning_rates(config, extent=2.0, step=s, steps=1000) for s in (0, 500, 1000))
+    assert first == learning_rates(OptimConfig(), extent=2.0, step=0, steps=1000)
+    for name in ("quats", "scales", "opacities", "sh0", "shN"):
+        assert middle[name] == pytest.approx(0.5 * first[name]), name
+        assert last[name] == pytest.approx(0.25 * first[name]), name
+    assert last["means"] == pytest.approx(0.01 * first["means"])
+
+
+def test_a_shorter_training_hurries() -> None:
+    usual = learning_rates(OptimConfig(), extent=2.0, step=0, steps=30_000)
+    for steps, times in ((7500, 2.0), (300, 10.0), (30_000, 1.0), (60_000, 1.0)):
+        rates = learning_rates(OptimConfig(hurry=0.5), extent=2.0, step=0, steps=steps)
+        assert rates == pytest.approx({name: times * rate for name, rate in usual.items()}), steps
+    assert learning_rates(OptimConfig(), extent=2.0, step=0, steps=300) == usual
+
+
 def test_kept_rows_keep_their_moments_and_newborn_rows_start_from_zero() -> None:
     gaussians = trainable(blobs())
     optimizer = SplatAdam.zeros(gaussians)

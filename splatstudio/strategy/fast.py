@@ -6,6 +6,7 @@ the weight with which a Gaussian is in chosen pixels, which one pass back throug
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -50,14 +51,23 @@ class FastStrategy(DefaultStrategy):
         """Take the settings of a training, which may have changed since the last step."""
         super().follow(config)
         self.fast = config.fast
-        most = min(config.densify.max_gaussians, max(int(config.fast.density * self._detail), 1))
+        self._most = min(config.densify.max_gaussians, max(int(config.fast.density * self._detail), 1))
         self.config = replace(
             config.densify,
             grow_grad=config.fast.grow_grad,
             every=config.fast.every,
             reset_every=1 << 62,
-            max_gaussians=most,
+            max_gaussians=self._most,
         )
+
+    def limit_at(self, step: int) -> int:
+        """Return above which number none are added after the step after `step` others.
+
+        It grows with the square root of the growth's share that is done: small photographs, with which *fast*
+        starts, show where few are missing, and later ones then find room.
+        """
+        grown = min((step + self.config.every) / max(self.stop_step, 1), 1.0)
+        return max(int(self._most * math.sqrt(grown)), 1)
 
     @property
     def start_step(self) -> int:
@@ -92,12 +102,14 @@ class FastStrategy(DefaultStrategy):
             agreed += view[:, 0] > fast.min_error_weight
             num_views += 1
         population.counts["grad2d"] = population.counts["grad2d"] * (agreed >= min(fast.min_views, num_views))
+        self.config = replace(self.config, max_gaussians=self.limit_at(step))
         return super()._densify(population, step)
 
     def _largest_weights(self, population: Population, step: int) -> Tensor:
         """Return for each Gaussian the largest sum of its weights in one photograph of all, px, [N].
 
-        Of some photographs alone it would not say what the others need.
+        Of some photographs alone it would not say what the others need; sums over photographs, which do no
+        better, would let go what few photographs show.
         """
         weights = population.gaussians.means.new_zeros(len(population), requires_grad=False)
         for view in self._survey(step, None):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from splatstudio.terminal import console
-from splatstudio.worker.handshake import dial, shut
+from splatstudio.worker.handshake import Line, dial, dial_again, shut
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
 
@@ -17,19 +16,55 @@ COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, 
 def attach(address: str, token: str, typed: Iterable[str]) -> int:
     """Print what a training tells until it ends, and hand on the lines of `typed`; return the exit code.
 
-    `address` is HOST:PORT. Raises ValueError with one sentence for an address that is none, and where nobody
-    answers or the token is wrong.
+    `address` is HOST:PORT. A line that breaks is dialled again: the launcher starts the ranks anew. Raises
+    ValueError with one sentence for an address that is none, and where nobody answers or the token is wrong.
     """
-    line = dial(address, token, frames=False)
-    try:
-        console.print(f"Type: {COMMANDS}")
-        threading.Thread(target=_hand_over, args=(line.socket, typed), name="typed", daemon=True).start()
-        for answer in _events(line.answers):
-            if (text := described(answer)) is not None:
-                console.print(text, markup=False, soft_wrap=True)
-    finally:
-        line.close()
+    terminal = _Terminal(dial(address, token, frames=False))
+    console.print(f"Type: {COMMANDS}")
+    threading.Thread(target=terminal.hand_over, args=(typed,), name="typed", daemon=True).start()
+    while not terminal.follow():
+        console.print(f"The connection to {address} broke; it is tried again.")
+        terminal.line = dial_again(lambda: dial(address, token, frames=False), terminal.left)
     return 0
+
+
+class _Terminal:
+    """The line to a training, from a terminal."""
+
+    def __init__(self, line: Line):
+        self.line = line
+        self.left = threading.Event()
+
+    def follow(self) -> bool:
+        """Print what is told until the line breaks, and return whether that is the end."""
+        ended = False
+        try:
+            for answer in self.line.answers:
+                event = json.loads(answer)
+                ended = ended or event["event"] == "Finished"
+                if (text := described(event)) is not None:
+                    console.print(text, markup=False, soft_wrap=True)
+        except OSError:
+            pass  # as where it ends
+        finally:
+            self.line.close()
+        return ended or self.left.is_set()
+
+    def hand_over(self, typed: Iterable[str]) -> None:
+        """Send what is typed; "quit" leaves, the end of a file does not."""
+        for text in typed:
+            if text.strip() == "quit":
+                self.left.set()
+                shut(self.line.socket)
+                return
+            if not text.strip():
+                continue
+            try:
+                self.line.socket.sendall(json.dumps(order_of(text)).encode() + b"\n")
+            except ValueError as error:
+                console.print(str(error), markup=False)
+            except OSError:
+                console.print("There is no connection to the training just now.")
 
 
 def order_of(text: str) -> dict[str, Any]:
@@ -71,28 +106,3 @@ def described(event: dict[str, Any]) -> str | None:
         return f"{event['path']} is {event['value']} from step {event['step'] + 1} on"
     texts = {"StateChanged": "state", "Saved": "path", "Warned": "sentence", "Failed": "sentence"}
     return f"{kind}: {event[texts[kind]]}" if kind in texts else None
-
-
-def _events(answers: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    try:
-        for answer in answers:
-            yield json.loads(answer)
-    except OSError:
-        return  # the training has gone
-
-
-def _hand_over(line: socket.socket, typed: Iterable[str]) -> None:
-    for text in typed:
-        if text.strip() == "quit":
-            break
-        if not text.strip():
-            continue
-        try:
-            line.sendall(json.dumps(order_of(text)).encode() + b"\n")
-        except ValueError as error:
-            console.print(str(error), markup=False)
-        except OSError:
-            return
-    else:
-        return  # the end of a file is no wish to leave
-    shut(line)

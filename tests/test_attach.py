@@ -152,7 +152,7 @@ def test_a_training_of_torchrun_is_steered_from_another_terminal(blob_folder: Pa
             while found is None and (line := training.stdout.readline()):
                 found = re.search(r"attach (\S+) --token (\S+)", line)
             assert found is not None, "it never said where it is"
-            command = [BIN / "splatstudio", "attach", found[1], "--token", found[2]]
+            command = [BIN / "splatstudio", "attach", found[1], "--token", found[2], "--terminal"]
             told = steer(command)
             assert training.wait(60) == 0
         finally:

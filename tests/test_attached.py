@@ -87,9 +87,8 @@ def attach(training: Training, tmp_path: Path) -> Iterator[Callable[[], WorkerCl
     clients: list[WorkerClient] = []
 
     def connect() -> WorkerClient:
-        address = f"127.0.0.1:{training.server.port}"
-        line = dial(address, training.server.token, frames=True)
-        plan = AttachedPlan(address, training.server.token, line)
+        address, token = f"127.0.0.1:{training.server.port}", training.server.token
+        plan = AttachedPlan(dial(address, token, frames=True), lambda: dial(address, token, frames=True))
         clients.append(WorkerClient(TrainJob(Path("scene"), tmp_path), plan).start())
         return clients[-1]
 

@@ -23,9 +23,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.camera import Camera, look_at
 from splatstudio.manifest import read_manifest
-from splatstudio.studio.attached import AttachedStudio
+from splatstudio.studio.attached import AttachedStudio, attached_studio
 from splatstudio.studio.network import Network
-from splatstudio.worker.attached import AttachedPlan
 from splatstudio.worker.handshake import dial
 from splatstudio.worker.messages import Export, ViewOptions
 
@@ -139,8 +138,8 @@ def attached(nodes: Nodes) -> AttachedStudio:
     nodes.wait_until(lambda: b" --token " in nodes.log.read_bytes())
     found = re.search(r"attach (\S+) --token (\S+)", nodes.log.read_text())
     assert found is not None and found[1] == nodes.attach_at
-    line = dial(nodes.attach_at, found[2], frames=True)
-    return AttachedStudio(AttachedPlan(nodes.attach_at, found[2], line), Network(port=0))
+    token = found[2]
+    return attached_studio(lambda: dial(nodes.attach_at, token, frames=True), Network(port=0))
 
 
 @pytest.mark.parametrize(

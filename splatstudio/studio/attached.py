@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice
 from splatstudio.worker.attached import AttachedPlan
 from splatstudio.worker.client import WorkerClient
-from splatstudio.worker.handshake import RunCard, dial
+from splatstudio.worker.handshake import Line, RunCard, dial
 from splatstudio.worker.messages import Job, TrainJob
 
 
@@ -155,6 +156,16 @@ class AttachedStudio(Studio):
         return False
 
 
+def attached_studio(dialled: Callable[[], Line], network: Network) -> AttachedStudio:
+    """Return the studio of the training that `dialled` connects to, as often as it has to."""
+    line = dialled()
+    try:
+        return AttachedStudio(AttachedPlan(line, dialled), network)
+    except BaseException:
+        line.close()
+        raise
+
+
 def open_attached(
     address: str, token: str, *, network: Network = LOOPBACK, browser: bool = True
 ) -> AttachedStudio:
@@ -163,12 +174,7 @@ def open_attached(
     Raises ValueError with one sentence where nobody answers there, the token is wrong, or the page's address
     cannot be used.
     """
-    line = dial(address, token, frames=True)
-    try:
-        studio = AttachedStudio(AttachedPlan(address, token, line), network)
-    except BaseException:
-        line.close()
-        raise
+    studio = attached_studio(lambda: dial(address, token, frames=True), network)
     say_where(studio, network)
     print("Closing the studio leaves the training as it is.", flush=True)
     if browser:

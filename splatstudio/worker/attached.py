@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import simplejpeg
 
 from splatstudio.worker import messages
-from splatstudio.worker.handshake import MAX_ANSWER, Line, Unreachable, dial
+from splatstudio.worker.handshake import MAX_ANSWER, Line, dial_again
 from splatstudio.worker.messages import (
     CancelJob,
     Close,
@@ -43,8 +42,6 @@ from splatstudio.worker.spectator import ORDERS, order_line
 from splatstudio.worker.supervisor import Listener
 
 MAX_JPEG = 1 << 25  # bytes
-REDIAL_SECONDS = 1.0
-PATIENCE_SECONDS = 600.0  # for the launcher to start the ranks again, on another machine perhaps
 DETACH_SECONDS = 2.0
 
 log = logging.getLogger(__name__)
@@ -58,11 +55,13 @@ EVENTS: dict[str, type[Event]] = {
 
 @dataclass(frozen=True)
 class AttachedPlan:
-    """Where the training runs, instead of here: `line` is the first connection to it."""
+    """Where the training runs, instead of here: `line` is the first connection, `dialled` gives another one.
 
-    address: str
-    token: str
+    That raises Unreachable where nobody answers for now, and ValueError where nobody will.
+    """
+
     line: Line
+    dialled: Callable[[], Line]
 
     def supervise(self, job: Job, log_path: Callable[[], Path], listener: Listener) -> AttachedRun:
         """Return what stands between a training and `listener`; see `Supervisor`."""
@@ -165,33 +164,20 @@ class AttachedRun:
 
     def _dial_again(self) -> Line | None:
         """Return another line to the training; None where this side has left, or has given up."""
-        address = self._plan.address
         self._listener.receive(StateChanged("restarting"))
-        self._listener.receive(Warned(f"The connection to {address} broke; it is tried again."))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        sentence = ""
-        while not self._left.wait(REDIAL_SECONDS):
-            try:
-                line = dial(address, self._plan.token, frames=True)
-            except Unreachable as error:
-                sentence = str(error)
-                if time.monotonic() < deadline:
-                    continue
-            except ValueError as error:
-                sentence = str(error)
-            else:
-                with self._sending:
-                    self._line = line
-                    for wanted in self._views.values():
-                        self._write(wanted)
-                if self._left.is_set():
-                    line.close()
-                    return None
-                return line
-            why = sentence[:1].upper() + sentence[1:] + "."
-            self._listener.receive(Failed(f"{why} What it has saved is in its run folder.", 0, None, why))
+        self._listener.receive(Warned("The connection to the training broke; it is tried again."))
+        try:
+            line = dial_again(self._plan.dialled, self._left)
+        except ValueError as error:
+            if not self._left.is_set():
+                why = f"{str(error)[:1].upper()}{str(error)[1:]}."
+                self._listener.receive(Failed(f"{why} What it has saved is in its run folder.", 0, None, why))
             return None
-        return None
+        with self._sending:
+            self._line = line
+            for wanted in self._views.values():
+                self._write(wanted)
+        return line
 
     def _listen(self, line: Line) -> None:
         """Hand on what is told until the line breaks; OSError or ValueError where it does not end well."""

@@ -11,6 +11,9 @@ import hmac
 import json
 import secrets
 import socket
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +25,8 @@ MAX_HELLO = 1 << 10  # bytes, of who may be anybody
 MAX_ANSWER = 1 << 26  # bytes of a line of the training, which has shown that it knows the token
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
 CONNECT_SECONDS = 10.0
+REDIAL_SECONDS = 1.0
+PATIENCE_SECONDS = 600.0  # for the launcher to start the ranks again, on another machine perhaps
 WRONG_TOKEN = "the token is not that of this training"
 
 
@@ -85,6 +90,21 @@ def dial(address: str, token: str, *, frames: bool) -> Line:
         line.close()
         raise
     return Line(line, answers, card)
+
+
+def dial_again(dialled: Callable[[], Line], left: threading.Event) -> Line:
+    """Return what `dialled` gives as soon as somebody answers: the launcher starts ranks that died anew.
+
+    Raises ValueError with one sentence where it may not be, where nobody does for long, or once it is `left`.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not left.wait(REDIAL_SECONDS):
+        try:
+            return dialled()
+        except Unreachable:
+            if time.monotonic() >= deadline:
+                raise
+    raise ValueError("the training was left")
 
 
 def _introduced(line: socket.socket, answers: BinaryIO, token: str, address: str, frames: bool) -> RunCard:

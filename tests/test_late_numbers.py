@@ -32,6 +32,17 @@ def test_what_no_room_would_do_for_is_counted_first() -> None:
     assert not room.held(LARGEST + 1) and room.size is None
 
 
+def test_room_that_is_no_longer_needed_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatstudio.instance_room.LOOK_BACK", 10)
+    room = InstanceRoom()
+    sizes = []
+    for needed in [9000, *[100] * 29]:
+        assert room.held(needed)
+        sizes.append(room.size)
+    assert sizes == [*[math.ceil(9000 * MARGIN)] * 29, 125]
+    assert not room.held(126) and room.size == math.ceil(126 * MARGIN)
+
+
 @pytest.mark.cpu_kernels
 def test_a_cpu_needs_no_room() -> None:
     assert room_for(torch.device("cpu")) is None

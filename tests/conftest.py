@@ -11,6 +11,7 @@ import pytest
 import torch
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
+from hypothesis import HealthCheck, settings
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
 from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
@@ -21,6 +22,18 @@ from splatstudio.scene.scene import Scene
 
 # These load an extension of their own in place of the real one: see the Makefile.
 collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"]
+
+
+def pytest_configure() -> None:
+    """Let hypothesis try the same examples on every machine, however slow: no test passes by chance.
+
+    `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
+    """
+    same = {"derandomize": True, "database": None, "deadline": None}
+    settings.register_profile("same", max_examples=40, suppress_health_check=[HealthCheck.too_slow], **same)
+    longer = {"max_examples": 3000, "derandomize": False}
+    settings.register_profile("long", settings.get_profile("same"), **longer)
+    settings.load_profile("same")
 
 
 def write_blob_scene(folder: Path, num_views: int = NUM_VIEWS) -> Path:

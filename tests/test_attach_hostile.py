@@ -199,7 +199,7 @@ def obedient() -> Iterator[tuple[SteeringServer, list[Command]]]:
     made.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=max(200, settings().max_examples))  # each takes a millisecond
 @given(line=lines)
 def test_a_line_is_an_order_or_a_value_error(
     obedient: tuple[SteeringServer, list[Command]], line: bytes

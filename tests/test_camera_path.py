@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from path_builder import Z, difference, random_keys, turned
 
@@ -105,7 +105,6 @@ def test_two_keyframes_are_joined_by_the_shorter_turn_at_constant_speed() -> Non
     assert max(steps) == pytest.approx(min(steps), rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),
     st.booleans(),

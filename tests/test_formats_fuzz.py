@@ -1,4 +1,8 @@
-"""Hypothesis damages whole files of every kind, and writes models of any kind where none is read back."""
+"""Hypothesis damages whole files of every kind, and writes models of any kind where none is read back.
+
+The examples are few and the same in every run; `pytest --hypothesis-profile=long tests/test_formats_fuzz.py`
+tries thousands of others (see `pytest_configure` in conftest.py).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import pytest
 import torch
 import trimesh
 from format_models import close, model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_formats_damage import NAMES, valid_files
 from test_formats_round_trip import KINDS, Kind
@@ -79,7 +83,6 @@ def test_any_damage_gives_a_finite_model_or_a_sentence_in_bounded_memory(
     path = tmp_path_factory.mktemp("damaged") / name
     whole = whole_files[name]
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
     @given(changes=st.lists(CHANGES, min_size=1, max_size=3))
     def check(changes: list[Change]) -> None:
         content = whole
@@ -102,7 +105,6 @@ def test_any_damage_gives_a_finite_model_or_a_sentence_in_bounded_memory(
     check()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(kind=KINDS)
 def test_a_glb_of_any_model(tmp_path_factory: pytest.TempPathFactory, kind: Kind) -> None:
     gaussians = kind.model()
@@ -124,7 +126,6 @@ def test_a_glb_of_any_model(tmp_path_factory: pytest.TempPathFactory, kind: Kind
     torch.testing.assert_close(found, expected.shN, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(kind=KINDS)
 def test_points_of_any_model(tmp_path_factory: pytest.TempPathFactory, kind: Kind) -> None:
     gaussians = kind.model()
@@ -138,7 +139,6 @@ def test_points_of_any_model(tmp_path_factory: pytest.TempPathFactory, kind: Kin
         read_ply(path)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(kind=KINDS)
 def test_a_page_of_any_model(tmp_path_factory: pytest.TempPathFactory, kind: Kind) -> None:
     gaussians = kind.model()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from format_models import Precision, assert_kept, model, precision_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from splatstudio.formats import FORMATS, format_to_write, read_gaussians, write_gaussians
@@ -83,7 +83,6 @@ KINDS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(ending=st.sampled_from(BOTH_WAYS), kind=KINDS)
 def test_models_of_any_kind(tmp_path_factory: pytest.TempPathFactory, ending: str, kind: Kind) -> None:
     """Huge and tiny scenes, certain and invisible Gaussians, needles, glaring colours, odd quaternions."""

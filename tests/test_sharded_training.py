@@ -55,7 +55,8 @@ def test_a_growing_model_is_as_good(pool: RankPool, blob_folder: Path) -> None:
     two = pool.run(2, train, Plan(blob_folder, SETTINGS, 100))[0]
     # The halves of what is split fall elsewhere: each rank has random numbers of its own.
     assert abs(two.psnr - one.psnr) < 0.5
-    assert two.num_gaussians == pytest.approx(one.num_gaussians, rel=0.05) and one.num_gaussians > 100
+    # By three seeds and two ways to draw numbers they are 0.4 to 6.7 % apart: each split adds to the next.
+    assert two.num_gaussians == pytest.approx(one.num_gaussians, rel=0.15) and one.num_gaussians > 100
 
 
 def test_what_is_learnt_beside_the_model_is_the_same(pool: RankPool, blob_folder: Path) -> None:

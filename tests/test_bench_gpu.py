@@ -21,6 +21,7 @@ BENCH = Path(__file__).parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import gpu  # noqa: E402  # pyright: ignore[reportMissingImports]
+import gpu_peers  # noqa: E402  # pyright: ignore[reportMissingImports]
 import gpu_report  # noqa: E402  # pyright: ignore[reportMissingImports]
 import gpu_workloads  # noqa: E402  # pyright: ignore[reportMissingImports]
 
@@ -86,6 +87,31 @@ def test_a_rehearsal_measures_all_rows_beside_the_peers(
         assert lines and all("left out" not in line for line in lines)
         assert all((" x" in line) == (name in compared) for line in lines)
     assert "met" not in table and "MISSED" not in table  # a rehearsal judges nothing
+
+
+def test_a_peer_that_cannot_do_it_ends_no_benchmark(
+    peers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise TypeError("rasterization() got an unexpected keyword argument")
+
+    monkeypatch.setattr(sys.modules["gsplat"], "rasterization", broken)
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    gpu.main(["--device", "cpu", "--tiny", "--seconds", "1000"])
+    printed, table = capsys.readouterr().out.split("\n\n")
+    assert "gsplat did not work: TypeError" in printed
+    assert [" x" in line for line in table.splitlines() if "cloud" in line][:3] == [False] * 3
+    assert " x" in next(line for line in table.splitlines() if line.startswith("SSIM"))
+
+
+def test_the_peers_are_tried_alone(peers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in gpu_peers.PEERS:
+        monkeypatch.setattr(sys, "argv", ["gpu_peers.py", name, "--device", "cpu"])
+        gpu_peers.main()
+    monkeypatch.delitem(sys.modules, "gsplat")
+    monkeypatch.setattr(sys, "argv", ["gpu_peers.py", "gsplat", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="gsplat is not installed"):
+        gpu_peers.main()
 
 
 def test_what_there_is_no_time_or_no_file_for_is_left_out_with_the_reason(

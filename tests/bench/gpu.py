@@ -19,7 +19,7 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 
 # isort: split
 import torch
-from gpu_peers import fused_ssim_of, gsplat_picture, gsplat_step, has_fused_ssim, has_gsplat
+from gpu_peers import PEERS, fused_ssim_of, gsplat_picture, gsplat_step, installed, unless_it_fails
 from gpu_report import Aim, Clock, Report
 from gpu_viewer import FRAMES_PER_SECOND, measure_viewer
 from gpu_workloads import Workload, cloud, find_garden, garden, training_step
@@ -57,7 +57,7 @@ FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, 7000, 2, 2
 TINY = Extent((0.001,), {"tiny": (64, 48)}, 3, 2, 0.2)
 
 
-def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str) -> None:
+def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str, peers: list[str]) -> None:
     """Time forward and way back of a picture, and a whole step with its memory."""
     inputs = list(workload.gaussians.tensors().values())
 
@@ -72,17 +72,21 @@ def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str
     peak = clock.peak_gigabytes(step)
     per_million = None if peak is None else peak / workload.millions
     forward, back = both(lambda: render(workload.gaussians, workload.camera).rgb)
-    peer = both(gsplat_picture(workload)) if has_gsplat() else (None, None)
-    report.add(f"forward, {label}", forward, "ms", peer=peer[0], aim=TWICE)
-    report.add(f"way back, {label}", back, "ms", peer=peer[1], aim=TWICE)
+    peer = None
+    if "gsplat" in peers:
+        peer = unless_it_fails("gsplat", lambda: both(gsplat_picture(workload)))
+    report.add(f"forward, {label}", forward, "ms", peer=peer and peer[0], aim=TWICE)
+    report.add(f"way back, {label}", back, "ms", peer=peer and peer[1], aim=TWICE)
     ours, theirs = clock.milliseconds(step, in_a_row=IN_A_ROW), None
-    if has_gsplat() and has_fused_ssim():
-        theirs = clock.milliseconds(gsplat_step(workload), in_a_row=IN_A_ROW)
+    if set(PEERS) <= set(peers):
+        theirs = unless_it_fails(
+            "gsplat", lambda: clock.milliseconds(gsplat_step(workload), in_a_row=IN_A_ROW)
+        )
     report.add(f"training step, {label}", ours, "ms", peer=theirs, aim=TWICE)
     report.add(f"memory a million, step, {label}", per_million, "GB", aim=MEMORY_AIM)
 
 
-def loss_row(report: Report, clock: Clock, size: tuple[int, int], label: str) -> None:
+def loss_row(report: Report, clock: Clock, size: tuple[int, int], label: str, peers: list[str]) -> None:
     """Time SSIM and its gradient."""
     image = torch.rand(size[1], size[0], 3, device=clock.device, requires_grad=True)
     target = torch.rand_like(image)
@@ -91,7 +95,9 @@ def loss_row(report: Report, clock: Clock, size: tuple[int, int], label: str) ->
         image.grad = None
         ops.ssim(image, target, padding="same").backward()
 
-    peer = clock.milliseconds(fused_ssim_of(image, target)) if has_fused_ssim() else None
+    peer = None
+    if "fused_ssim" in peers:
+        peer = unless_it_fails("fused_ssim", lambda: clock.milliseconds(fused_ssim_of(image, target)))
     report.add(f"SSIM with gradient, {label}", clock.milliseconds(work), "ms", peer=peer, aim=SSIM_AIM)
 
 
@@ -139,7 +145,7 @@ def training_rows(report: Report, clock: Clock, path: Path, config: TrainConfig,
     report.add(f"{path.name}, Gaussians", trainer.num_gaussians / 1e6, "M")
 
 
-def measure_pictures(report: Report, clock: Clock, extent: Extent) -> None:
+def measure_pictures(report: Report, clock: Clock, extent: Extent, peers: list[str]) -> None:
     """Time the garden's tiles and the cloud, then the viewer on the first of them."""
     file = find_garden(ROOT)
     if file is None:
@@ -151,13 +157,17 @@ def measure_pictures(report: Report, clock: Clock, extent: Extent) -> None:
                 # The longest row, 6 M at 4K with its peer, is eight medians of at most 3 s each.
                 if report.has_time(label, 24.0 if clock.device.type == "cuda" else 0.0):
                     num = round(1e6 * millions)
-                    rasteriser_rows(report, clock, garden(file, num, extent.sizes[size], clock.device), label)
+                    try:
+                        workload = garden(file, num, extent.sizes[size], clock.device)
+                        rasteriser_rows(report, clock, workload, label, peers)
+                    except torch.OutOfMemoryError as error:
+                        report.leave_out(label, str(error).splitlines()[0])
     name, size = extent.first_size
     num = round(1e6 * extent.millions[0])
     label = f"cloud {extent.millions[0]:g} M, {name}"
     if report.has_time(label, 10.0):
-        rasteriser_rows(report, clock, cloud(num, size, clock.device), label)
-    loss_row(report, clock, size, name)
+        rasteriser_rows(report, clock, cloud(num, size, clock.device), label, peers)
+    loss_row(report, clock, size, name, peers)
     adam_row(report, clock, extent.millions[0])
     workload = cloud(num, size, clock.device) if file is None else garden(file, num, size, clock.device)
     label = f"{workload.name} {extent.millions[0]:g} M, {name}"
@@ -180,6 +190,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="about how long all of it may take")
     parser.add_argument("--train", type=Path, nargs="*", default=[], help="scenes to train")
     parser.add_argument("--millions", type=float, nargs="+", help="of Gaussians; default 1 3 6")
+    parser.add_argument(
+        "--peers", choices=PEERS, nargs="*", help="to compare with; default: those that are installed"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--tiny", action="store_true", help="a thousand Gaussians, pictures of 64 x 48, 3 steps"
@@ -191,6 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(
             "on the CPU this is only a rehearsal: add --tiny (tests/bench/step.py measures the CPU)"
         )
+    peers = installed() if given.peers is None else given.peers
     extent = TINY if given.tiny else FULL
     if given.millions:
         extent = Extent(
@@ -200,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Half of the time is for the trainings.
     report = Report(given.seconds * (0.5 if given.train else 1.0), judges=given.device == "cuda")
     end = time.monotonic() + given.seconds
-    measure_pictures(report, clock, extent)
+    measure_pictures(report, clock, extent, peers)
     report.prolong(end)
     measure_trainings(report, clock, extent, given.train)
     machine = torch.cuda.get_device_name() if given.device == "cuda" else "the CPU: a rehearsal"

@@ -1,26 +1,44 @@
-"""gsplat and fused-ssim on our tensors, where they can be imported."""
+"""gsplat and fused-ssim on our tensors, where they can be imported.
+
+python tests/bench/gpu_peers.py NAME     whether NAME (gsplat, fused_ssim) works here, in a small case
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from collections.abc import Callable
+from typing import TypeVar
 
+import splatstudio  # noqa: F401 - before torch: it says how torch's threads wait
+
+# isort: split
 import torch
-from gpu_workloads import SSIM_WEIGHT, Workload, noise
+from gpu_workloads import SSIM_WEIGHT, Workload, cloud, noise
 from torch import Tensor
 
 from splatstudio.config import OptimConfig
 from splatstudio.optim import BETA1, BETA2, EPS, learning_rates
 
-
-def has_gsplat() -> bool:
-    """Return whether gsplat is installed."""
-    return importlib.util.find_spec("gsplat") is not None
+PEERS = ("gsplat", "fused_ssim")
+T = TypeVar("T")
 
 
-def has_fused_ssim() -> bool:
-    """Return whether fused-ssim is installed."""
-    return importlib.util.find_spec("fused_ssim") is not None
+def installed() -> list[str]:
+    """Return the names of the peers that are installed."""
+    return [name for name in PEERS if importlib.util.find_spec(name) is not None]
+
+
+def unless_it_fails(name: str, work: Callable[[], T]) -> T | None:
+    """Return what a peer's work returns; None, with a line that says why, where it has none to return.
+
+    A peer of another version than ours was written for, or one that runs out of memory, ends no benchmark.
+    """
+    try:
+        return work()
+    except (ImportError, TypeError, AttributeError, RuntimeError) as error:
+        print(f"{name} did not work: {type(error).__name__}: {str(error).splitlines()[:1]}", flush=True)
+        return None
 
 
 def gsplat_picture(workload: Workload) -> Callable[[], Tensor]:
@@ -91,3 +109,24 @@ def fused_ssim_of(image: Tensor, target: Tensor) -> Callable[[], object]:
         fused_ssim(ours, other).backward()
 
     return work
+
+
+def main() -> None:
+    """Run one peer on a small case; the exit status says whether it works."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("name", choices=PEERS)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    if given.name not in installed():
+        raise SystemExit(f"{given.name} is not installed")
+    workload = cloud(1000, (64, 48), torch.device(given.device))
+    if given.name == "gsplat":
+        gsplat_picture(workload)().sum().backward()
+    else:
+        image = noise(workload.camera, workload.gaussians.device)
+        fused_ssim_of(image, 0.5 * image)()
+    print(f"{given.name} works")
+
+
+if __name__ == "__main__":
+    main()

@@ -48,6 +48,14 @@ if [ ${#device[@]} -eq 0 ] && command -v compute-sanitizer >/dev/null; then
   timeout 60 compute-sanitizer --error-exitcode 1 "$PYTHON" -m pytest "${tests[@]}" \
     -k "nothing_to_see or adam or with_room or (a_step_is and False-True)" | tail -3 || failed="$failed compute-sanitizer"
 fi
+echo "== peers"
+peers=()
+for peer in gsplat fused_ssim; do
+  # The first use may compile, for minutes: what is not ready within one is left out.
+  if timeout 60 "$PYTHON" tests/bench/gpu_peers.py "$peer" --device "${device[1]:-cuda}" 2>&1 | tail -1; then
+    peers+=("$peer")
+  fi
+done
 echo "== measurements"
 scenes=()
 for folder in shared/scenes ../shared/scenes; do
@@ -56,5 +64,5 @@ for folder in shared/scenes ../shared/scenes; do
   done
 done
 if [ ${#scenes[@]} -eq 0 ] || [ ${#device[@]} -gt 0 ]; then scenes=(assets/demo); fi
-"$PYTHON" tests/bench/gpu.py "${device[@]}" --seconds $((END - SECONDS)) --train "${scenes[@]}"
+"$PYTHON" tests/bench/gpu.py "${device[@]}" --peers "${peers[@]}" --seconds $((END - SECONDS)) --train "${scenes[@]}"
 [ -z "$failed" ] || { echo "FAILED: $failed"; exit 1; }

@@ -10,7 +10,9 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.config import TrainConfig, from_json, value_of
+from splatstudio.optim import learning_rates
 from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
+from splatstudio.strategy.mcmc import McmcStrategy
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -27,6 +29,14 @@ def test_what_was_given_wins_over_the_preset() -> None:
     applied = PRESETS["fast"].apply(config, {"steps", "strategy"})
     assert (applied.steps, applied.strategy) == (777, "default")
     assert PRESETS["preview"].apply(config, ()).steps != 777
+
+
+def test_quality_is_mcmc_with_twice_as_many_gaussians_and_rates_that_come_to_rest() -> None:
+    mcmc, quality = (PRESETS[name].apply(TrainConfig()) for name in ("mcmc", "quality"))
+    caps = [McmcStrategy(config, extent=1.0, detail=10_000.0).cap for config in (mcmc, quality)]
+    assert caps == [3000, 6000]
+    last = learning_rates(quality.optim, extent=1.0, step=30_000, steps=30_000)
+    assert last["scales"] < 0.2 * learning_rates(mcmc.optim, extent=1.0, step=30_000, steps=30_000)["scales"]
 
 
 def test_settings_of_no_preset_have_no_name() -> None:

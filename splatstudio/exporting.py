@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,13 @@ def export_model(
     placement: Placement = AS_IN_THE_FILES,
     *,
     normals: bool = False,
+    announce: Callable[[str], object] | None = None,
 ) -> ExportedModel:
     """Write the model at `path` in the format of the ending of `output`, and the cameras where asked.
 
     The box of `trim` is in the coordinates of the scene's files. `normals` face the cameras of the scene, if
-    it is known (see `normals_of`). Raises ValueError for what cannot be read, written or found, and then
-    writes nothing of the model.
+    it is known (see `normals_of`). `announce` is told, before anything is written, about how large the file
+    will be. Raises ValueError for what cannot be read, written or found, before anything is written.
     """
     form = format_to_write(output)
     model = load_model(path)
@@ -70,6 +72,9 @@ def export_model(
     page = model.page_view(np.linalg.inv(transform), cameras[0] if cameras else None)
     eyes = [camera.transformed(transform).position for camera in cameras]
     facing = normals_of(gaussians, np.reshape(eyes, (-1, 3))) if normals else None
+    if announce is not None:
+        megabytes = form.estimated_bytes(len(gaussians), gaussians.sh_degree) / 1e6
+        announce(f"{len(gaussians):,} Gaussians are written as {form.name}: about {megabytes:.1f} MB")
     write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
     if placement.cameras is not None and scene is not None:
         refined = [(view.name, model.refined(view.name, view.camera)) for view in scene.views]

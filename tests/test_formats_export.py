@@ -12,6 +12,7 @@ from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command
 
+from splatstudio.exporting import export_model
 from splatstudio.formats import FORMATS, format_of, format_to_write, read_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussian_transform import transformed
@@ -19,6 +20,7 @@ from splatstudio.losses import psnr
 from splatstudio.model import Model, load_model
 from splatstudio.rendering import render
 from splatstudio.scene import load_scene
+from splatstudio.trimming import Trim
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"
@@ -102,6 +104,29 @@ def test_the_command_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 2 and re.search(r"cannot write a\.fbx: its name must end in one of", printed)
     code, printed = command(capsys, "export", tmp_path / "missing.spz", "-o", tmp_path / "c.ply")
     assert code == 2 and "missing.spz cannot be read" in printed
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_the_size_is_told_before_a_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], degree: int
+) -> None:
+    gaussians = model(4000, degree)
+    gaussians.opacities[:3000] = -9.0
+    write_ply(tmp_path / "a.ply", gaussians)
+    output, said = tmp_path / "b.ply", []
+
+    def announce(sentence: str) -> None:
+        assert not output.exists()
+        said.append(sentence)
+
+    export_model(tmp_path / "a.ply", output, Trim(min_opacity=0.001), announce=announce)
+    megabytes = f"{format_to_write(output).estimated_bytes(1000, degree) / 1e6:.1f} MB"
+    assert said == [f"1,000 Gaussians are written as PLY: about {megabytes}"]
+    assert f"{output.stat().st_size / 1e6:.1f} MB" == megabytes
+    # The command tells it even of a file for which there is no place.
+    output = tmp_path / "nowhere" / "b.ply"
+    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", output, "--min-opacity", "0.001")
+    assert code == 2 and said[0] in printed and "cannot be written" in printed
 
 
 def test_a_photograph_of_each_format_looks_the_same(tmp_path: Path) -> None:

@@ -53,11 +53,15 @@ def open_(
         browser: Open the default browser, where there is a display.
     """
     from splatstudio.studio.app import open_studio
+    from splatstudio.studio.nodes import nodes_asked_for
 
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
-    studio = open_studio(path, network=listen.network, train=train, browser=browser, **asked)
+    if devices.nodes > 1:
+        studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen.network)
+    else:
+        studio = open_studio(path, network=listen.network, train=train, browser=browser, **asked)
     studio.run_forever()
     return 0
 
@@ -217,7 +221,7 @@ def export(
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     _tell_part(path, "Use splatstudio merge.")
-    exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
+    exported = export_model(path, output, trim, placement, normals=normals)
     form, size = exported.form, output.stat().st_size / 1e6
     console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
     if exported.num_left_out:

@@ -24,6 +24,10 @@ class DeviceOptions:
             rest in further rounds (--batch-size auto).
         attach: Under torchrun or Slurm: HOST:PORT on rank 0's machine at which `splatstudio attach` watches
             and steers; port 0 takes a free one.
+        attach_via: The same, at an address that is said in the store at HOST:PORT, that of `open --nodes`.
+        nodes: Open the studio for a training on this many machines: what to start on each is printed, with
+            a rank on every GPU, or --ranks of them.
+        nodes_at: HOST:PORT of this machine, as the others see it, at which they meet.
     """
 
     gpus: str | None = None
@@ -31,16 +35,24 @@ class DeviceOptions:
     max_splats: int | Literal["auto"] | None = None
     fit_batch: bool = False
     attach: str | None = None
+    attach_via: str | None = None
+    nodes: int = 1
+    nodes_at: str | None = None
 
     @property
     def attach_at(self) -> tuple[str, int] | None:
         """Return host and port to be watched at, None: nowhere; ValueError for what is no address."""
-        if self.attach is None:
-            return None
-        host, _, port = self.attach.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"--attach needs HOST:PORT, not {self.attach!r}")
-        return host, int(port)
+        return None if self.attach is None else _address("--attach", self.attach)
+
+    @property
+    def store_at(self) -> tuple[str, int] | None:
+        """Return host and port of the store to be found by, None: none; ValueError for what is no address."""
+        return None if self.attach_via is None else _address("--attach-via", self.attach_via)
+
+    @property
+    def meeting_at(self) -> tuple[str, int]:
+        """Return host and port at which several machines meet; ValueError for what is no address."""
+        return _address("--nodes-at", self.nodes_at or "")
 
     def chosen(self) -> RankDevices:
         """Return where to train; ValueError with one sentence for what is no list of GPUs, or not there."""
@@ -59,6 +71,13 @@ class DeviceOptions:
         from splatstudio.memory_plan import fitted
 
         return fitted(config, scene, devices, max_splats=self.max_splats, fit_batch=self.fit_batch)
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{option} needs HOST:PORT, not {text!r}")
+    return host, int(port)
 
 
 def with_fit_batch(arguments: Sequence[str]) -> list[str]:

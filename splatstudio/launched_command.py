@@ -91,7 +91,7 @@ def _notes_on_changed(
 
 
 def train_as_rank(
-    launched: LaunchedRank, job: TrainJob, notes: tuple[str, ...], attach_at: tuple[str, int] | None
+    launched: LaunchedRank, job: TrainJob, notes: tuple[str, ...], devices: DeviceOptions
 ) -> int:
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
     if launched.rank == 0:
@@ -99,7 +99,8 @@ def train_as_rank(
             print(note)
         if job.checkpoint is not None:
             print(f"Goes on from {job.checkpoint}", flush=True)
-    return train_launched(launched, job, _Teller(job.config.steps), attach_at)
+    teller = _Teller(job.config.steps)
+    return train_launched(launched, job, teller, devices.attach_at, devices.store_at)
 
 
 class _Teller:

@@ -65,13 +65,15 @@ def train_scene(
     launched = launched_rank(os.environ)
     if launched is not None:
         job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
-        return train_as_rank(launched, job, notes, devices.attach_at)
+        return train_as_rank(launched, job, notes, devices)
     checkpoint = None
     if resume:
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
         config, checkpoint = _to_resume(config, run_dir, given)
-    if devices.attach is not None:
+    if devices.nodes > 1:
+        raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
+    if devices.attach is not None or devices.attach_via is not None:
         raise ValueError("--attach is for trainings that torchrun or Slurm starts; open the studio here")
     scene = load_training_scene(scene_path, config)
     print_scene(scene)

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.camera import Camera, look_at
 from splatstudio.manifest import read_manifest
 from splatstudio.studio.attached import AttachedStudio, attached_studio
 from splatstudio.studio.network import Network
-from splatstudio.worker.handshake import dial
+from splatstudio.studio.nodes import Gathering
+from splatstudio.worker.handshake import Unreachable
 from splatstudio.worker.messages import Export, ViewOptions
+from splatstudio.worker.store_host import StoreHost
 
 TIMEOUT = 150.0
 BIN = Path(sys.executable).parent
@@ -47,11 +46,10 @@ class Machine:
 class Nodes:
     """Machines, an agent of torchrun on each."""
 
-    def __init__(self, machines: list[Machine], log: Path):
-        self.machines, self.log = machines, log
+    def __init__(self, machines: list[Machine], log: Path, store: StoreHost):
+        self.machines, self.log, self.store = machines, log, store
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.command: list[str] = []
-        self.attach_at = ""
 
     def start(self, number: int) -> None:
         machine = self.machines[number]
@@ -113,21 +111,16 @@ def machines(request: pytest.FixtureRequest) -> Iterator[list[Machine]]:
 @pytest.fixture
 def nodes(machines: list[Machine], blob_folder: Path, tmp_path: Path) -> Iterator[Nodes]:
     # A store of neither machine: the one that hosts it could not be replaced.
-    store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = machines[0].address
-    store_at = own if own == "127.0.0.1" else f"{NETWORK}.254"
-    made = Nodes(machines, tmp_path / "log")
-    made.attach_at = f"{own}:{port}"
-    launch = [BIN / "torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "5"]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store_at}:{store.port}", "--rdzv-id", "test"]
-    launch += ["--rdzv-conf", "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"]
-    launch += ["--local-addr", "OWN", "--no-python", "--"]
-    train = [BIN / "splatstudio", "train", blob_folder, "--run", tmp_path / "run", "--steps", "100000"]
-    train += ["--save-steps", "20", "--eval-steps", "--sh-degree", "1", "--attach", made.attach_at]
-    made.command = [str(part) for part in (*launch, *train)]
+    store = StoreHost()
+    store_at = "127.0.0.1" if machines[0].interface == "lo" else f"{NETWORK}.254"
+    made = Nodes(machines, tmp_path / "log", store)
+    words = ("--steps", "100000", "--save-steps", "20", "--eval-steps", "--sh-degree", "1")
+    gathering = Gathering(blob_folder, tmp_path / "run", 2, store_at, "1", words)
+    variable, *command = shlex.split(gathering.command(store.port))
+    assert variable == "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "of which the machines need each"
+    made.command = [part if part != "torchrun" else str(BIN / part) for part in command]
+    made.command[1:1] = ["--local-addr", "OWN"]
+    made.command = [part if part != "splatstudio" else str(BIN / part) for part in made.command]
     yield made
     for number in made.agents:
         made.kill(number)
@@ -135,11 +128,15 @@ def nodes(machines: list[Machine], blob_folder: Path, tmp_path: Path) -> Iterato
 
 
 def attached(nodes: Nodes) -> AttachedStudio:
-    nodes.wait_until(lambda: b" --token " in nodes.log.read_bytes())
-    found = re.search(r"attach (\S+) --token (\S+)", nodes.log.read_text())
-    assert found is not None and found[1] == nodes.attach_at
-    token = found[2]
-    return attached_studio(lambda: dial(nodes.attach_at, token, frames=True), Network(port=0))
+    opened: list[AttachedStudio] = []
+
+    def attach() -> bool:
+        with suppress(Unreachable):
+            opened.append(attached_studio(nodes.store.dialled, Network(port=0)))
+        return bool(opened)
+
+    nodes.wait_until(attach)
+    return opened[0]
 
 
 @pytest.mark.parametrize(

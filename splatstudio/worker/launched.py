@@ -38,12 +38,17 @@ UNSAVED = 2  # the exit code where the model could not be saved
 
 
 def train_launched(
-    launched: LaunchedRank, job: TrainJob, tell: Callable[[Event], None], attach_at: tuple[str, int] | None
+    launched: LaunchedRank,
+    job: TrainJob,
+    tell: Callable[[Event], None],
+    attach_at: tuple[str, int] | None,
+    store_at: tuple[str, int] | None = None,
 ) -> int:
     """Train as one rank of several that a launcher has started, and return the exit code.
 
     `tell` gets what rank 0 has to say, on a thread of its own; the others only say where they meet. At
-    `attach_at`, host and port of rank 0's machine, `splatstudio attach` finds it. Raises OSError when that
+    `attach_at`, host and port of rank 0's machine, `splatstudio attach` finds it, and by what is said in the
+    store at `store_at` a studio that holds that. Raises OSError when that
     cannot be had, and ValueError with one sentence for what ended this rank.
     """
     usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
@@ -65,14 +70,14 @@ def train_launched(
             return 0
         ours, theirs = multiprocessing.Pipe()
         nobody_looks = {"num_slots": 1, "slot_bytes": 3}
-        slots = FrameSlots.create(**(nobody_looks if attach_at is None else {}))
+        slots = FrameSlots.create(**(nobody_looks if attach_at is store_at is None else {}))
         wire = Wire(ours, slots, job, tell)
         try:
             if (problem := restart_problem(os.environ)) is not None:
                 tell(Warned(problem))
             tell(Warned(meeting_place(launched, os.environ)))
-            if attach_at is not None:
-                wire.listen(*attach_at, launched.num_ranks)
+            if attach_at is not None or store_at is not None:
+                wire.listen(attach_at, store_at, launched.num_ranks)
             threading.Thread(target=wire.follow, name="teller", daemon=True).start()
             _run_rank(place, job, Studio(theirs, slots.file), lambda sentence: wire.tell(Warned(sentence)))
         finally:

@@ -31,12 +31,15 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.steering import SteeringServer
+from splatstudio.worker.store_host import announce, own_address
 
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
 RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
 TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
 MAX_ROWS = 1000  # of the metrics, for who comes later
+
+Address = tuple[str, int]
 
 
 class Wire:
@@ -55,31 +58,41 @@ class Wire:
         self.unsaved = False  # the training stands still because there is no room for the model
         self._server: SteeringServer | None = None
 
-    def listen(self, host: str, port: int, num_ranks: int) -> None:
-        """Let in who has the token there, and print it; OSError where the address cannot be had.
+    def listen(self, at: Address | None, store_at: Address | None, num_ranks: int) -> None:
+        """Let in who has the token at `at`, and print it; OSError where the address cannot be had.
 
-        After a restart it is tried again meanwhile: the rank before may not have let go of it yet.
+        `at` None: at any port, which is said in the store at `store_at`. After a restart it is tried again
+        meanwhile: the rank before may not have let go of the port yet.
         """
         self._num_ranks = num_ranks
         try:
-            self._open(host, port)
+            self._open(at, store_at)
         except OSError as error:
             if self._job.attempt == 0:
                 raise
-            self._tell(Warned(f"It cannot be steered for now: {host}:{port} cannot be had ({error})."))
-            threading.Thread(target=self._keep_trying, args=(host, port), daemon=True).start()
+            self._tell(Warned(f"It cannot be steered for now, and tries again: {error}."))
+            threading.Thread(target=self._keep_trying, args=(at, store_at), daemon=True).start()
 
-    def _keep_trying(self, host: str, port: int) -> None:
+    def _keep_trying(self, at: Address | None, store_at: Address | None) -> None:
         while not self._closed.wait(LISTEN_SECONDS):
             try:
-                return self._open(host, port)
+                return self._open(at, store_at)
             except OSError:
                 continue  # it was told of
 
-    def _open(self, host: str, port: int) -> None:
+    def _open(self, at: Address | None, store_at: Address | None) -> None:
         token = kept_token(self._job.run_dir)
-        server = SteeringServer(host, port, self._send, self._card, token)
-        address = f"{host}:{server.port}"
+        if at is None:
+            assert store_at is not None, "there is a place to be found at"
+            at = own_address(store_at), 0
+        server = SteeringServer(*at, self._send, self._card, token)
+        address = f"{at[0]}:{server.port}"
+        if store_at is not None:
+            try:
+                announce(store_at, address, server.token)
+            except OSError:
+                server.close()
+                raise
         self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
         self._server = server
 

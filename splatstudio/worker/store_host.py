@@ -1,0 +1,55 @@
+"""The store by which the machines of a training meet, held by the studio: no machine of it is the one needed.
+
+torchrun's agents keep their state there, and rank 0 says there where it can be steered; one that takes its
+place, on another machine perhaps, says it anew. The store knows no password: who reaches it can do what the
+agents do, so it is for networks that are trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+
+from splatstudio.worker.handshake import Line, Unreachable, dial
+
+KEY = "splatstudio/rank0"
+STORE_SECONDS = 10.0  # for the store to answer
+
+
+class StoreHost:
+    """A store for the agents of several machines."""
+
+    def __init__(self, port: int = 0):
+        """Listen on all networks of this machine; ValueError where the port cannot be had. 0: any."""
+        timeout = timedelta(seconds=STORE_SECONDS)
+        try:
+            self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=timeout)
+        except RuntimeError as error:  # all errors of the store are
+            raise ValueError(f"port {port} cannot be had for the machines to meet; choose another") from error
+        self.port = int(self._store.port)
+
+    def dialled(self) -> Line:
+        """Return a line to rank 0, wherever it runs now; Unreachable while there is none."""
+        if not self._store.check([KEY]):
+            raise Unreachable("the machines have not met yet")
+        said = json.loads(self._store.get(KEY))
+        return dial(said["address"], said["token"], frames=True)
+
+
+def own_address(towards: tuple[str, int]) -> str:
+    """Return the address by which this machine reaches a host; OSError where it does not."""
+    with socket.create_connection(towards, STORE_SECONDS) as line:
+        return str(line.getsockname()[0])
+
+
+def announce(store_at: tuple[str, int], address: str, token: str) -> None:
+    """Say in the store at `store_at` where rank 0 can be steered; OSError where it does not answer."""
+    try:
+        timeout = timedelta(seconds=STORE_SECONDS)
+        store = TCPStore(*store_at, is_master=False, wait_for_workers=False, timeout=timeout)
+        store.set(KEY, json.dumps({"address": address, "token": token}))
+    except RuntimeError as error:
+        raise OSError(f"the store at {store_at[0]}:{store_at[1]} does not answer") from error

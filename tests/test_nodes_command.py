@@ -1,0 +1,63 @@
+"""What the studio says to start on each of several machines."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from splatstudio.config import TrainConfig
+from splatstudio.device_options import DeviceOptions
+from splatstudio.studio.network import LOOPBACK
+from splatstudio.studio.nodes import Gathering, nodes_asked_for, words_for_training
+from splatstudio.train_command import train_scene
+from splatstudio.worker.handshake import Unreachable
+from splatstudio.worker.store_host import StoreHost, announce, own_address
+
+
+def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None:
+    given = ["/data/a b", "--nodes", "2", "--steps", "100", "--nodes-at", "h:1", "--save-steps", "5", "9"]
+    given += [
+        "--run=/r",
+        "--no-browser",
+        "--densify.absgrad",
+        "--max-splats",
+        "900",
+        "--allow_host",
+        "x",
+        "y",
+    ]
+    words = words_for_training(given, Path("/data/a b"))
+    assert words == ("--steps", "100", "--save-steps", "5", "9", "--densify.absgrad", "--max-splats", "900")
+    command = shlex.split(Gathering(Path("/data/a b"), Path("/r"), 2, "studio", words=words).command(29400))
+    assert command[-len(words) - 2 : -2] == list(words)
+    assert command[command.index("train") + 1 :][:3] == ["/data/a b", "--run", "/r"]
+    assert command[-2:] == ["--attach-via", "studio:29400"]
+    assert command[command.index("--rdzv-endpoint") + 1] == "studio:29400"
+
+
+def test_what_is_missing_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--nodes needs --run"):
+        nodes_asked_for([], tmp_path, None, DeviceOptions(nodes=2), LOOPBACK)
+    with pytest.raises(ValueError, match="--nodes-at needs HOST:PORT"):
+        nodes_asked_for([], tmp_path, tmp_path, DeviceOptions(nodes=2), LOOPBACK)
+    with pytest.raises(ValueError, match="--nodes is for `splatstudio open`"):
+        train_scene(tmp_path, TrainConfig(), None, resume=False, given=(), devices=DeviceOptions(nodes=2))
+    with socket.create_server(("0.0.0.0", 0)) as taken, pytest.raises(ValueError, match="choose another"):
+        StoreHost(taken.getsockname()[1])
+
+
+def test_rank_0_is_found_by_the_store() -> None:
+    host = StoreHost()
+    at = ("127.0.0.1", host.port)
+    with pytest.raises(Unreachable, match="have not met yet"):
+        host.dialled()
+    assert own_address(at) == "127.0.0.1"
+    announce(at, "127.0.0.1:1", "token")
+    with pytest.raises(Unreachable, match="no training answers"):
+        host.dialled()
+    del host
+    with pytest.raises(OSError):
+        own_address(at)

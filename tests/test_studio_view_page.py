@@ -93,14 +93,13 @@ def test_the_photo_and_the_model_in_one_picture(open_page: Callable[..., Screen]
     scene = screen.studio.project.scene
     assert scene is not None
     screen.tab("View")
-    for name in ("Cameras", "Points"):
-        screen.switch(name).click()
+    screen.switch("Points").click()
     assert screen.text("standing") == "Free camera"
     press(screen, "g")
     index = standing_in(screen, scene)
     place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
     photo = scaled(scene.photo(index).rgb, place.width, place.height)
-    looks_like(screen, on_canvas(photo, place), "without a model the photo alone")
+    looks_like(screen, on_canvas(photo, place), "without a model the photo alone, no cameras before it")
     model = paused_at_some_step(screen)
     place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
     size = (place.width, place.height)
@@ -119,6 +118,7 @@ def test_the_photo_and_the_model_in_one_picture(open_page: Callable[..., Screen]
     choose(screen, "Compare", "Difference")
     difference = (3 * np.abs(photo.astype(int) - drawn)).clip(0, 255).astype(np.uint8)
     looks_like(screen, on_canvas(difference, place), "the difference", tolerance=6.0)
+    screen.switch("Cameras").click()  # which are shown again
     screen.drag(80)
     screen.wait(lambda: "Moved away from view_" in screen.text("standing"), "it says that one has left")
     expected = render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options)

@@ -165,6 +165,7 @@ class BrowserView:
             turn, self._turn_to_photo = self._turn_to_photo and here is not None, False
             self._list.show(here, turn=turn)
             self._stage.leave_out(here)
+            self._show_cameras()
             self._list.refresh(errors)
             self._write("standing", self._standing, self._standing_text())
             if time.monotonic() >= self._paint_due:
@@ -274,6 +275,12 @@ class BrowserView:
             else:
                 self.walk(1 if walk.value == NEXT else -1)
 
+    def _show_cameras(self) -> None:
+        """Show the cameras where they are wanted, and cover no comparison with them."""
+        assert self._stage is not None and self._stream.standpoint is not None
+        compared = self._stream.standpoint.here is not None and self._stream.look.wants_photo
+        self._stage.show_cameras(self._cameras.value and not compared)
+
     def _go_to_a_photo(self) -> None:
         """Stand in a photograph's camera if what is wanted can be seen only from there."""
         standpoint = self._stream.standpoint
@@ -292,9 +299,11 @@ class BrowserView:
         self._points = gui.add_checkbox("Points", True, hint="The sparse points that the scene came with.")
         self._on(self._points, stage.show_points)
         self._cameras = gui.add_checkbox(
-            "Cameras", True, hint="Click on one to stand where its photo was taken. Key C."
+            "Cameras",
+            True,
+            hint="Click on one to stand where its photo was taken; hidden while a photo is compared. Key C.",
         )
-        self._on(self._cameras, stage.show_cameras)
+        self._on(self._cameras, lambda _: self._show_cameras())
         size = gui.add_slider("Camera size", 0.2, 4.0, 0.1, 1.0)
         self._on(size, stage.size_cameras)
         self._color_by = gui.add_dropdown(

@@ -55,7 +55,7 @@ _MCMC: Mapping[str, Any] = {
 }
 _PRESETS = (
     Preset(
-        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1000, "fast.density": 0.09}
+        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1500, "fast.density": 0.09}
     ),
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(

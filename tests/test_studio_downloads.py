@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from format_models import model
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.formats import format_of
+from splatstudio.model import Model
 from splatstudio.studio import job_bar
 from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.panels.export import ExportPanel
@@ -18,27 +20,31 @@ from splatstudio.studio.status import Status
 from splatstudio.studio.theme import size
 from splatstudio.worker.file_tasks import FileTask, TaskEnd
 from splatstudio.worker.messages import Export, JobDone, JobProgress
+from splatstudio.worker.model_loaded import model_loaded
 
 
 @pytest.mark.parametrize(("name", "degree"), [("PLY", 3), ("SPZ", 1), ("Web page", 0)])
-def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree: int) -> None:  # noqa: F811
+@pytest.mark.parametrize("of_scene", [True, False])
+def test_the_size_is_told_before_a_file_is_written(
+    page: Any,  # noqa: F811
+    name: str,
+    degree: int,
+    of_scene: bool,
+) -> None:
     controller = page.controller
-    controller.project = replace(
-        controller.project, config=replace(controller.project.config, sh_degree=degree)
-    )
+    if not of_scene:
+        controller.project = replace(controller.project, scene=None)
     controller.status = Status(num_gaussians=2_000_000, has_model=True)
     panel = ExportPanel(page)
     panel._format.value = name
     panel.refresh()
     form = format_of(f"a{panel._chosen.endings[0]}")
     assert form is not None and form is panel._chosen
-    assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
-    # Of a file that is only looked at the degree is not known beforehand.
-    controller.project = replace(controller.project, scene=None)
-    panel = ExportPanel(page)
-    panel._format.value = name
+    gaussians = model(5, degree)
+    # Another model takes the place of the first one: its harmonics count.
+    panel.follow(model_loaded(Model(gaussians), 2_000_000))
     panel.refresh()
-    assert f"at most about {size(form.estimated_bytes(2_000_000, 3))}" in panel._facts.content
+    assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
 
 
 def test_an_export_shows_how_far_it_is(page: Any) -> None:  # noqa: F811

@@ -1,7 +1,6 @@
 """What passes between the studio (or the command line) and the background process: plain values, no tensors.
 
-Jobs are given once, at the start. Commands go down, Events come up. Of each training exactly one of Finished
-and Failed is the last word.
+Jobs are given once, at the start. Commands go down, Events come up; Finished or Failed ends a training.
 """
 
 from __future__ import annotations
@@ -301,6 +300,7 @@ class ModelLoaded(Event):
     num_gaussians: int
     center: tuple[float, float, float]
     radius: float
+    sh_degree: int = 3  # that its harmonics have room for
 
 
 @dataclass(frozen=True)

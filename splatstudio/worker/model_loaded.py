@@ -13,4 +13,5 @@ def model_loaded(model: Model, num_gaussians: int | None = None) -> ModelLoaded:
     `num_gaussians` are those of all ranks where `model` has a part of them alone.
     """
     num_gaussians = len(model) if num_gaussians is None else num_gaussians
-    return ModelLoaded(model.step, num_gaussians, *central_bounds(model.gaussians))
+    center, radius = central_bounds(model.gaussians)
+    return ModelLoaded(model.step, num_gaussians, center, radius, model.gaussians.sh_degree)

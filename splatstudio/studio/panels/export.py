@@ -60,6 +60,7 @@ class ExportPanel(Panel):
         self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
         self._jobs = page.jobs
         self._bar = JobBar(server.gui, page.jobs, Export)
+        self._sh_degree = controller.project.config.sh_degree  # until a model is loaded
         self._shown: object = None
         self._format.on_update(lambda _: self._choose())
         self._export.on_click(lambda _: self._write())
@@ -73,6 +74,7 @@ class ExportPanel(Panel):
         self._bar.refresh()
         controller, status, chosen = self._controller, self._controller.status, self._chosen
         shown = (status.step, status.num_gaussians, status.has_model, chosen, self._upright.value)
+        shown += (self._sh_degree,)
         if shown == self._shown:
             return
         self._shown = shown
@@ -83,11 +85,7 @@ class ExportPanel(Panel):
             rows += [("Loses", chosen.loses)]
         if num is not None:
             rows += [("Splats", f"{num:,}")]
-            if controller.project.scene is not None:
-                expected = chosen.estimated_bytes(num, controller.project.config.sh_degree)
-                rows += [("Size", f"about {size(expected)}")]
-            else:  # a file that is looked at: its harmonics are of degree 3 at most
-                rows += [("Size", f"at most about {size(chosen.estimated_bytes(num, 3))}")]
+            rows += [("Size", f"about {size(chosen.estimated_bytes(num, self._sh_degree))}")]
         upright = self._upright.value
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
@@ -101,8 +99,9 @@ class ExportPanel(Panel):
             self._suggested = suggestion
 
     def follow(self, event: Event) -> None:
-        """Lay the crop box around the middle of a new model."""
+        """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file."""
         if isinstance(event, ModelLoaded):
+            self._sh_degree = event.sh_degree
             self._trim.surround(np.array(event.center), event.radius)
 
     def _choose(self) -> None:

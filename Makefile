@@ -62,9 +62,9 @@ cuda-check: setup
 	@for source in $(CUDA_SOURCES); do for arch in $(CUDA_ARCHITECTURES); do echo $$source $$arch; done; done | \
 	  xargs -P 2 -n 2 sh -c 'nvcc -std=c++17 -arch=compute_$$1 --Werror all-warnings -Icsrc -ptx $$0 -o /dev/null && \
 	    echo "$$0 compute_$$1: ok"'
-	@g++ -std=c++17 -fsyntax-only -fvisibility=hidden -DSPLAT_CUDA -DSPLAT_CUDA_KEY=CUDA -DTORCH_TARGET_VERSION=0x020b000000000000 \
+	@for source in csrc/ops_cuda*.cpp; do g++ -std=c++17 -fsyntax-only -fvisibility=hidden -DSPLAT_CUDA -DSPLAT_CUDA_KEY=CUDA -DTORCH_TARGET_VERSION=0x020b000000000000 \
 	  -Icsrc -isystem "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/include" \
-	  csrc/ops_cuda.cpp && echo "csrc/ops_cuda.cpp: ok"
+	  $$source && echo "$$source: ok" || exit 1; done
 
 # The kernel tests under the address and undefined-behaviour sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
@@ -74,7 +74,8 @@ sanitize: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
 	  $(BIN)/python -m pytest -q -k "not garden" tests/test_ops.py tests/test_fuzz.py tests/test_ops_project.py \
-	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py tests/test_regularization.py
+	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py tests/test_regularization.py \
+	  tests/test_mcmc_kernels.py
 
 # The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, random orders of
 # threads; then small images under the sanitizers.
@@ -90,7 +91,8 @@ cuda-on-cpu: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
 	  $(BIN)/python -m pytest -q -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
-OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py
+OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py \
+  tests/test_descent.py tests/test_regularization.py tests/test_modes.py tests/test_mcmc_kernels.py
 
 lock: setup
 	$(BIN)/python -m pip install --quiet uv

@@ -24,21 +24,20 @@ EDIT, MOMENTS = "splatstudio.strategy.population", "splatstudio.optim"
 PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "shapes.min_views_every": 4}
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("settings", "where"),
+    ("num_ranks", "settings", "where"),
     [
-        ({}, ("splatstudio.strategy.default", "_halves", 1)),
-        ({}, (EDIT, "with_rows", 3)),
-        ({}, (EDIT, "with_rows", 8)),  # of the counts
-        (MCMC, (MOMENTS, "with_rows", 9)),
-        (MCMC, (EDIT, "_apart", 2)),
-        (FAST, (MOMENTS, "with_rows", 1)),
-        (FAST, ("splatstudio.contributions", "projected_from", 2)),
-        (PRUNE, (MOMENTS, "with_rows", 12)),
-        (PRUNE, ("splatstudio.contributions", "project_for_all", 3)),
+        (2, {}, ("splatstudio.strategy.default", "_halves", 1)),
+        (1, {}, (EDIT, "with_rows", 3)),
+        (2, {}, (EDIT, "with_rows", 8)),  # of the counts
+        (1, MCMC, (MOMENTS, "with_rows", 9)),
+        (2, MCMC, (EDIT, "_apart", 2)),
+        (2, FAST, (MOMENTS, "with_rows", 1)),
+        (2, FAST, ("splatstudio.contributions", "projected_from", 2)),
+        (2, PRUNE, (MOMENTS, "with_rows", 12)),
+        (1, PRUNE, ("splatstudio.contributions", "project_for_all", 3)),
     ],
-    ids=lambda value: f"{value[1]}-{value[2]}" if isinstance(value, tuple) else value.get("strategy", ""),
+    ids=lambda value: f"{value[1]}-{value[2]}" if isinstance(value, tuple) else None,
 )
 def test_what_was_half_changed_is_as_it_was_on_all_ranks(
     pool: RankPool, blob_folder: Path, num_ranks: int, settings: dict[str, Any], where: tuple[str, str, int]

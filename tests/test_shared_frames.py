@@ -85,7 +85,23 @@ def still(scene: Scene, frames: int) -> CameraPath:
     return CameraPath((key, key), default_seconds=frames / 25, width=64, height=48, fps=25)
 
 
-def test_frames_are_of_one_moment_while_the_training_goes_on(
+def assert_a_cancelled_path_leaves_nothing(training: Watcher, scene: Scene, tmp_path: Path) -> None:
+    """Cancel a path, and render a short one to see that the ranks still draw and train."""
+    endless = replace(still(scene, 1), default_seconds=400.0)
+    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=5))
+    training.wait(JobProgress, lambda event: event.done > 3)
+    training.client.send(CancelJob(5))
+    assert training.wait(JobCancelled).job == 5
+    assert list((tmp_path / "out").iterdir()) == []
+    training.client.send(RenderPath(still(scene, 3), tmp_path / "out" / "short.mp4", job=6))
+    assert training.wait(JobDone).job == 6
+    assert iio.imread(tmp_path / "out" / "short.mp4", plugin="pyav").shape == (4, 48, 64, 3)
+    step = training.client.step
+    training.wait(Progress, lambda event: event.step > step)
+    assert not training.of(JobFailed)
+
+
+def test_frames_are_of_one_moment_beside_the_training_and_can_be_cancelled(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
     training.client.send(RenderPath(still(blob_scene, 40), tmp_path / "frames", job=1))
@@ -99,6 +115,7 @@ def test_frames_are_of_one_moment_while_the_training_goes_on(
     training.client.send(Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=2))
     training.wait(JobDone, lambda event: event.job == 2)
     assert not np.array_equal(iio.imread(tmp_path / "now.png"), frames[0])
+    assert_a_cancelled_path_leaves_nothing(training, blob_scene, tmp_path)
 
 
 def test_frames_are_those_of_the_merged_model_and_lie_in_order(
@@ -126,20 +143,3 @@ def test_frames_are_those_of_the_merged_model_and_lie_in_order(
         assert np.abs(ours - expected).max() <= 1 and np.mean(ours != expected) < 1e-3
     depths = [iio.imread(file) for file in sorted((tmp_path / "depth").iterdir())]
     assert len(depths) == 8 and not np.array_equal(depths[0], iio.imread(files[0]))
-
-
-def test_a_cancelled_path_leaves_nothing_and_the_next_one_is_drawn(
-    training: Watcher, blob_scene: Scene, tmp_path: Path
-) -> None:
-    endless = replace(still(blob_scene, 1), default_seconds=400.0)
-    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=5))
-    training.wait(JobProgress, lambda event: event.done > 3)
-    training.client.send(CancelJob(5))
-    assert training.wait(JobCancelled).job == 5
-    assert list((tmp_path / "out").iterdir()) == []
-    training.client.send(RenderPath(still(blob_scene, 3), tmp_path / "out" / "short.mp4", job=6))
-    assert training.wait(JobDone).job == 6
-    assert iio.imread(tmp_path / "out" / "short.mp4", plugin="pyav").shape == (4, 48, 64, 3)
-    step = training.client.step
-    training.wait(Progress, lambda event: event.step > step)
-    assert not training.of(JobFailed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,11 +26,15 @@ NUM_RANKS = 2
 READY = "ready"
 
 
-def rank_main(rank: int, port: int, ours: Connection, stuck: float) -> None:
+def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
     """Be what a rank is to the watch: a heartbeat, whose main thread goes on until it is told to hang."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # As where no launcher holds it.
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if how == "deaf" else None
+    stuck = 3.0 if how == "stuck" else TIMEOUT
     launched_watch.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
     launched_watch.LOOK_SECONDS, launched_watch.LAST_WORDS_SECONDS = 0.2, 1.0
+    launched_watch.STORE_SECONDS = 2.0
     heartbeats = Heartbeats(process_context(), NUM_RANKS)
     pulse = Pulse(heartbeats, rank)
     pulse.move(Phase.TRAINING, 1)
@@ -40,6 +45,7 @@ def rank_main(rank: int, port: int, ours: Connection, stuck: float) -> None:
         step += 1
         pulse.move(Phase.TRAINING, step)
     time.sleep(TIMEOUT)
+    del store
 
 
 @dataclass
@@ -50,18 +56,28 @@ class Rank:
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
-    stuck = 3.0 if request.node.callspec.params["how"] == "stuck" else TIMEOUT
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    how = request.node.callspec.params["how"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    if how != "deaf":
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     context, started = process_context(), []
     for rank in range(NUM_RANKS):
         ours, theirs = context.Pipe()
-        process = context.Process(target=rank_main, args=(rank, store.port, theirs, stuck))  # type: ignore[attr-defined]
+        own = how if rank == 0 or how != "deaf" else "stopped"
+        process = context.Process(target=rank_main, args=(rank, port, theirs, own))  # type: ignore[attr-defined]
         process.start()
         theirs.close()
         started.append(Rank(process, ours))
-    for rank in started:
-        assert rank.line.poll(TIMEOUT) and rank.line.recv() == READY
+        assert ours.poll(TIMEOUT) and ours.recv() == READY
+    if how == "deaf":
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     store.wait([f"splatstudio/beat/{rank}" for rank in range(NUM_RANKS)], timedelta(seconds=TIMEOUT))
+    for _ in range(2):  # who tells of itself again has heard of the other
+        said = [store.get(f"splatstudio/beat/{rank}") for rank in range(NUM_RANKS)]
+        while any(store.get(f"splatstudio/beat/{rank}") == said[rank] for rank in range(NUM_RANKS)):
+            time.sleep(0.01)
     yield started
     for rank in started:
         rank.process.kill()
@@ -74,12 +90,13 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
     [
         (1, "stopped", "stood still for"),
         (0, "stopped", "stood still for"),
+        (0, "deaf", "stood still for"),
         (1, "stuck", "did not get on for"),
     ],
 )
 def test_a_rank_that_hangs_is_named_and_all_end(ranks: list[Rank], which: int, how: str, says: str) -> None:
     hangs, watcher = ranks[which], ranks[1 - which]
-    if how == "stopped":
+    if how != "stuck":
         assert hangs.process.pid is not None
         os.kill(hangs.process.pid, signal.SIGSTOP)
     else:

@@ -27,7 +27,7 @@ from splatstudio.worker.group import silence_in_words
 from splatstudio.worker.heartbeat import Beat, Heartbeats, Limits, Phase, Silence, SilenceWatch
 
 LOOK_SECONDS = 1.0
-STORE_SECONDS = 10.0  # for the store to answer
+STORE_SECONDS = 5.0  # for the store to answer
 LAST_WORDS_SECONDS = 3 * LOOK_SECONDS  # for the others to hear whom to end
 LIMITS = Limits()
 HUNG = 3  # the exit code of a rank that ends because of one that hangs
@@ -105,6 +105,8 @@ class LaunchedWatch:
         self._watched = tuple(range(num_ranks)) if rank == 0 else (0,)
         self._heard: dict[int, Told] = {}
         self._words = Heartbeats(multiprocessing.get_context("spawn"), len(self._watched))
+        self._blamed: Process | None = None
+        self._answered = 0.0  # when the store did last
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -126,20 +128,30 @@ class LaunchedWatch:
         except RuntimeError as error:  # all errors of the store are
             log.warning("ranks that hang are not noticed: %s", error)
             return
+        self._answered = time.monotonic()
+        # A thread of its own: a store whose process is stopped may never answer, whatever its timeout.
+        threading.Thread(target=self._talk, args=(store,), name="launched-beats", daemon=True).start()
         watch = SilenceWatch(self._words, len(self._watched), LIMITS)
         looked = time.monotonic()
         while not self._over.wait(LOOK_SECONDS):
-            answered = self._exchange(store)
             now = time.monotonic()
-            silence = watch.check(now - looked if answered or self._rank > 0 else 0.0, order_waits=False)
+            deaf = now - self._answered > STORE_SECONDS
+            # Without the store rank 0 knows nothing of the others; to them that is the silence of rank 0.
+            elapsed = 0.0 if deaf and self._rank == 0 else now - looked
+            silence = watch.check(elapsed, order_waits=False)
             looked = now
-            if silence is not None and self._hangs(silence):
-                self._end(store, silence)
+            if silence is not None and (deaf or self._hangs(silence)):
+                self._end(silence)
 
-    def _exchange(self, store: TCPStore, blamed: Process | None = None) -> bool:
+    def _talk(self, store: TCPStore) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            if self._exchange(store):
+                self._answered = time.monotonic()
+
+    def _exchange(self, store: TCPStore) -> bool:
         """Tell of this rank and hear of the others; return False where the store does not answer."""
         try:
-            told = Told(self._own.read(self._rank), self._process, blamed)
+            told = Told(self._own.read(self._rank), self._process, self._blamed)
             store.set(_key(self._rank), told.encoded())
             there = [rank for rank in self._watched if store.check([_key(rank)])]
             answers = store.multi_get([_key(rank) for rank in there]) if there else []
@@ -162,7 +174,7 @@ class LaunchedWatch:
         heard = self._heard.get(self._watched[silence.rank])
         return heard is not None and heard.process.stopped
 
-    def _end(self, store: TCPStore, silence: Silence) -> None:
+    def _end(self, silence: Silence) -> None:
         """Say which rank hangs, have it ended, and end."""
         rank = self._watched[silence.rank]
         heard = self._heard.get(rank)
@@ -171,8 +183,7 @@ class LaunchedWatch:
         log.error("%s", sentence)
         self._tell(sentence)
         if heard is not None and rank != self._rank:
-            if self._rank == 0:
-                self._exchange(store, heard.process)
+            self._blamed = heard.process  # for its own machine to end it
             self._kill(heard.process)
         time.sleep(LAST_WORDS_SECONDS)
         sys.stderr.flush()

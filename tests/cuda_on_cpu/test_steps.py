@@ -94,7 +94,7 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
     short.close()
 
 
-@pytest.mark.parametrize("strategy", ["default", "absgrad", "fast"])
+@pytest.mark.parametrize("strategy", ["default", "absgrad", "mcmc", "fast"])
 def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,8 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     with Watched() as watched:
         trainer.train_step()
     assert order == ["draw", "backward", "read", "improve"]
-    assert watched.waiting == []
+    # The noise of mcmc follows from a number of the host's.
+    assert watched.waiting == (["_local_scalar_dense"] if strategy == "mcmc" else [])
     trainer.close()
 
 

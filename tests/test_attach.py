@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from splatstudio.attach_command import attach, described, order_of
 from splatstudio.device_options import DeviceOptions
 from splatstudio.worker.handshake import Line, RunCard, dial
-from splatstudio.worker.messages import Command, Pause, SetCap, Step, UpdateSettings, Warned
+from splatstudio.worker.messages import Command, Finished, Pause, SetCap, Step, UpdateSettings, Warned
 from splatstudio.worker.steering import SteeringServer
 
 BIN = Path(sys.executable).parent
@@ -100,6 +101,28 @@ def test_what_is_no_order_ends_the_line_and_nothing_else(
     with again.socket, again.answers:
         assert b"still there" in again.answers.readline()
     assert obeyed == []
+
+
+def test_a_terminal_finds_a_training_that_was_started_again(
+    server: tuple[SteeringServer, list[Command]],
+) -> None:
+    made, _ = server
+    ends: list[int] = []
+    address = f"127.0.0.1:{made.port}"
+    terminal = threading.Thread(target=lambda: ends.append(attach(address, made.token, [])), daemon=True)
+    terminal.start()
+    deadline = time.monotonic() + 60
+    while made.num_spectators == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    made.close()
+    card = RunCard(Path("scene"), Path("run"), "{}", 2)
+    again = SteeringServer("127.0.0.1", made.port, lambda _: None, lambda: card, made.token)
+    again.tell(Finished(9, True, None))
+    while again.num_spectators == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    again.close()
+    terminal.join(60)
+    assert ends == [0]
 
 
 def test_typed_lines_become_orders_or_a_sentence() -> None:

@@ -85,7 +85,9 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     if place.log_path is not None:
         redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
-    log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), job)
+    # The Log tab is for people: the settings are in run.json.
+    told = ", ".join(f"{name} {value}" for name, value in vars(job).items() if name != "config")
+    log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), told)
     if place.devices is not None:
         settle_device(place.devices.gpus[place.rank], place.devices.num_threads)
     pulse = Pulse(place.heartbeats, place.rank)

@@ -1,4 +1,6 @@
-"""Every button of the page in a real browser: one studio for all tests here, which go on from each other.
+"""Every button of the page in a real browser: one studio for all tests here.
+
+They may go on from what earlier ones left, and make it themselves where those were not run.
 
 The table at the end names the test of each button; a button without one fails.
 """
@@ -20,12 +22,12 @@ from typing import Any
 import numpy as np
 import pytest
 import viser
-from conftest import blobs, write_blob_scene
+from conftest import write_blob_scene
 from studio_page import MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
 
 from splatstudio.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.config import TrainConfig
-from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.formats.ply import read_ply
 from splatstudio.path_file import read_camera_path
 from splatstudio.studio.keyframes import Draft
 from splatstudio.studio.panels.evaluate import EvaluatePanel
@@ -89,6 +91,30 @@ def run_folder(screen: Screen) -> Path:
     run_dir = screen.studio.controller.project.run_dir
     assert run_dir is not None
     return run_dir
+
+
+@pytest.fixture
+def trained(screen: Screen) -> Path:
+    """Return the run, trained to its last step and five beyond: by an earlier test, or now."""
+    if newest_checkpoint(run_folder(screen)) is None:
+        seen(screen, "Start training").click()
+        screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS, "all steps")
+        screen.studio.controller.train_more(5)
+        screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "five more")
+        screen.close_notices()
+    return run_folder(screen)
+
+
+def add_two_keyframes(screen: Screen) -> None:
+    """Make a path of two keyframes, in a Render tab that is open."""
+    seen(screen, "Empty").click()
+    screen.wait(lambda: draft_of(screen).name == "path", "a new one")
+    assert draft_of(screen).path.keyframes == ()
+    for num in (1, 2):
+        screen.drag(60)
+        time.sleep(0.5)
+        seen(screen, "Add keyframe (K)").click()
+        screen.wait(lambda num=num: len(draft_of(screen).path.keyframes) == num, "a keyframe is added")
 
 
 PAGE, BROWSER, RENDER, EVALUATE = (
@@ -188,14 +214,7 @@ def test_ready_made_paths_and_the_order_of_keyframes(screen: Screen) -> None:
         screen.wait(lambda name=name: draft_of(screen).name == name, f"{button} makes a path")
         assert len(draft_of(screen).path.keyframes) >= 4
     assert draft_of(screen).path.duration > 0
-    seen(screen, "Empty").click()
-    screen.wait(lambda: draft_of(screen).name == "path", "a new one")
-    assert draft_of(screen).path.keyframes == ()
-    for num in (1, 2):
-        screen.drag(60)
-        time.sleep(0.5)
-        seen(screen, "Add keyframe (K)").click()
-        screen.wait(lambda num=num: len(draft_of(screen).path.keyframes) == num, "a keyframe is added")
+    add_two_keyframes(screen)
     one, two = draft_of(screen).path.keyframes
     seen(screen, "Earlier").click()
     screen.wait(lambda: draft_of(screen).path.keyframes[0] is two, "the second comes first")
@@ -213,8 +232,9 @@ def test_ready_made_paths_and_the_order_of_keyframes(screen: Screen) -> None:
 
 def test_path_files_come_and_go(screen: Screen, tmp_path: Path) -> None:
     screen.tab("Render")
+    if len(draft_of(screen).path.keyframes) != 2:
+        add_two_keyframes(screen)
     keyframes = draft_of(screen).path.keyframes
-    assert len(keyframes) == 2
     screen.page.get_by_text("Path file", exact=True).click()
     with screen.page.expect_download() as download:
         seen(screen, "Download the path file").click()
@@ -260,6 +280,7 @@ def test_train_on_and_start_over(screen: Screen) -> None:
     screen.close_notices()
 
 
+@pytest.mark.usefixtures("trained")
 def test_the_log_stands_still_and_is_downloaded(screen: Screen) -> None:
     screen.tab("Log")
     log, path = screen.page.locator('[data-splatstudio="log"]'), screen.studio.controller.log_path
@@ -298,8 +319,8 @@ def hold_process_of(worker: FileWorker) -> None:
     os.kill(process.pid, signal.SIGSTOP)
 
 
-def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen) -> None:
-    run = run_folder(screen)
+def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: Path) -> None:
+    run = trained
     screen.tab("Evaluate")
     choose(screen, "Run", run.name)
     row(screen, f"Step {STEPS + 5} · ").wait_for()
@@ -327,63 +348,22 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen) -> None:
     screen.close_notices()
 
 
-def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen) -> None:
-    run = run_folder(screen)
+def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, trained: Path) -> None:
+    run = trained
     newest = newest_checkpoint(run)
     assert newest is not None
     whole = load_checkpoint(newest)
     shutil.rmtree(newest)
     save_checkpoint(run, whole, num_shards=2)
     screen.tab("Evaluate")
+    choose(screen, "Run", run.name)
     row(screen, f"Step {STEPS + 5} · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "it is chosen")
     seen(screen, "Merge").click()
-    merged = run / "exports" / f"ring-2-{STEPS + 5}-merged.ply"
+    merged = run / "exports" / f"{run.name}-{STEPS + 5}-merged.ply"
     with screen.page.expect_download() as download:
         seen(screen, f"Download {merged.name}").click(timeout=1000 * TIMEOUT)
     assert Path(download.value.path()).read_bytes() == merged.read_bytes()
     assert len(read_ply(merged)) == len(whole.population)
     screen.close_notices()
     assert screen.errors == []
-
-
-def test_up_is_each_browsers_own(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_ply(tmp_path / "blobs.ply", blobs())
-    screen = open_screen(browser, tmp_path / "blobs.ply", width=1100, height=500)
-    try:
-        screen.wait(lambda: screen.studio.controller.status.has_model, "the model is shown")
-        other = browser.new_page(viewport={"width": 1100, "height": 500})
-        other.goto(screen.studio.url)
-        screen.wait(lambda: len(screen.studio._server.get_clients()) == 2, "another browser")
-        mine, its = screen.studio._server.get_clients().values()
-        other.locator("canvas[data-engine]").wait_for()
-        time.sleep(1.5)
-        before = {"up": np.array(its.camera.up_direction), "position": np.array(its.camera.position)}
-        assert np.allclose(mine.camera.up_direction, before["up"], atol=1e-3)
-        screen.tab("View")
-        choose(screen, "Up", "+z")
-        screen.wait(
-            lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "up is +z here"
-        )
-        time.sleep(1.0)
-        assert np.allclose(its.camera.up_direction, before["up"], atol=1e-6), "the other one's up is its own"
-        assert np.allclose(its.camera.position, before["position"], atol=1e-6)
-        # A drag to the side turns each around its own up: the height over the ground stays.
-        screen.drag(150)
-        screen.wait(lambda: abs(float(mine.camera.position[0])) > 0.3, "it turns")
-        height = float(before["position"] @ before["up"])
-        screen.wait(lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "still +z")
-        other.mouse.move(450, 250)
-        other.mouse.down()
-        for i in range(1, 11):
-            other.mouse.move(450 + 15 * i, 250)
-            time.sleep(0.03)
-        other.mouse.up()
-        screen.wait(
-            lambda: not np.allclose(its.camera.position, before["position"], atol=0.1), "it turns too"
-        )
-        assert abs(float(np.array(its.camera.position) @ before["up"]) - height) < 0.05
-        other.close()
-    finally:
-        close_screen(screen)

@@ -10,9 +10,7 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.config import TrainConfig, from_json, value_of
-from splatstudio.optim import learning_rates
 from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
-from splatstudio.strategy.mcmc import McmcStrategy
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -31,14 +29,6 @@ def test_what_was_given_wins_over_the_preset() -> None:
     assert PRESETS["preview"].apply(config, ()).steps != 777
 
 
-def test_quality_is_mcmc_with_twice_as_many_gaussians_and_rates_that_come_to_rest() -> None:
-    mcmc, quality = (PRESETS[name].apply(TrainConfig()) for name in ("mcmc", "quality"))
-    caps = [McmcStrategy(config, extent=1.0, detail=10_000.0).cap for config in (mcmc, quality)]
-    assert caps == [3000, 6000]
-    last = learning_rates(quality.optim, extent=1.0, step=30_000, steps=30_000)
-    assert last["scales"] < 0.2 * learning_rates(mcmc.optim, extent=1.0, step=30_000, steps=30_000)["scales"]
-
-
 def test_settings_of_no_preset_have_no_name() -> None:
     assert preset_of(TrainConfig()) == "default"
     assert preset_of(PRESETS["quality"].apply(TrainConfig(seed=5))) == "quality"
@@ -54,8 +44,6 @@ def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -
     assert PRESETS["default"].changes(config) == ["strategy"]
     short = PRESETS["preview"].apply(TrainConfig(steps=77), {"steps"})
     assert nearest_preset(short).name == "preview" and nearest_preset(short).changes(short) == ["steps"]
-    longer = PRESETS["fast"].apply(TrainConfig(steps=2000), {"steps"})
-    assert nearest_preset(longer).name == "fast" and nearest_preset(longer).changes(longer) == ["steps"]
     assert nearest_preset(TrainConfig(strategy="absgrad")).name == "default"
     assert applied_settings(short, {"steps"}) == set(PRESETS["preview"].settings)
     assert applied_settings(short, {"steps", *PRESETS["preview"].settings}) == set()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
-from splatstudio.config import CoarseConfig, DensifyConfig, TrainConfig, declaration, value_of
+from splatstudio.config import DensifyConfig, TrainConfig, declaration, value_of
 from splatstudio.devices import DeviceReading
 from splatstudio.presets import PRESETS
 from splatstudio.studio.controller import Controller
@@ -82,9 +82,7 @@ def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Pa
     config = PRESETS["preview"].apply(TrainConfig(densify=DensifyConfig(max_gaussians=99)), typed)
     project = open_project(blob_folder, config, tmp_path / "run", typed)
     assert project.given == typed
-    left = PRESETS["quality"].apply(project.config, project.given)
-    assert (left.strategy, left.densify, left.coarse) == ("mcmc", config.densify, CoarseConfig())
-    assert PRESETS["default"].apply(left, project.given) == TrainConfig(densify=config.densify)
+    assert PRESETS["quality"].apply(project.config, project.given) == TrainConfig(densify=config.densify)
 
 
 def test_a_running_training_takes_live_settings_and_refuses_the_rest(

@@ -50,7 +50,7 @@ _FAST: Mapping[str, Any] = {
 }
 _PRESETS = (
     Preset(
-        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1000, "fast.density": 0.09}
+        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1500, "fast.density": 0.09}
     ),
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(

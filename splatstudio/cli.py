@@ -221,7 +221,7 @@ def export(
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     _tell_part(path, "Use splatstudio merge.")
-    exported = export_model(path, output, trim, placement, normals=normals)
+    exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
     console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
     if exported.num_left_out:

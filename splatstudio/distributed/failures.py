@@ -14,6 +14,10 @@ from splatstudio.distributed.ranks import Ranks
 
 T = TypeVar("T")
 
+# How torch tells of memory by a plain RuntimeError: of the machine's, and of what CUDA itself takes, as for
+# pinned memory. (NCCL's own words are not among them: the other ranks are in the midst of that exchange.)
+_SHORT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+
 _WRONG = 2  # how a rank's work ended: 0 well, 1 without memory
 
 FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
@@ -69,17 +73,24 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
     ends[ranks.rank] = _WRONG if wrong else int(result is None)
     ends = ranks.sum(ends)
     if (ends == _WRONG).any():
-        sentences = [sentence.decode() for sentence in ranks.gather_bytes(wrong.encode())]
-        raise FailedTogether(next(filter(None, sentences)))
+        raise failed_together(ranks, wrong)
     failed = ends.nonzero().squeeze(1).tolist()
     if failed or result is None:
         raise OutOfMemory(failed)
     return result[0]
 
 
+def failed_together(ranks: Ranks, wrong: str) -> FailedTogether:
+    """Return what all ranks, which call this together, raise: the first sentence of any; `wrong` is ours."""
+    # The name of a file may be no text: half a character would leave the other ranks waiting for this one.
+    messages = ranks.gather_bytes(wrong.encode(errors="surrogatepass"))
+    return FailedTogether(next(filter(None, messages)).decode(errors="surrogatepass"))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an error means that memory, of the machine or of a GPU, was short."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or any(sentence in str(error) for sentence in _SHORT_OF_MEMORY)
 
 
 @dataclass

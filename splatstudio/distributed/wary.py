@@ -8,7 +8,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from splatstudio.distributed.failures import FailedTogether, OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.failures import (
+    FailedTogether,
+    OutOfMemory,
+    failed_together,
+    unless_out_of_memory,
+)
 from splatstudio.distributed.ranks import Ranks
 
 T = TypeVar("T")
@@ -112,6 +117,5 @@ def all_or_none(ranks: Ranks, work: Callable[[Ranks], T], undo: Callable[[], Non
     if words is None:
         raise OutOfMemory(short)
     if (words == _WRONG).any():
-        sentences = [sentence.decode() for sentence in ranks.gather_bytes(wrong.encode())]
-        raise FailedTogether(next(filter(None, sentences)))
+        raise failed_together(ranks, wrong)
     raise OutOfMemory(words.nonzero().squeeze(1).tolist())

@@ -162,17 +162,19 @@ def part(population: Population, parents: Tensor, mcmc: McmcConfig, generator: t
     scales = whole.scales + factor.log().to(whole.scales)[:, None]
     parts = replace(whole, opacities=opacity, scales=scales)
     if population.steps_back is not None:
-        population.steps_back.append(partial(_put, population, rows, whole))
+        # Not `whole`, whose colours nobody changes: this waits through the edit, where memory is shortest.
+        before = (whole.means, whole.scales, whole.opacities)
+        population.steps_back.append(partial(_put, population, rows, before))
     newborn = beside(parts[of_row], mcmc.spread, generator)
-    _put(population, rows, beside(parts, mcmc.spread, generator))
+    moved = beside(parts, mcmc.spread, generator)
+    _put(population, rows, (moved.means, moved.scales, moved.opacities))
     return newborn
 
 
-def _put(population: Population, rows: Tensor, gaussians: Gaussians) -> None:
-    """Give `rows` (indices) of the population the places, sizes and opacities of `gaussians`."""
+def _put(population: Population, rows: Tensor, values: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Give `rows` (indices) of the population other means, scales and opacities."""
     model = population.gaussians.detach()
-    model.means[rows], model.scales[rows] = gaussians.means, gaussians.scales
-    model.opacities[rows] = gaussians.opacities
+    model.means[rows], model.scales[rows], model.opacities[rows] = values
 
 
 def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,6 @@ from splatstudio.strategy_config import note_on_unread
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.launched_rank import launched_rank
-from splatstudio.worker.launched_wire import RETRY_MINUTES, RETRY_SECONDS
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -41,6 +40,7 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.reports import saved_sentence
+from splatstudio.worker.save_retries import SaveRetries, retry_sentence
 
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
@@ -182,11 +182,10 @@ class _Attendance:
 
     def _follow(self, report: ProgressReport, interrupt: Interrupt) -> Event | None:
         """Print what happens; return the training's last word, None when it cannot be saved."""
-        told, tries = False, 0
-        retry_at: float | None = None
+        told, retries = False, SaveRetries()
         while True:
-            if (interrupt.pressed and not told) or (retry_at is not None and time.monotonic() >= retry_at):
-                told, retry_at = interrupt.pressed, None
+            if (interrupt.pressed and not told) or retries.take_due():
+                told = interrupt.pressed
                 self._client.send(Stop())
             alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
             if not alive and not events:
@@ -202,12 +201,10 @@ class _Attendance:
                     if event.state == "ended":
                         return None
                     if event.unsaved:
-                        tries += 1
-                        if tries > RETRY_MINUTES * 60 / RETRY_SECONDS:
+                        if not retries.fail():
                             return None
-                        retry_at = time.monotonic() + RETRY_SECONDS
-                        if tries == 1:
-                            console.print(_retry_sentence(told=told))
+                        if retries.num_failed == 1:
+                            console.print(retry_sentence(told=told))
                 self._tell(event, report, quiet=told)
 
     def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
@@ -248,9 +245,3 @@ class _Attendance:
 
     def _go_on(self) -> str:
         return f"Go on with: splatstudio train SCENE --run {self._job.run_dir} --resume"
-
-
-def _retry_sentence(*, told: bool) -> str:
-    """Return what happens while the disk is full; `told`: Ctrl-C was pressed once already."""
-    how = "Ctrl-C again ends" if told else "Ctrl-C tries at once, and again ends"
-    return f"It is tried again every {RETRY_SECONDS:g} s for {RETRY_MINUTES} minutes ({how} without it)."

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from splatstudio import train_command
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
@@ -23,6 +22,7 @@ from splatstudio.gaussian_transform import transformed
 from splatstudio.model import load_model
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
+from splatstudio.worker import save_retries
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import Event, StateChanged
 
@@ -170,7 +170,7 @@ def test_a_disk_that_refuses_at_the_end_is_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr(train_command, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.5)
     told: list[str] = []
 
     def make_room(self: WorkerClient, event: Event) -> None:

@@ -21,6 +21,7 @@ from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
 from splatstudio.studio.hotkeys import Hotkeys
 from splatstudio.studio.jobs import JobBoard
+from splatstudio.studio.last_save import save_before_closing
 from splatstudio.studio.network import LOOPBACK, Network, advice
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Page, Panel
@@ -116,6 +117,8 @@ class Studio:
         run_dir, unsaved = controller.project.run_dir, self._unsaved
         print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
         try:
+            if unsaved:
+                save_before_closing(controller)
             self.close()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,11 +6,14 @@ import os
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from splatstudio.rank_devices import choose_devices
 from splatstudio.scene.scene import Scene
+from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Progress, SetView, Start, TrainJob
 from splatstudio.worker.priority import ALONE, WATCHED, TrainingPriority
 from tests.worker_watcher import MANY, TIMEOUT, Launch, front_camera, wait_until
@@ -71,23 +74,31 @@ def test_a_look_that_comes_first_counts_too() -> None:
     assert seen == [own, min(19, own + WATCHED)]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_training_yields_to_pictures_from_the_first_look_on(
-    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path, num_ranks: int
 ) -> None:
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    job = TrainJob(blob_folder, tmp_path / "run", MANY)
+    worker = launch(job, plan_for(job, choose_devices(ranks=num_ranks)))
     own = niceness()
 
-    def yielding() -> Counter[int]:
-        """Return how many threads give way, by how much."""
-        tasks = Path(f"/proc/{worker.client.pid}/task").iterdir()
-        return Counter(niceness(int(task.name)) - own for task in tasks) - Counter({0: 1000})
+    def yielding(pid: int) -> Counter[int]:
+        """Return how many threads of a rank give way, by how much."""
+        found: Counter[int] = Counter()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended
+                found[niceness(int(task.name)) - own] += 1
+        return found - Counter({0: 1000})
 
     worker.client.send(Start())
     worker.wait(Progress)
-    before = yielding()
-    assert before[min(19, own + ALONE) - own] >= 1 and before[min(19, own + WATCHED) - own] == 0
+    pids = worker.client.pids
+    assert len(pids) == num_ranks
+    alone, watched = min(19, own + ALONE) - own, min(19, own + WATCHED) - own
+    assert all(set(yielding(pid)) == {alone} for pid in pids)
     worker.client.send(SetView(1, 1, front_camera(blob_scene)))
     assert worker.client.wait_for_frame(1, 1, TIMEOUT) is not None
-    wait_until(lambda: set(yielding()) == {min(19, own + WATCHED) - own}, "all that trains yields more")
+    for pid in pids:
+        wait_until(lambda pid=pid: set(yielding(pid)) == {watched}, "all that trains yields more")
     step = worker.of(Progress)[-1].step
     worker.wait(Progress, lambda event: event.step > step + 5)

@@ -11,6 +11,7 @@ from splatstudio.worker.control import ControlGroup, Turn, decoded
 from splatstudio.worker.group import Place
 from splatstudio.worker.heartbeat import Phase, Pulse
 from splatstudio.worker.messages import Command, Job, Start
+from splatstudio.worker.priority import TrainingPriority
 
 
 class Follower:
@@ -32,6 +33,8 @@ class Follower:
             alive=lambda: self._enter(Phase.TRAINING),
         )
         self._activity: SharedPart = make_activity(job, desk)
+        self._priority = TrainingPriority()
+        self._priority.yield_to_others()  # what this thread starts from here on, too
 
     @property
     def step(self) -> int:
@@ -64,6 +67,8 @@ class Follower:
                 self._activity.execute(order)
             elif turn != Turn.IDLE:
                 self._enter(Phase.OBEYING)
+                if turn == Turn.LOOK:
+                    self._priority.yield_to_views()
                 self._activity.take_part(turn, body)
         self._enter(Phase.OBEYING)  # a last save may be under way
         self._activity.close()

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,12 +18,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.worker import launched_watch
 from splatstudio.worker.group import process_context
-from splatstudio.worker.heartbeat import Heartbeats, Limits, Phase, Pulse
-from splatstudio.worker.launched_watch import HUNG, Process
+from splatstudio.worker.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
+from splatstudio.worker.launched_watch import HUNG, Process, Told
 
 TIMEOUT = 100.0
 NUM_RANKS = 2
-READY = "ready"
+SPARED = 4.0  # seconds, more than the limits in here
+READY, HANG = "ready", "hang"
 
 
 def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
@@ -34,14 +35,17 @@ def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
     stuck = 3.0 if how == "stuck" else TIMEOUT
     launched_watch.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
     launched_watch.LOOK_SECONDS, launched_watch.LAST_WORDS_SECONDS = 0.2, 1.0
-    launched_watch.STORE_SECONDS = 2.0
+    launched_watch.STORE_SECONDS = launched_watch.DEAF_SECONDS = 1.0
+    if how == "deaf":  # as on another machine, where none sees that it was stopped
+        own = replace(Process.own(), host="elsewhere")
+        Process.own = classmethod(lambda cls: own)  # type: ignore[method-assign]
     heartbeats = Heartbeats(process_context(), NUM_RANKS)
     pulse = Pulse(heartbeats, rank)
     pulse.move(Phase.TRAINING, 1)
     launched_watch.LaunchedWatch(rank, NUM_RANKS, heartbeats, ours.send).start()
     ours.send(READY)
     step = 1
-    while not ours.poll(0.05):
+    while not (ours.poll(0.05) and ours.recv() == HANG):
         step += 1
         pulse.move(Phase.TRAINING, step)
     time.sleep(TIMEOUT)
@@ -100,12 +104,17 @@ def test_a_rank_that_hangs_is_named_and_all_end(ranks: list[Rank], which: int, h
         assert hangs.process.pid is not None
         os.kill(hangs.process.pid, signal.SIGSTOP)
     else:
-        hangs.line.send("hang")
+        hangs.line.send(HANG)
+    if how == "deaf":
+        assert not watcher.line.poll(SPARED), "it gets on: to it a store that is silent is no harm"
+        watcher.line.send(HANG)  # as who waits for what the other has to give
     assert watcher.line.poll(TIMEOUT)
     told = watcher.line.recv()
     assert told.startswith(f"Rank {which} on ") and says in told and "to be started again" in told
     watcher.process.join(TIMEOUT)
     assert watcher.process.exitcode == HUNG
+    if how == "deaf":
+        return  # its own machine does that
     hangs.process.join(TIMEOUT)
     assert hangs.process.exitcode in (-signal.SIGKILL, HUNG), "it does not hold its memory and ports any more"
 
@@ -115,3 +124,37 @@ def test_only_the_very_process_is_ended() -> None:
     assert own.found == psutil.Process() and not own.stopped
     assert Process(own.host, own.pid, own.born - 1.0).found is None, "another one had this number"
     assert Process("elsewhere", own.pid, own.born).found is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    beats = Heartbeats(process_context(), 2)
+    watch = launched_watch.LaunchedWatch(rank, 2, beats, print)
+    line = launched_watch._store()
+    assert line is not None
+    other, key = Told(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched_watch._key(1 - rank)
+
+    def blamed() -> set[int]:
+        found, silences = set[int](), SilenceWatch(watch._words, len(watch._watched), Limits())
+        for second in range(200):
+            for word in (0, 1):
+                beats.write(rank, word, second)  # this one gets on
+            assert watch._exchange(line)
+            watch._spare(deaf=False)
+            if (silence := silences.check(1.0, order_waits=False)) is not None:
+                found.add(watch._watched[silence.rank])
+        return found
+
+    beats.write(rank, 2, int(Phase.TRAINING))
+    assert blamed() == set(), "it may be that it cannot reach the store"
+    store.set(key, other.encoded())
+    assert blamed() == {1 - rank}
+    store.set(key, replace(other, left=True).encoded())
+    assert blamed() == set()
+    store.set(key, '{"beat": 7}')
+    assert blamed() == set(), "what another release tells is not understood"

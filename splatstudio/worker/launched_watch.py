@@ -2,7 +2,9 @@
 
 Each rank tells of its heartbeat in the store by which the ranks have met, on a thread of its own: rank 0
 watches all, the others watch rank 0. Where one is silent for too long, its own machine ends it, all others
-end by that, and the launcher starts them again.
+end by that, and the launcher starts them again. A training that is ended although it was healthy costs more
+than one whose end is noticed late: who never told of itself is not blamed, nor rank 0 for a store that does
+not answer while this rank gets on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from splatstudio.worker.heartbeat import Beat, Heartbeats, Limits, Phase, Silenc
 LOOK_SECONDS = 1.0
 STORE_SECONDS = 5.0  # for the store to answer
 LAST_WORDS_SECONDS = 3 * LOOK_SECONDS  # for the others to hear whom to end
-LIMITS = Limits()
+DEAF_SECONDS = 60.0  # without the store and without a step: what a network mends by itself takes less
+# The disks are of a network that others use, too.
+LIMITS = Limits(stuck={**Limits().stuck, Phase.LOADING: 3600.0, Phase.TRAINING: 600.0, Phase.OBEYING: 3600.0})
 HUNG = 3  # the exit code of a rank that ends because of one that hangs
 
 log = logging.getLogger("splatstudio.worker")
@@ -76,6 +80,7 @@ class Told:
     beat: Beat
     process: Process
     blamed: Process | None = None
+    left: bool = False  # it ends, as it should
 
     def encoded(self) -> str:
         """Return it as JSON."""
@@ -83,11 +88,12 @@ class Told:
 
     @classmethod
     def decoded(cls, text: bytes) -> Told:
-        """Return what `encoded` wrote."""
+        """Return what `encoded` wrote; ValueError, KeyError or TypeError for what it did not."""
         values = json.loads(text)
         beat = Beat(**{**values["beat"], "phase": Phase(values["beat"]["phase"])})
         blamed = values["blamed"]
-        return cls(beat, Process(**values["process"]), None if blamed is None else Process(**blamed))
+        process = Process(**values["process"])
+        return cls(beat, process, None if blamed is None else Process(**blamed), values["left"])
 
 
 class LaunchedWatch:
@@ -107,6 +113,9 @@ class LaunchedWatch:
         self._words = Heartbeats(multiprocessing.get_context("spawn"), len(self._watched))
         self._blamed: Process | None = None
         self._answered = 0.0  # when the store did last
+        self._moved = 0  # this rank's own main thread, at the look before
+        # A thread of its own: a store whose process is stopped may never answer, whatever its timeout.
+        self._talker = threading.Thread(target=self._talk, name="launched-beats", daemon=True)
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -114,39 +123,57 @@ class LaunchedWatch:
         threading.Thread(target=self._run, name="launched-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more: this rank leaves, as the others do."""
+        """Watch no more, and say so: this rank leaves, as the others do, but not in the same moment."""
         self._over.set()
+        if self._talker.is_alive():
+            self._talker.join(LAST_WORDS_SECONDS)
 
     def _run(self) -> None:
         while self._own.read(self._rank).phase == Phase.STARTING:
             if self._over.wait(LOOK_SECONDS):
                 return  # the launcher's own limits hold until all have met
-        timeout = timedelta(seconds=STORE_SECONDS)
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        try:
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        except RuntimeError as error:  # all errors of the store are
-            log.warning("ranks that hang are not noticed: %s", error)
-            return
         self._answered = time.monotonic()
-        # A thread of its own: a store whose process is stopped may never answer, whatever its timeout.
-        threading.Thread(target=self._talk, args=(store,), name="launched-beats", daemon=True).start()
+        self._talker.start()
         watch = SilenceWatch(self._words, len(self._watched), LIMITS)
         looked = time.monotonic()
         while not self._over.wait(LOOK_SECONDS):
             now = time.monotonic()
             deaf = now - self._answered > STORE_SECONDS
+            self._spare(deaf=deaf)
             # Without the store rank 0 knows nothing of the others; to them that is the silence of rank 0.
             elapsed = 0.0 if deaf and self._rank == 0 else now - looked
             silence = watch.check(elapsed, order_waits=False)
             looked = now
-            if silence is not None and (deaf or self._hangs(silence)):
+            if silence is not None and (silence.seconds >= DEAF_SECONDS if deaf else self._hangs(silence)):
                 self._end(silence)
 
-    def _talk(self, store: TCPStore) -> None:
+    def _spare(self, *, deaf: bool) -> None:
+        """Count no silence of who has not told of itself, nor of rank 0 where this rank gets on."""
+        own = self._own.read(self._rank)
+        gets_on = own.moved != self._moved or own.phase not in (Phase.TRAINING, Phase.WAITING)
+        self._moved = own.moved
+        for number, rank in enumerate(self._watched):
+            if rank not in self._heard:
+                self._words.write(number, 2, int(Phase.WAITING))
+            if rank not in self._heard or (deaf and gets_on):
+                self._words.write(number, 0, time.monotonic_ns())
+                self._words.write(number, 1, own.moved)
+
+    def _talk(self) -> None:
+        store: TCPStore | None = None
         while not self._over.wait(LOOK_SECONDS):
-            if self._exchange(store):
+            # A connection that broke is not mended by itself.
+            store = store or _store()
+            if store is not None and self._exchange(store):
                 self._answered = time.monotonic()
+            else:
+                store = None
+        if store is not None:
+            try:
+                told = Told(self._own.read(self._rank), self._process, self._blamed, left=True)
+                store.set(_key(self._rank), told.encoded())
+            except RuntimeError as error:
+                log.info("the store has gone: %s", error)
 
     def _exchange(self, store: TCPStore) -> bool:
         """Tell of this rank and hear of the others; return False where the store does not answer."""
@@ -159,8 +186,15 @@ class LaunchedWatch:
             log.info("the store does not answer: %s", error)
             return False
         for rank, answer in zip(there, answers, strict=True):
-            heard = self._heard[rank] = Told.decoded(answer)
-            beat = heard.beat
+            try:
+                heard = Told.decoded(answer)
+            except (ValueError, KeyError, TypeError):
+                log.warning("rank %d is not watched: it has another release of splatstudio", rank)
+                continue
+            if heard.left:
+                self._heard.pop(rank, None)
+                continue
+            self._heard[rank], beat = heard, heard.beat
             for word, value in enumerate((beat.alive, beat.moved, int(beat.phase), beat.step)):
                 self._words.write(self._watched.index(rank), word, value)
             if self._rank > 0 and heard.blamed is not None:
@@ -197,6 +231,17 @@ class LaunchedWatch:
         found = process.found
         if found is not None:
             found.send_signal(signal.SIGKILL)
+
+
+def _store() -> TCPStore | None:
+    """Return the store by which the ranks have met, None where it does not answer now."""
+    timeout = timedelta(seconds=STORE_SECONDS)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:  # all errors of the store are
+        log.warning("ranks that hang are not noticed for now: %s", error)
+        return None
 
 
 def _key(rank: int) -> str:

@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
 #include <optional>
@@ -37,7 +38,8 @@ inline torch::stable::Tensor empty_on(int32_t device, const std::vector<int64_t>
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device) : guard_(device) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream_));
+    // STABLE_TORCH_ERROR_CODE_CHECK is not in torch 2.11, the oldest that we build with.
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream_));
   }
   void* stream() const { return stream_; }
 

@@ -45,6 +45,11 @@ class InstanceRoom:
             self.size = None  # whoever waits for the number is told what is wrong
         return fitted
 
+    def forget(self) -> None:
+        """Begin anew, where memory was short: the next picture takes no more than it needs."""
+        self.size = None
+        self._most = self._most_before = 0
+
 
 def _with_margin(needed: int) -> int:
     return min(math.ceil(needed * MARGIN), LARGEST)

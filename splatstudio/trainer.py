@@ -290,6 +290,8 @@ class Trainer:
         if descent is None:
             if not self.whole:
                 raise MemoryError("there was no memory to finish a step: the model is torn")
+            if plan.room is not None:
+                plan.room.forget()
             raise OutOfMemory([0])
         return descent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,28 @@ def test_numbers_come_with_the_precision_of_their_types() -> None:
     numbers = ReadBack(torch.tensor(0.1), torch.tensor([2**52 + 1]), torch.tensor([[float("nan")]]))
     loss, count, nothing = numbers.read()
     assert loss == float(torch.tensor(0.1)) and count == 2**52 + 1 and math.isnan(nothing)
+
+
+def test_room_that_takes_too_much_memory_goes_with_the_step(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(blob_scene, TrainConfig(), device="cpu")
+    room = trainer._room = InstanceRoom()
+    assert room.held(10**9)
+    rooms: list[int | None] = []
+    draw = descent.draw
+
+    def drawn(*args: Any, room: int | None = None, **options: Any) -> descent.Drawing:
+        rooms.append(room)
+        if room is not None:
+            raise MemoryError("a GPU is full")
+        return draw(*args, **options)
+
+    monkeypatch.setattr(descent, "draw", drawn)
+    stats = trainer.train_step()
+    assert rooms == [math.ceil(MARGIN * 10**9), None] and stats.step == 1 and stats.problem is not None
+    assert room.size is not None and room.size < 10**6
+    trainer.close()
 
 
 def test_what_is_sent_to_the_cpu_is_there() -> None:

@@ -36,7 +36,7 @@ def unless_it_fails(name: str, work: Callable[[], T]) -> T | None:
     """
     try:
         return work()
-    except (ImportError, TypeError, AttributeError, RuntimeError) as error:
+    except (ImportError, TypeError, AttributeError, AssertionError, ValueError, RuntimeError) as error:
         print(f"{name} did not work: {type(error).__name__}: {str(error).splitlines()[:1]}", flush=True)
         return None
 

@@ -15,7 +15,7 @@ from splatstudio.config import TrainConfig, changed, declaration, value_of
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
-from splatstudio.studio.history import History
+from splatstudio.studio.history import History, evaluated_in
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, RankRow, Status, choice_of, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
@@ -61,13 +61,14 @@ class Controller(FrameSource):
         self.beside = Beside(notify)
         self._notify = notify
         self._lock = threading.RLock()
+        self._following = threading.Lock()  # news come from more than one process
         self._seq = count(1)
         self._listeners: list[Callable[[Event], None]] = []
         self._resume_step = project.resume_step
         self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
-        self._load_history()
         self._worker = self._new_worker(project.first_job())
+        self._load_history()
 
     def open(self) -> None:
         """Start the worker, with what the project has to show; call it when all listeners are there."""
@@ -245,6 +246,13 @@ class Controller(FrameSource):
         """Save and end the training."""
         self.send(Stop())
 
+    def take_scores(self, file: Path) -> None:
+        """Take in an evaluation by another process, where it is the newest one of this project's run."""
+        run_dir, scores = self.project.run_dir, evaluated_in(file)
+        own = run_dir is not None and file.resolve().parent == (run_dir / "eval").resolve()
+        if own and scores is not None and not scores.step < self.history.test_psnr.last_step:
+            self._take(self._worker, scores)
+
     def save(self) -> None:
         """Write a checkpoint now."""
         self.send(Save())
@@ -273,16 +281,8 @@ class Controller(FrameSource):
 
     @property
     def rank_figures(self) -> tuple[RankRow, ...]:
-        """Return the figures of each rank, rank 0 first; empty without a model.
-
-        All ranks step together, and each holds a nearly even share of the model.
-        """
-        status = self.status
-        if status.num_gaussians is None:
-            return ()
-        rate, num_ranks = status.steps_per_second, len(self.pids)
-        share = status.num_gaussians // max(num_ranks, 1)
-        return (RankRow(share, 1.0 / rate if rate else None),) * num_ranks
+        """Return the figures of each rank, rank 0 first; empty without a model."""
+        return self.status.rank_rows(len(self.pids))
 
     # ---- where pictures come from
 
@@ -362,8 +362,9 @@ class Controller(FrameSource):
         replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
         if replaced or isinstance(event, Frame):
             return
-        self.status = followed(self.status, event)
-        self.history.follow(event)
+        with self._following:
+            self.status = followed(self.status, event)
+            self.history.follow(event)
         if isinstance(event, SettingChanged):
             self._note_setting(event)
         elif isinstance(event, Exported):
@@ -392,5 +393,6 @@ class Controller(FrameSource):
         if run_dir is not None and (run_dir / "metrics.jsonl").exists():
             self.history.load(Run.open(run_dir).metrics().rows)
             if len(self.history.test_psnr):
-                last = float(self.history.test_psnr.arrays()[1][-1])
-                self.status = replace(self.status, test_psnr=last)
+                self.status = replace(self.status, test_psnr=self.history.test_psnr.last)
+            for newest in sorted((run_dir / "eval").glob("step_*.json"))[-1:]:
+                self.take_scores(newest)

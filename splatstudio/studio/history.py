@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
+from splatstudio.evaluate import evaluation_from_json
 from splatstudio.worker.messages import Densified, Evaluated, Event, Progress
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
@@ -31,6 +34,12 @@ class Curve:
         """Return the newest value, NaN where there is none."""
         with self._lock:
             return self._points[-1][1] if self._points else float("nan")
+
+    @property
+    def last_step(self) -> float:
+        """Return the step of the newest value, NaN where there is none."""
+        with self._lock:
+            return self._points[-1][0] if self._points else float("nan")
 
     def add(self, step: int, value: float) -> None:
         """Append a value; steps that were made again after a resume replace the old ones."""
@@ -107,3 +116,13 @@ class History:
                 if before is not None and elapsed > before[1] and step > before[0]:
                     self.rate.add(step, (step - before[0]) / (elapsed - before[1]))
                 before = (step, elapsed)
+
+
+def evaluated_in(file: Path) -> Evaluated | None:
+    """Return what eval/step_N.json of a run tells; None where it is gone or damaged."""
+    try:
+        values = json.loads(file.read_bytes())
+        scores = evaluation_from_json(values)
+        return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

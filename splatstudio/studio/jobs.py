@@ -99,6 +99,12 @@ class JobBoard:
         running = [status for status in jobs if status.end is None]
         return (running or jobs or [None])[-1]
 
+    @property
+    def in_progress(self) -> JobStatus | None:
+        """Return the task that has been in progress for the longest, None where there is none."""
+        with self._lock:
+            return next((status for status in self._jobs.values() if status.end is None), None)
+
     def follow(self, event: Event) -> None:
         """Take in an event of the worker."""
         if not isinstance(event, (JobProgress, JobDone, JobCancelled, JobFailed)):

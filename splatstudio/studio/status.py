@@ -35,6 +35,14 @@ class Status:
     message: str = ""  # why it failed; empty otherwise
     has_model: bool = False
 
+    def rank_rows(self, num_ranks: int) -> tuple[RankRow, ...]:
+        """Return the figures of each rank: all step together, and each has a nearly even share."""
+        if self.num_gaussians is None:
+            return ()
+        rate = self.steps_per_second
+        share = self.num_gaussians // max(num_ranks, 1)
+        return (RankRow(share, 1.0 / rate if rate else None),) * num_ranks
+
 
 @dataclass(frozen=True)
 class RankRow:

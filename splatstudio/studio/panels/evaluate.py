@@ -377,6 +377,8 @@ class EvaluatePanel(Panel):
             if end.scored is not None:
                 self._scores.show(end.scored, folder_of_model(task.paths[0]))
             self._scan_due, self._shown = 0.0, None
+        if end.scored is not None and end.scored.file is not None:
+            self._page.controller.take_scores(end.scored.file)
         notice = notice_of_end(task, end)
         if notice is not None:
             self._page.notify(notice)

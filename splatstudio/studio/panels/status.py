@@ -6,8 +6,10 @@ import html
 
 from splatstudio.studio.controller import Status
 from splatstudio.studio.hotkeys import Hotkey
+from splatstudio.studio.job_bar import progress_text
+from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.page import Page, Panel
-from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
+from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, css, duration
 
 STOP, SAVE = "Stop", "Save"
 
@@ -17,7 +19,7 @@ class StatusPanel(Panel):
 
     def __init__(self, page: Page):
         server, controller = page.server, page.controller
-        self._controller, self._viewport = controller, page.viewport
+        self._controller, self._viewport, self._jobs = controller, page.viewport, page.jobs
         self._gui, self._label = server.gui, ""
         can_train = controller.project.can_train
         self._head = server.gui.add_html("")
@@ -50,11 +52,12 @@ class StatusPanel(Panel):
         num_viewers = self._viewport.num_viewers
         choice = controller.choice()
         running = controller.can_order
-        shown = (status, choice, num_viewers, controller.can_start_over, running)
+        job = self._jobs.in_progress
+        shown = (status, choice, num_viewers, controller.can_start_over, running, job)
         if shown == self._shown:
             return
         self._shown = shown
-        self._head.content = header_html(controller.project.name, status, num_viewers)
+        self._head.content = header_html(controller.project.name, status, num_viewers, job)
         done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.value = done
         self._say_above(panel_label(status, done))
@@ -93,8 +96,11 @@ def panel_label(status: Status, done: float) -> str:
     return f"splatstudio · {word}{progress}"
 
 
-def header_html(name: str, status: Status, num_viewers: int) -> str:
-    """Return the head of the dock as HTML; everything from outside is escaped."""
+def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | None = None) -> str:
+    """Return the head of the dock as HTML; everything from outside is escaped.
+
+    A long task in progress, `job`, is told here as well: its own bar may be below what the window shows.
+    """
     word, color = state_word(status)
     viewers = f"{num_viewers} viewers" if num_viewers > 1 else ""
     figures = "".join(_figure(label, value) for label, value in _figures(status))
@@ -114,7 +120,18 @@ def header_html(name: str, status: Status, num_viewers: int) -> str:
         f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'
         f'<div style="margin-left:auto;white-space:nowrap;font-size:12px;color:{MUTED}">{viewers}</div></div>'
         f'<div style="display:grid;grid-template-columns:1.3fr 1fr .9fr;gap:5px 10px">{figures}</div>'
-        f"{message}</div>"
+        f"{message}{'' if job is None else _job_html(job)}</div>"
+    )
+
+
+def _job_html(job: JobStatus) -> str:
+    progress = job.progress
+    done = 100.0 * progress.done / progress.total if progress is not None and progress.total else 0.0
+    return (
+        f'<div style="margin-top:7px;font-size:12px;color:{MUTED};overflow-wrap:anywhere"'
+        f' data-splatstudio="task">{html.escape(progress_text(job))}</div>'
+        '<div style="margin-top:4px;height:3px;border-radius:2px;background:rgba(255,255,255,.1)">'
+        f'<div style="height:3px;border-radius:2px;width:{done:.1f}%;background:{css(ACCENT)}"></div></div>'
     )
 
 

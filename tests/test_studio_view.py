@@ -200,6 +200,9 @@ def test_errors_are_sorted_and_the_bad_ones_told() -> None:
     assert np.ptp(colors[3]) < 40, "what was not measured is grey"
     assert not Errors(np.full(7, np.nan)).bad.any() and Errors(np.full(7, np.nan)).range is None
     assert not Errors(np.full(7, 20.0)).bad.any()
+    few = np.concatenate([psnr, np.full(8, np.nan)])
+    assert not Errors(few).bad.any(), "6 of 15 do not say what is typical"
+    assert np.flatnonzero(Errors(few[:12]).bad).tolist() == [4], "6 of 12 do"
 
 
 def test_the_book_is_filled_from_events_and_files(blob_scene: Scene, tmp_path: Path) -> None:

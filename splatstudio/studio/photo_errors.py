@@ -16,6 +16,7 @@ from splatstudio.scene.scene import Scene
 
 BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
 BAD_DECIBELS = 2.0  # at least this much
+MIN_TYPICAL = 4  # photographs, and half of them: before that many are measured nobody knows what is typical
 UNKNOWN_COLOR = (120, 130, 146)
 # From the worst photographs to the best; told apart also by those who see red and green alike.
 SCALE = np.array([(235, 64, 70), (246, 150, 62), (238, 214, 92), (120, 190, 200), (64, 130, 235)], float)
@@ -47,7 +48,7 @@ class Errors:
     def bad(self) -> np.ndarray:
         """Return which photographs the model shows much worse than the others, [V] bool."""
         known = self.psnr[self.known]
-        if len(known) < 4:
+        if len(known) < max(MIN_TYPICAL, len(self.psnr) / 2):
             return np.zeros(len(self.psnr), bool)
         middle = np.median(known)
         deviation = 1.4826 * np.median(np.abs(known - middle))

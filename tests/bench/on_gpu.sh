@@ -36,7 +36,11 @@ if [ ${#device[@]} -eq 0 ]; then
   BUILD=build/gpu
   mkdir -p build
   cmake -S csrc -B "$BUILD" -DCMAKE_CUDA_ARCHITECTURES=native -DPython3_EXECUTABLE="$(command -v "$PYTHON")"
-  timeout 200 cmake --build "$BUILD" -j "$(nproc)" | tail -2
+  if ! timeout 200 cmake --build "$BUILD" -j "$(nproc)" >"$BUILD/log" 2>&1; then
+    grep -n -m 40 -A 3 -E "error|undefined reference" "$BUILD/log" || tail -40 "$BUILD/log"
+    echo "FAILED: the build, see $BUILD/log"
+    exit 1
+  fi
   export SPLATSTUDIO_EXTENSION="$PWD/$BUILD/_C.so"
 fi
 echo "== tests"
@@ -45,7 +49,8 @@ failed=""
 tests=(-q -p no:cacheprovider --noconftest -m cuda tests/test_cuda*.py)
 timeout 120 "$PYTHON" -m pytest "${tests[@]}" || failed="the tests of the GPU"
 if [ ${#device[@]} -eq 0 ] && command -v compute-sanitizer >/dev/null; then
-  timeout 60 compute-sanitizer --error-exitcode 1 "$PYTHON" -m pytest "${tests[@]}" \
+  # Each tensor has memory of its own there, so that what is written beside one is found.
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 60 compute-sanitizer --error-exitcode 1 "$PYTHON" -m pytest "${tests[@]}" \
     -k "nothing_to_see or adam or with_room or (a_step_is and False-True)" | tail -3 || failed="$failed compute-sanitizer"
 fi
 echo "== peers"

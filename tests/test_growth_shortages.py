@@ -16,6 +16,10 @@ from test_sharded_training import assert_same
 
 from splatstudio.distributed.failures import Fault
 from splatstudio.rank_devices import choose_devices
+from splatstudio.run import Run
+from splatstudio.scene import load_scene
+from splatstudio.session import Session
+from splatstudio.trainer import Trainer
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
 from tests.worker_watcher import MANY, Launch
@@ -48,6 +52,7 @@ def test_what_was_half_changed_is_as_it_was_on_all_ranks(
         assert part.short == (num_ranks - 1,) and part.unchanged
         assert part.max_gaussians == int(0.9 * part.num_before)
         assert "a change of their number was left out" in part.problem
+        assert part.problem.startswith(f"Memory ran out{' on rank 1' if num_ranks == 2 else ''} with")
         assert part.num_later > 0, "the next change is made"
         assert part.losses == parts[0].losses
 
@@ -70,19 +75,32 @@ def test_a_training_goes_on_as_without_that_change(pool: RankPool, blob_folder: 
     assert_same(hit[0].whole, spared[0].whole)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_the_user_is_told_and_an_evaluation_without_memory_ends_nothing(
-    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+def test_an_evaluation_without_memory_is_told_and_the_training_goes_on(
+    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(MANY, steps=6, eval_every=2, test_every=4)
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=2,rank=0,site=evaluation")
+    trainer = Trainer(load_scene(blob_folder, test_every=4), config)
+    session = Session(trainer, Run.create(tmp_path / "run", blob_folder, config))
+    advances = [session.advance() for _ in range(6)]
+    session.close()
+    trainer.close()
+    (told,) = [advance.problem for advance in advances if advance.problem]
+    assert told.startswith("Step 2 could not be evaluated: there is no memory for it.")
+    assert [advance.stats.step for advance in advances if advance.evaluation] == [4, 6]
+
+
+def test_an_evaluation_without_memory_on_a_rank_ends_nothing(
+    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     config = replace(MANY, steps=16, eval_every=8, test_every=4)
-    monkeypatch.setenv("SPLATSTUDIO_FAULT", f"oom@step=8,rank={num_ranks - 1},site=evaluation")
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=8,rank=1,site=evaluation")
     job = TrainJob(blob_folder, run, config)
-    worker = launch(job, plan_for(job, choose_devices(ranks=num_ranks)))
+    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
     worker.client.send(Start())
     told = worker.wait(Warned).sentence
-    where = "" if num_ranks == 1 else " on rank 1"
-    assert f"Step 8 could not be evaluated: there is no memory for it{where}." in told
+    assert "Step 8 could not be evaluated: there is no memory for it on rank 1." in told
     assert "the training goes on" in told
     assert worker.wait(Evaluated).step == 16 and worker.wait(Finished).step == 16
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -93,13 +111,12 @@ def test_a_limit_that_a_change_without_memory_has_set_is_told(
     launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(MANY, steps=20, densify=replace(MANY.densify, start_step=2, every=5, grow_grad=1e-4))
-    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=6,rank=1,site=growth")
-    job = TrainJob(blob_folder, tmp_path / "run", config)
-    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=6,rank=0,site=growth")
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
     worker.client.send(Start())
     limit = worker.wait(SettingChanged).value
     sentence = worker.wait(Warned).sentence
-    assert "ran out on rank 1 with" in sentence and f"none are added above {limit:,}" in sentence
+    assert "Memory ran out with" in sentence and f"none are added above {limit:,}" in sentence
     assert worker.wait(Finished).completed
 
 

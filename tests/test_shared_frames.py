@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from splatstudio.model import load_model
 from splatstudio.rank_devices import choose_devices
 from splatstudio.rendering import render, render_image
 from splatstudio.scene.scene import Scene
-from splatstudio.worker.client import plan_for
+from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.messages import (
     CancelJob,
     JobCancelled,
@@ -28,16 +31,18 @@ from splatstudio.worker.messages import (
     Pause,
     Progress,
     RenderPath,
+    Resume,
     Save,
     Saved,
     Snapshot,
     Start,
+    Started,
     StateChanged,
     TrainJob,
     ViewOptions,
 )
 from splatstudio.worker.painter import asked_for
-from tests.worker_watcher import MANY, Launch, Watcher
+from tests.worker_watcher import MANY, Watcher
 
 SIZES = (0, 150, 330)
 
@@ -69,14 +74,16 @@ def test_a_picture_without_memory_is_told_of_and_the_copy_stays_as_it_was(
     assert not np.array_equal(anew[0], before[0]), "it was trained meanwhile"
 
 
-@pytest.fixture
-def training(launch: Launch, blob_folder: Path, tmp_path: Path) -> Watcher:
-    """A training on two ranks that has begun to look like something."""
-    job = TrainJob(blob_folder, tmp_path / "run", MANY)
-    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
+@pytest.fixture(scope="module")
+def training(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watcher]:
+    """A training on two ranks that has begun to look like something; each test leaves it training."""
+    job = TrainJob(blob_folder, tmp_path_factory.mktemp("frames") / "run", MANY)
+    worker = Watcher(WorkerClient(job, plan_for(job, choose_devices(ranks=2))).start())
     worker.client.send(Start())
     worker.wait(Progress, lambda event: event.step > 20)
-    return worker
+    yield worker
+    if worker.client.alive:
+        worker.client.kill()
 
 
 def still(scene: Scene, frames: int) -> CameraPath:
@@ -88,13 +95,13 @@ def still(scene: Scene, frames: int) -> CameraPath:
 def assert_a_cancelled_path_leaves_nothing(training: Watcher, scene: Scene, tmp_path: Path) -> None:
     """Cancel a path, and render a short one to see that the ranks still draw and train."""
     endless = replace(still(scene, 1), default_seconds=400.0)
-    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=5))
-    training.wait(JobProgress, lambda event: event.done > 3)
-    training.client.send(CancelJob(5))
-    assert training.wait(JobCancelled).job == 5
+    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=3))
+    training.wait(JobProgress, lambda event: event.job == 3 and event.done > 3)
+    training.client.send(CancelJob(3))
+    assert training.wait(JobCancelled).job == 3
     assert list((tmp_path / "out").iterdir()) == []
-    training.client.send(RenderPath(still(scene, 3), tmp_path / "out" / "short.mp4", job=6))
-    assert training.wait(JobDone).job == 6
+    training.client.send(RenderPath(still(scene, 3), tmp_path / "out" / "short.mp4", job=4))
+    assert training.wait(JobDone).job == 4
     assert iio.imread(tmp_path / "out" / "short.mp4", plugin="pyav").shape == (4, 48, 64, 3)
     step = training.client.step
     training.wait(Progress, lambda event: event.step > step)
@@ -104,12 +111,12 @@ def assert_a_cancelled_path_leaves_nothing(training: Watcher, scene: Scene, tmp_
 def test_frames_are_of_one_moment_beside_the_training_and_can_be_cancelled(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    training.client.send(RenderPath(still(blob_scene, 40), tmp_path / "frames", job=1))
-    training.wait(JobDone)
+    training.client.send(RenderPath(still(blob_scene, 14), tmp_path / "frames", job=1))
+    training.wait(JobDone, lambda event: event.job == 1)
     frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
-    assert len(frames) == 41 and all(np.array_equal(frame, frames[0]) for frame in frames)
-    told = [(event.done, event.total) for event in training.of(JobProgress) if event.total]
-    assert told == sorted(told) and told[-1] == (41, 41)
+    assert len(frames) == 15 and all(np.array_equal(frame, frames[0]) for frame in frames)
+    told = [(event.done, event.total) for event in training.of(JobProgress) if event.job == 1 and event.total]
+    assert told == sorted(told) and told[-1] == (15, 15)
     step = training.client.step
     training.wait(Progress, lambda event: event.step > step + 20)
     training.client.send(Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=2))
@@ -126,10 +133,10 @@ def test_frames_are_those_of_the_merged_model_and_lie_in_order(
     keys = [keyframe_of(camera) for camera in blob_scene.cameras[:3]]
     path = CameraPath(tuple(keys), default_seconds=0.25, width=66, height=50, fps=14)
     step = training.client.step
-    training.client.send(RenderPath(path, tmp_path / "frames", job=1))
-    training.wait(JobDone)
-    training.client.send(RenderPath(path, tmp_path / "depth", options=ViewOptions(mode="depth"), job=2))
-    training.wait(JobDone, lambda event: event.job == 2)
+    training.client.send(RenderPath(path, tmp_path / "frames", job=5))
+    training.wait(JobDone, lambda event: event.job == 5)
+    training.client.send(RenderPath(path, tmp_path / "depth", options=ViewOptions(mode="depth"), job=6))
+    training.wait(JobDone, lambda event: event.job == 6)
     training.client.send(Save())
     saved = training.wait(Saved)
     assert saved.step == step, "nothing was trained for them"
@@ -143,3 +150,23 @@ def test_frames_are_those_of_the_merged_model_and_lie_in_order(
         assert np.abs(ours - expected).max() <= 1 and np.mean(ours != expected) < 1e-3
     depths = [iio.imread(file) for file in sorted((tmp_path / "depth").iterdir())]
     assert len(depths) == 8 and not np.array_equal(depths[0], iio.imread(files[0]))
+    training.client.send(Resume())
+    training.wait(Progress, lambda event: event.step > step)
+
+
+def test_a_path_ends_with_a_rank_that_is_killed_and_the_next_ranks_draw_another(
+    training: Watcher, blob_scene: Scene, tmp_path: Path
+) -> None:
+    endless = replace(still(blob_scene, 1), default_seconds=400.0)
+    training.client.send(RenderPath(endless, tmp_path / "out" / "frames", job=7))
+    training.wait(JobProgress, lambda event: event.job == 7 and event.done > 3)
+    os.kill(training.client.pids[1], signal.SIGKILL)
+    failed = training.wait(JobFailed)
+    assert failed.job == 7 and "ended before" in failed.sentence
+    assert list((tmp_path / "out").iterdir()) == []
+    training.wait(Started)
+    training.client.send(Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=8))
+    assert training.wait(JobDone).job == 8
+    assert iio.imread(tmp_path / "now.png").shape == (48, 64, 3)
+    step = training.client.step
+    training.wait(Progress, lambda event: event.step > step)

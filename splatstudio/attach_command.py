@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from splatstudio.terminal import console
-from splatstudio.worker.handshake import Line, dial, dial_again, shut
+from splatstudio.worker.handshake import MAX_ANSWER, Line, dial, dial_again, shut
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
 
@@ -24,7 +24,14 @@ def attach(address: str, token: str, typed: Iterable[str]) -> int:
     threading.Thread(target=terminal.hand_over, args=(typed,), name="typed", daemon=True).start()
     while not terminal.follow():
         console.print(f"The connection to {address} broke; it is tried again.")
-        terminal.line = dial_again(lambda: dial(address, token, frames=False), terminal.left)
+        try:
+            terminal.line = dial_again(lambda: dial(address, token, frames=False), terminal.left)
+        except ValueError:
+            if not terminal.left.is_set():
+                raise
+            break
+        if terminal.left.is_set():  # it was too late to shut this one
+            shut(terminal.line.socket)
     return 0
 
 
@@ -39,13 +46,13 @@ class _Terminal:
         """Print what is told until the line breaks, and return whether that is the end."""
         ended = False
         try:
-            for answer in self.line.answers:
+            while answer := self.line.answers.readline(MAX_ANSWER):
                 event = json.loads(answer)
                 ended = ended or event["event"] == "Finished"
                 if (text := described(event)) is not None:
                     console.print(text, markup=False, soft_wrap=True)
-        except OSError:
-            pass  # as where it ends
+        except (OSError, ValueError):
+            pass  # as where it ends: the last line may be half of one
         finally:
             self.line.close()
         return ended or self.left.is_set()

@@ -114,6 +114,7 @@ def test_a_terminal_finds_a_training_that_was_started_again(
     deadline = time.monotonic() + 60
     while made.num_spectators == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
+    made._spectators[0]._client.sendall(b'{"event": "Prog')  # it dies in the midst of a line
     made.close()
     card = RunCard(Path("scene"), Path("run"), "{}", 2)
     again = SteeringServer("127.0.0.1", made.port, lambda _: None, lambda: card, made.token)
@@ -123,6 +124,16 @@ def test_a_terminal_finds_a_training_that_was_started_again(
     again.close()
     terminal.join(60)
     assert ends == [0]
+
+
+def test_a_terminal_can_be_left_while_nobody_answers(server: tuple[SteeringServer, list[Command]]) -> None:
+    made, _ = server
+
+    def typed() -> Iterator[str]:
+        made.close()
+        yield "quit"
+
+    assert attach(f"127.0.0.1:{made.port}", made.token, typed()) == 0
 
 
 def test_typed_lines_become_orders_or_a_sentence() -> None:

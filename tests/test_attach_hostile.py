@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splatstudio.config import TrainConfig, changed
-from splatstudio.worker import spectator as spectator_module
-from splatstudio.worker import steering
+from splatstudio.worker import handshake, steering
 from splatstudio.worker.handshake import Line, RunCard, dial, proof
 from splatstudio.worker.messages import Command, Export, Warned
 from splatstudio.worker.spectator import ORDERS, Spectator, order_line, within_run
@@ -249,7 +248,7 @@ def test_who_sends_slowly_or_comes_in_crowds_takes_no_place_for_ever(
 def test_one_who_does_not_read_is_let_go_and_the_others_are_heard(
     server: SteeringServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spectator_module, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(handshake, "SEND_SECONDS", 1.0)
     long = Warned("x" * 1_000_000)
     deaf, good = connected(server), connected(server)
     with deaf.socket, good.socket:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from splatstudio.camera import Camera
 from splatstudio.camera_path import CameraPath, Keyframe
 from splatstudio.render_modes import Legend
 from splatstudio.strategy import Change
+from splatstudio.worker import handshake
 from splatstudio.worker.attached import EVENTS, AttachedPlan
 from splatstudio.worker.client import WorkerClient
-from splatstudio.worker.handshake import RunCard, dial
+from splatstudio.worker.handshake import Line, RunCard, dial
 from splatstudio.worker.launched_wire import keep_token, kept_token
 from splatstudio.worker.messages import (
     CancelJob,
@@ -51,6 +54,7 @@ from splatstudio.worker.spectator import order_in, order_line
 from splatstudio.worker.steering import SteeringServer
 
 TIMEOUT = 30.0
+E = TypeVar("E", bound=Event)
 CAMERA = Camera(np.eye(4), np.array([[50.0, 0, 32], [0, 50.0, 24], [0, 0, 1]]), 64, 48)
 PATH = CameraPath((Keyframe(np.eye(4), 1.0, None, "a"), Keyframe(np.eye(4), 0.9, 2.0)), loop=True, fps=24.0)
 
@@ -98,7 +102,7 @@ def attach(training: Training, tmp_path: Path) -> Iterator[Callable[[], WorkerCl
         assert not client.alive
 
 
-def wait_for(client: WorkerClient, kind: type[Event]) -> Event:
+def wait_for(client: WorkerClient, kind: type[E]) -> E:
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         for event in client.poll(0.1):
@@ -253,6 +257,35 @@ def test_to_leave_is_not_to_end_the_training(
     assert client.state == "ended" and not client.alive and training.orders.empty()
     attach().send(Pause())
     assert training.next() == Pause()
+
+
+def test_a_training_that_does_not_read_keeps_no_page_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "SEND_SECONDS", 1.0)
+    stopped = threading.Event()
+    card = RunCard(Path("scene"), tmp_path, "{}", 2)
+
+    def obey(_: Command) -> None:
+        stopped.wait(TIMEOUT)
+
+    server = SteeringServer("127.0.0.1", 0, obey, lambda: card)
+    address = f"127.0.0.1:{server.port}"
+
+    def dialled() -> Line:
+        return dial(address, server.token, frames=True)
+
+    client = WorkerClient(TrainJob(Path("scene"), tmp_path), AttachedPlan(dialled(), dialled)).start()
+    try:
+        for _ in range(40):  # more than the socket holds
+            client.send(UpdateSettings((("a", "x" * 1_000_000),)))
+        while "there is no connection" not in wait_for(client, Warned).sentence:
+            pass
+    finally:
+        client.close()
+        stopped.set()
+        server.close()
+    assert not client.alive
 
 
 def test_a_restart_keeps_the_token_which_nobody_else_can_read(tmp_path: Path) -> None:

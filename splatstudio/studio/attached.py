@@ -83,7 +83,7 @@ def project_of(card: RunCard) -> AttachedProject:
         made = card.run_dir.exists() or not card.run_dir.parent.is_dir()
         seen = not made or Run.open(card.run_dir).scene_path == card.scene_path
         scene = load_training_scene(card.scene_path, config) if seen else None
-    except ValueError:
+    except (ValueError, OSError):  # its folders may be somebody else's here
         scene = None
     if scene is None:
         note = (

@@ -17,7 +17,7 @@ from typing import Any
 import simplejpeg
 
 from splatstudio.worker import messages
-from splatstudio.worker.handshake import MAX_ANSWER, Line, dial_again
+from splatstudio.worker.handshake import MAX_ANSWER, Line, dial_again, shut
 from splatstudio.worker.messages import (
     CancelJob,
     Close,
@@ -128,6 +128,8 @@ class AttachedRun:
     def kill(self, *, quietly: bool = False) -> None:
         """Leave at once; the training goes on."""
         self._left.set()
+        if (line := self._line) is not None:
+            shut(line.socket)  # who sends there, to one who does not read, holds the lock
         with self._sending:
             line, self._line = self._line, None
         if line is not None:
@@ -144,7 +146,9 @@ class AttachedRun:
         try:
             self._line.socket.sendall(order_line(command))
         except OSError:
-            return False  # who reads notices, and dials again
+            # Half of an order may be under way: who reads from here notices, and dials again.
+            shut(self._line.socket)
+            return False
         return True
 
     def _run(self) -> None:
@@ -152,7 +156,7 @@ class AttachedRun:
         while line is not None and not self._left.is_set():
             try:
                 self._listen(line)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 log.info("the line broke: %s", error)
             with self._sending:
                 self._line = None
@@ -174,6 +178,9 @@ class AttachedRun:
                 self._listener.receive(Failed(f"{why} What it has saved is in its run folder.", 0, None, why))
             return None
         with self._sending:
+            if self._left.is_set():
+                line.close()
+                return None
             self._line = line
             for wanted in self._views.values():
                 self._write(wanted)

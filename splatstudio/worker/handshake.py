@@ -11,6 +11,8 @@ import hmac
 import json
 import secrets
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +27,9 @@ MAX_HELLO = 1 << 10  # bytes, of who may be anybody
 MAX_ANSWER = 1 << 26  # bytes of a line of the training, which has shown that it knows the token
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
 CONNECT_SECONDS = 10.0
+INTRODUCED_SECONDS = 60.0  # for all that is said first: the other end may be anybody
+SEND_SECONDS = 5.0  # for the other end to read: who does not is let go
+GONE_SECONDS = 15  # for the other machine to confirm what was sent to it
 REDIAL_SECONDS = 1.0
 PATIENCE_SECONDS = 600.0  # for the launcher to start the ranks again, on another machine perhaps
 WRONG_TOKEN = "the token is not that of this training"
@@ -78,17 +83,23 @@ def dial(address: str, token: str, *, frames: bool) -> Line:
         line = socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS)
     except OSError as error:
         raise Unreachable(f"no training answers at {address}: {error}") from error
+    watch = threading.Timer(INTRODUCED_SECONDS, shut, (line,))
+    watch.daemon = True
+    watch.start()
     try:
         keep_alive(line)
         answers = line.makefile("rb")
         card = _introduced(line, answers, token, address, frames)
         line.settimeout(None)
+        limit_sending(line)
     except OSError as error:
         line.close()
         raise Unreachable(f"the training at {address} has ended, or does not answer: {error}") from error
     except ValueError:
         line.close()
         raise
+    finally:
+        watch.cancel()
     return Line(line, answers, card)
 
 
@@ -100,7 +111,10 @@ def dial_again(dialled: Callable[[], Line], left: threading.Event) -> Line:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not left.wait(REDIAL_SECONDS):
         try:
-            return dialled()
+            line = dialled()
+            if not left.is_set():
+                return line
+            line.close()
         except Unreachable:
             if time.monotonic() >= deadline:
                 raise
@@ -115,7 +129,8 @@ def _introduced(line: socket.socket, answers: BinaryIO, token: str, address: str
         theirs = read_object(greeting)
         version, nonce = theirs["splatstudio"], str(theirs["nonce"])
     except (ValueError, KeyError) as error:
-        raise ValueError(f"what answers at {address} is no training of splatstudio") from error
+        # A port that a training has left may belong to another program for a while.
+        raise Unreachable(f"what answers at {address} is no training of splatstudio") from error
     if version != PROTOCOL:
         raise ValueError(
             f"the training at {address} speaks version {version!r:.20}, this program version {PROTOCOL}: use"
@@ -203,11 +218,23 @@ def _refused(word: str) -> None:
 
 def keep_alive(line: socket.socket) -> None:
     """Notice, within a quarter of a minute, that the machine at the other end is gone."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what was sent to it is sent again for a quarter of an hour
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECONDS)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def limit_sending(line: socket.socket) -> None:
+    """Let sending fail with an OSError where the other end does not read."""
+    # Not a timeout of the socket's: that would hold for the thread that reads, too.
+    if sys.platform == "win32":
+        timeout = struct.pack("@L", int(SEND_SECONDS * 1000))
+    else:
+        timeout = struct.pack("@ll", int(SEND_SECONDS), 0)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
 
 def shut(line: socket.socket) -> None:

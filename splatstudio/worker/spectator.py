@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -50,8 +48,6 @@ ORDERS: dict[str, type[Command]] = {order.__name__: order for order in (*_STEERI
 WRITABLE = ("exports", "renders")  # folders of the run that orders from outside may write into
 MAX_VIEWS = 64  # of one spectator
 MAX_WAITING = 500  # events for one who is slow: then the oldest are left out
-SEND_SECONDS = 5.0  # for a spectator that does not read: then it is let go
-FLUSH_SECONDS = 2.0  # at the end, for the last words
 UNANSWERED_SECONDS = 10.0  # after which a picture is no longer waited for
 JPEG_QUALITY = 90
 
@@ -113,8 +109,6 @@ class Spectator:
         self._lock = threading.Lock()
         self._owed: dict[int, float] = {}  # views that are being drawn, and since when
         self._next: OrderedDict[int, SetView] = OrderedDict()  # the newest wish of each, to be drawn after
-        # Not a timeout of the socket's: that would hold for the thread that reads, too.
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _send_timeout())
         self._outbox = Outbox(self, "spectator", MAX_WAITING)  # type: ignore[arg-type]
 
     def tell(self, event: Event) -> None:
@@ -137,9 +131,15 @@ class Spectator:
             self._owed[wanted.view] = time.monotonic()
         self._obey(wanted)
 
-    def flush(self) -> None:
-        """Wait a moment for what is left to be sent."""
-        self._outbox.flush(FLUSH_SECONDS)
+    def look_away(self, view: int) -> None:
+        """Forget a view, by its number here."""
+        with self._lock:
+            self._owed.pop(view, None)
+            self._next.pop(view, None)
+
+    def flush(self, seconds: float) -> None:
+        """Wait for what is left to be sent."""
+        self._outbox.flush(seconds)
 
     def drop(self) -> None:
         """Let it go."""
@@ -246,9 +246,3 @@ class Numbers:
 
 def _number(owned: dict[int, tuple[Spectator, int]], spectator: Spectator, theirs: int) -> int | None:
     return next((number for number, owner in owned.items() if owner == (spectator, theirs)), None)
-
-
-def _send_timeout() -> bytes:
-    if sys.platform == "win32":
-        return struct.pack("@L", int(SEND_SECONDS * 1000))
-    return struct.pack("@ll", int(SEND_SECONDS), 0)

@@ -25,6 +25,7 @@ from splatstudio.worker.handshake import (
     checked,
     greeting,
     keep_alive,
+    limit_sending,
     shut,
 )
 from splatstudio.worker.messages import (
@@ -50,6 +51,7 @@ MAX_LINE = 1 << 24  # bytes: an export names the cameras of all photographs
 MAX_CLIENTS = 8
 MAX_STRANGERS = 32  # who have not shown the token yet
 HELLO_SECONDS = 10.0  # for the token to be shown
+FLUSH_SECONDS = 2.0  # at the end, for the last words to all
 ACCEPT_SECONDS = 1.0  # after a connection that failed
 
 log = logging.getLogger("splatstudio.worker")
@@ -124,8 +126,9 @@ class SteeringServer:
         self._socket.close()
         with self._lock:
             spectators = list(self._spectators)
+        deadline = time.monotonic() + FLUSH_SECONDS
         for spectator in spectators:
-            spectator.flush()
+            spectator.flush(max(0.0, deadline - time.monotonic()))
             spectator.drop()
 
     def _accept(self) -> None:
@@ -174,6 +177,7 @@ class SteeringServer:
         watch.start()
         try:
             keep_alive(client)
+            limit_sending(client)
             nonce, line = greeting()
             client.sendall(line)
             try:
@@ -183,6 +187,7 @@ class SteeringServer:
             except ValueError as error:
                 client.sendall(json.dumps({"refused": str(error)}).encode() + b"\n")
                 return None
+            watch.cancel()  # to read what it is told may take longer, where the line is slow
             welcome = {"proof": proof, "run": asdict(self._card())}
             client.sendall(json.dumps(welcome, default=str).encode() + b"\n")
         finally:
@@ -211,12 +216,15 @@ class SteeringServer:
         if isinstance(command, SetView):
             view, left = self._numbers.view_of(spectator, command.view)
             if left is not None:
+                spectator.look_away(left)
                 self._obey(DropView(left))
             spectator.look(replace(command, view=view))
             return
         log.info("told from outside: %.300s", command)
         if isinstance(command, DropView):
             view = self._numbers.drop_view(spectator, command.view)
+            if view is not None:
+                spectator.look_away(view)
             command = None if view is None else DropView(view)
         elif isinstance(command, CancelJob):
             job = self._numbers.job_of(spectator, command.job)

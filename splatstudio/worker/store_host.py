@@ -35,8 +35,14 @@ class StoreHost:
         """Return a line to rank 0, wherever it runs now; Unreachable while there is none."""
         if not self._store.check([KEY]):
             raise Unreachable("the machines have not met yet")
-        said = json.loads(self._store.get(KEY))
-        return dial(said["address"], said["token"], frames=True)
+        try:
+            said = json.loads(self._store.get(KEY))
+            address, token = str(said["address"]), str(said["token"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                "what the machines say of rank 0 is not understood: use the same release"
+            ) from error
+        return dial(address, token, frames=True)
 
 
 def own_address(towards: tuple[str, int]) -> str:

@@ -108,6 +108,7 @@ class LaunchedWatch:
         self._own = heartbeats
         self._tell = tell
         self._process = Process.own()
+        self._alone = num_ranks == 1
         self._watched = tuple(range(num_ranks)) if rank == 0 else (0,)
         self._heard: dict[int, Told] = {}
         self._words = Heartbeats(multiprocessing.get_context("spawn"), len(self._watched))
@@ -120,7 +121,8 @@ class LaunchedWatch:
 
     def start(self) -> None:
         """Begin, where there is more than one rank."""
-        threading.Thread(target=self._run, name="launched-watch", daemon=True).start()
+        if not self._alone:  # else nobody has made a store
+            threading.Thread(target=self._run, name="launched-watch", daemon=True).start()
 
     def stop(self) -> None:
         """Watch no more, and say so: this rank leaves, as the others do, but not in the same moment."""
@@ -161,6 +163,7 @@ class LaunchedWatch:
 
     def _talk(self) -> None:
         store: TCPStore | None = None
+        warned = False
         while not self._over.wait(LOOK_SECONDS):
             # A connection that broke is not mended by itself.
             store = store or _store()
@@ -168,6 +171,9 @@ class LaunchedWatch:
                 self._answered = time.monotonic()
             else:
                 store = None
+                if not warned:
+                    log.warning("ranks that hang are not noticed while the store does not answer")
+                warned = True
         if store is not None:
             try:
                 told = Told(self._own.read(self._rank), self._process, self._blamed, left=True)
@@ -240,7 +246,7 @@ def _store() -> TCPStore | None:
     try:
         return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:  # all errors of the store are
-        log.warning("ranks that hang are not noticed for now: %s", error)
+        log.info("the store cannot be reached: %s", error)
         return None
 
 

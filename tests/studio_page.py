@@ -133,6 +133,11 @@ def open_screen(
 ) -> Screen:
     """Open the studio and its page; who opened it calls `close_screen`."""
     studio = Studio(path, network=Network(port=0), config=config, **settings)
+    return screen_of(browser, studio, width, height)
+
+
+def screen_of(browser: Any, studio: Studio, width: int = 1160, height: int = 460) -> Screen:
+    """Open the page of a studio; who opened it calls `close_screen`."""
     page = browser.new_page(viewport={"width": width, "height": height})
     screen = Screen(page, studio, [])
     page.on("pageerror", lambda error: screen.errors.append(str(error)))

@@ -37,8 +37,10 @@ class FakeServer:
         """Return what a new browser is shown, now and later: title, text, seconds."""
         shown: list[tuple[str, str, Any]] = []
 
-        def add(title: str, text: str, auto_close_seconds: Any = None, color: Any = None) -> None:
-            shown.append((title, text, auto_close_seconds))
+        def add(title: str, text: str, auto_close_seconds: Any = None, color: Any = None) -> Any:
+            line = (title, text, auto_close_seconds)
+            shown.append(line)
+            return SimpleNamespace(remove=lambda: shown.remove(line))
 
         client = SimpleNamespace(add_notification=add)
         self.clients[len(self.clients)] = client
@@ -72,6 +74,22 @@ def test_of_much_that_nobody_saw_the_failures_are_shown_and_the_rest_is_counted(
     assert len(shown) == MAX_MISSED_SHOWN + 1 and ("Failed", "second", None) in shown
     assert shown[-1][1] == "They are in the Log tab." and shown[-2][0] == "Saved step 299"
     assert len(news.items) == 200
+
+
+def test_what_fails_again_and_again_is_on_the_page_once_and_in_the_log_each_time() -> None:
+    server = FakeServer()
+    news = News(cast(viser.ViserServer, server))
+    full, saved = Notice("Please note", "Not saved: the disk is full.", bad=True), Notice("Saved", "/run")
+    for notice in (full, full, full):
+        news.tell(notice)
+    watching = server.open()
+    assert [text for _, text, _ in watching] == [full.text]
+    for notice in (full, full, saved, full, saved, saved):
+        news.tell(notice)
+    assert [text for _, text, _ in watching] == [
+        text.text for text in (full, full, saved, full, saved, saved)
+    ]
+    assert len(news.items) == 9
 
 
 def test_the_log_tab_lists_it_with_its_time_and_escaped() -> None:

@@ -32,6 +32,7 @@ class News:
         self._server = server
         self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
         self._missed: list[Notice] = []
+        self._stays: tuple[Notice, list[viser.NotificationHandle]] | None = None  # what was told last
         self._lock = threading.Lock()
         self.num_told = 0
         server.on_client_connect(self._catch_up)
@@ -43,15 +44,24 @@ class News:
             return tuple(self._items)
 
     def tell(self, notice: Notice) -> None:
-        """Show a notice in every browser, and keep it."""
+        """Show a notice in every browser, and keep it.
+
+        What goes wrong again and again, as a save on a full disk, is shown once: its newest time.
+        """
         with self._lock:
             clients = list(self._server.get_clients().values())
             self._items.append(NewsItem(datetime.now(), notice))
             self.num_told += 1
             if not clients:
-                self._missed = [*self._missed, notice][-NUM_KEPT:]
-        for client in clients:
-            _show(client, notice, stays=notice.bad)
+                others = [missed for missed in self._missed if missed != notice]
+                self._missed = [*others, notice][-NUM_KEPT:]
+            before, self._stays = self._stays, None
+        if before is not None and before[0] == notice:
+            for handle in before[1]:
+                handle.remove()
+        shown = [_show(client, notice, stays=notice.bad) for client in clients]
+        with self._lock:
+            self._stays = (notice, shown) if notice.bad else None
 
     def tell_failure(self, error: BaseException) -> None:
         """Tell of what a button, a field or a key did not do because of `error`."""
@@ -77,8 +87,8 @@ class News:
             _show(client, Notice(more, "They are in the Log tab."), stays=True)
 
 
-def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> None:
-    client.add_notification(
+def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> viser.NotificationHandle:
+    return client.add_notification(
         notice.title,
         notice.text,
         auto_close_seconds=None if stays else 8.0,

@@ -71,11 +71,13 @@ window.splatstudioReleasesKeys = true;
 
 
 # What the page says of itself in the browser's tab, and what viser draws twice: a second handle of a dock.
+# A notice ends with a path, which has no spaces to break it at: its end would be cut off.
 _DRESS_PAGE = """
 if (!window.splatstudioDressed) {
   window.splatstudioDressed = true;
   const style = document.createElement("style");
-  style.textContent = "[data-dock-griphandle] { display: none !important }";
+  style.textContent = "[data-dock-griphandle] { display: none !important }"
+    + " .mantine-Notification-description { overflow-wrap: anywhere }";
   document.head.append(style);
   setInterval(() => {
     const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";

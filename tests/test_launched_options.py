@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from splatstudio.launched_command import launched_job
 from splatstudio.run import Run
 from splatstudio.worker import launched, launched_wire
 from splatstudio.worker.channel import FrameSlots
+from splatstudio.worker.handshake import dial
 from splatstudio.worker.launched_rank import LaunchedRank
-from splatstudio.worker.messages import Close, Event, Start, StateChanged, Stop, TrainJob
+from splatstudio.worker.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
 
 BIN = Path(sys.executable).parent
 LIMIT = "densify.max_gaussians"
@@ -168,3 +170,23 @@ def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     wire = launched_wire.Wire(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()
     assert line.told == [Start(), Stop(), Stop(), Close()] and wire.unsaved
+
+
+def test_who_comes_to_a_port_that_was_free_late_hears_what_was_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched_wire, "LISTEN_SECONDS", 0.05)
+    told: queue.Queue[Event] = queue.Queue()
+    wire = launched_wire.Wire(_FullDisk(), None, TrainJob(tmp_path, tmp_path, attempt=1), told.put)  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wire.listen(taken.getsockname(), None, 2)
+        wire.tell(StateChanged("training"))
+        said = [told.get(timeout=60), told.get(timeout=60)]
+    assert isinstance(said[0], Warned) and "tries again" in said[0].sentence
+    found = told.get(timeout=60)
+    assert isinstance(found, Warned)
+    address, token = found.sentence.split()[-3], found.sentence.split()[-1]
+    line = dial(address, token, frames=False)
+    with line.socket, line.answers:
+        assert b'"training"' in line.answers.readline()
+    wire.close()

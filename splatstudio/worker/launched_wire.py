@@ -30,7 +30,7 @@ from splatstudio.worker.messages import (
     TrainJob,
     Warned,
 )
-from splatstudio.worker.steering import SteeringServer
+from splatstudio.worker.steering import SteeringServer, kind_of
 from splatstudio.worker.store_host import announce, own_address
 
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
@@ -57,6 +57,8 @@ class Wire:
         self._num_ranks = 1
         self.unsaved = False  # the training stands still because there is no room for the model
         self._server: SteeringServer | None = None
+        self._telling = threading.Lock()
+        self._missed: dict[object, Event] = {}  # the newest of each kind, for a server that is late
 
     def listen(self, at: Address | None, store_at: Address | None, num_ranks: int) -> None:
         """Let in who has the token at `at`, and print it; OSError where the address cannot be had.
@@ -94,7 +96,20 @@ class Wire:
                 server.close()
                 raise
         self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
-        self._server = server
+        with self._telling:
+            for event in self._missed.values():
+                server.tell(event)
+            self._missed.clear()
+            self._server = server
+
+    def _hear(self, event: Event) -> None:
+        """Tell who watches, or remember for who will."""
+        with self._telling:
+            if self._server is not None:
+                self._server.tell(event)
+            else:
+                self._missed.pop(kind_of(event), None)
+                self._missed[kind_of(event)] = event
 
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
@@ -110,10 +125,9 @@ class Wire:
                 continue
             self._tell(event)
             server = self._server
-            if server is not None:
-                if isinstance(event, Started):
-                    self._keep(server.token)
-                server.tell(event)
+            if server is not None and isinstance(event, Started):
+                self._keep(server.token)
+            self._hear(event)
             if isinstance(event, Finished):
                 self._send(Close())
             elif isinstance(event, StateChanged):
@@ -132,8 +146,7 @@ class Wire:
     def tell(self, event: Event) -> None:
         """Say something beside the training, which may hang."""
         self._tell(event)
-        if self._server is not None:
-            self._server.tell(event)
+        self._hear(event)
 
     def close(self) -> None:
         """Let everybody go who watches."""

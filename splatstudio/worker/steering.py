@@ -106,7 +106,7 @@ class SteeringServer:
                 spectator.tell(replace(event, job=job))
             return
         with self._lock:
-            key = _key(event)
+            key = kind_of(event)
             self._last.pop(key, None)  # told again in the order in which it happened
             self._last[key] = event
             spectators = list(self._spectators)
@@ -240,7 +240,7 @@ class SteeringServer:
             self._obey(command)
 
 
-def _key(event: Event) -> object:
+def kind_of(event: Event) -> object:
     """Return the key under which a newer event takes the place of an older one, for who comes later."""
     if isinstance(event, SettingChanged):
         return ("setting", event.path)

@@ -167,7 +167,7 @@ def steer(command: list[object]) -> str:
                 told.append(line)
                 if answer in line and "Type:" not in line:
                     break
-        told.append(attached.communicate(timeout=60)[0])
+        told.append(attached.communicate(timeout=200)[0])
         assert attached.returncode == 0, told
     return "".join(told)
 
@@ -188,7 +188,7 @@ def test_a_training_of_torchrun_is_steered_from_another_terminal(blob_folder: Pa
             assert found is not None, "it never said where it is"
             command = [BIN / "splatstudio", "attach", found[1], "--token", found[2], "--terminal"]
             told = steer(command)
-            assert training.wait(60) == 0
+            assert training.wait(200) == 0
         finally:
             training.kill()
     assert "optim.means_lr is 1e-05" in told and "StateChanged: paused" in told, told

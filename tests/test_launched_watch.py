@@ -23,7 +23,7 @@ from splatstudio.worker.launched_watch import HUNG, Process, Told
 
 TIMEOUT = 100.0
 NUM_RANKS = 2
-SPARED = 4.0  # seconds, more than the limits in here
+SPARED = 5.0  # seconds, more than the limits in here
 READY, HANG = "ready", "hang"
 
 
@@ -35,7 +35,7 @@ def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
     stuck = 3.0 if how == "stuck" else TIMEOUT
     launched_watch.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
     launched_watch.LOOK_SECONDS, launched_watch.LAST_WORDS_SECONDS = 0.2, 1.0
-    launched_watch.STORE_SECONDS = launched_watch.DEAF_SECONDS = 1.0
+    launched_watch.STORE_SECONDS, launched_watch.DEAF_SECONDS = 1.0, 2.0
     if how == "deaf":  # as on another machine, where none sees that it was stopped
         own = replace(Process.own(), host="elsewhere")
         Process.own = classmethod(lambda cls: own)  # type: ignore[method-assign]
@@ -61,11 +61,13 @@ class Rank:
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
     how = request.node.callspec.params["how"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     if how != "deaf":
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = store.port
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     context, started = process_context(), []
     for rank in range(NUM_RANKS):
         ours, theirs = context.Pipe()

@@ -139,6 +139,7 @@ def attached(nodes: Nodes) -> AttachedStudio:
     return opened[0]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "machines",
     [
@@ -189,6 +190,6 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: controller.status.state == "ended")
     finally:
         studio.close()
-    assert [agent.wait(60) for agent in nodes.agents.values()] == [0, 0], nodes.log.read_text()
+    assert [agent.wait(TIMEOUT) for agent in nodes.agents.values()] == [0, 0], nodes.log.read_text()
     newest = max((tmp_path / "run" / "ckpts").glob("step_*"))
     assert len(read_manifest(newest)["ranks"]) == 2 and f"Goes on from {tmp_path}" in nodes.log.read_text()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
-from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
@@ -31,9 +31,11 @@ Evaluator = Callable[[OnImage], Evaluation]
 
 
 def evaluate_alone(trainer: Trainer, on_image: OnImage) -> Evaluation:
-    """Evaluate the model of a training of one process."""
+    """Evaluate the model of a training of one process; raises OutOfMemory where there is none for it."""
     options = trainer.display_options
-    return evaluate(trainer.gaussians, trainer.scene, options=options, on_image=on_image)
+    return together(
+        trainer.ranks, lambda: evaluate(trainer.gaussians, trainer.scene, options=options, on_image=on_image)
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Session:
     ):
         """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
 
-        Where the trainer has a part of the model alone, `saver` and `evaluator` know the others.
+        Where the trainer has a part of the model alone, `saver` and `evaluator` know the others. An
+        `evaluator` raises OutOfMemory, on all ranks alike, where there is no memory for it.
         """
         self._clock = clock
         self.trainer = trainer
@@ -182,13 +185,13 @@ class Session:
         trainer = self.trainer
         self._evaluating = True
         try:
-            evaluation, where = unless_out_of_memory(lambda: self._evaluator(self._on_image)), ""
-        except OutOfMemory as error:
-            evaluation, where = None, f" on rank {', '.join(map(str, error.ranks))}"
+            evaluation = self._evaluator(self._on_image)
+        except OutOfMemory as error:  # one on which all agree; else the others are in the midst of it
+            several = trainer.ranks.num_ranks > 1
+            where = f" on rank {', '.join(map(str, error.ranks))}" if several else ""
+            raise ValueError(f"there is no memory for it{where}") from None
         finally:
             self._evaluating = False
-        if evaluation is None:
-            raise ValueError(f"there is no memory for it{where}")
         config = trainer.config
         split = config.test_every, config.test_images
         against = Against(trainer.scene.path.resolve(), config.downscale, *split)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.evaluate import (
     PSNR_AND_SSIM,
     Evaluation,
@@ -52,7 +52,10 @@ def evaluate_together(
     when there is nothing to compare with, and OutOfMemory on all ranks alike where any has no memory for it.
     """
     if ranks.num_ranks == 1:
-        return evaluate(gaussians, scene, options=options, measures=measures, on_image=on_image)
+        return together(
+            ranks,
+            lambda: evaluate(gaussians, scene, options=options, measures=measures, on_image=on_image),
+        )
     measures = measures.to(gaussians.device)
     indices, num = scene.test_indices, ranks.num_ranks
     scores: list[ImageScore] = []

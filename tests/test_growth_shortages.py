@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from growth_tasks import Shortage, balance_short, grow_short
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
@@ -15,9 +16,10 @@ from test_sharded_strategies import COMMON, FAST, MCMC
 from test_sharded_training import assert_same
 
 from splatstudio.distributed.failures import Fault
+from splatstudio.evaluate import Evaluation
 from splatstudio.rank_devices import choose_devices
 from splatstudio.run import Run
-from splatstudio.scene import load_scene
+from splatstudio.scene import Scene, load_scene
 from splatstudio.session import Session
 from splatstudio.trainer import Trainer
 from splatstudio.worker.client import plan_for
@@ -88,6 +90,21 @@ def test_an_evaluation_without_memory_is_told_and_the_training_goes_on(
     (told,) = [advance.problem for advance in advances if advance.problem]
     assert told.startswith("Step 2 could not be evaluated: there is no memory for it.")
     assert [advance.stats.step for advance in advances if advance.evaluation] == [4, 6]
+
+
+def test_a_shortage_on_which_ranks_have_not_agreed_is_not_passed_over(
+    blob_scene: Scene, tmp_path: Path
+) -> None:
+    def short(_: object) -> Evaluation:
+        raise torch.OutOfMemoryError("there is no room left")
+
+    trainer = Trainer(blob_scene, MANY)
+    session = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, MANY), evaluator=short)
+    with pytest.raises(torch.OutOfMemoryError):
+        session.evaluate()
+    assert not session.evaluating
+    session.close()
+    trainer.close()
 
 
 def test_an_evaluation_without_memory_on_a_rank_ends_nothing(

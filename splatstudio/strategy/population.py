@@ -31,9 +31,8 @@ class Population:
     steps_back: list[Callable[[], object]] | None = None
     # Called in the midst of an edit: tests let memory be short there.
     amid_edit: Callable[[], None] = lambda: None
-    short: bool = (
-        False  # whether this rank left out for want of memory what concerns no other, see `unless_short`
-    )
+    # Whether this rank left out for want of memory what concerns no other, see `unless_short`.
+    short: bool = False
 
     def __len__(self) -> int:
         return len(self.gaussians)

@@ -111,6 +111,7 @@ class LaunchedWatch:
         self._alone = num_ranks == 1
         self._watched = tuple(range(num_ranks)) if rank == 0 else (0,)
         self._heard: dict[int, Told] = {}
+        self._foreign: set[int] = set()  # ranks whose words are not understood
         self._words = Heartbeats(multiprocessing.get_context("spawn"), len(self._watched))
         self._blamed: Process | None = None
         self._answered = 0.0  # when the store did last
@@ -195,7 +196,9 @@ class LaunchedWatch:
             try:
                 heard = Told.decoded(answer)
             except (ValueError, KeyError, TypeError):
-                log.warning("rank %d is not watched: it has another release of splatstudio", rank)
+                if rank not in self._foreign:
+                    log.warning("rank %d is not watched: it has another release of splatstudio", rank)
+                self._foreign.add(rank)
                 continue
             if heard.left:
                 self._heard.pop(rank, None)

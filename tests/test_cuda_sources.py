@@ -56,3 +56,9 @@ def test_device_memory_comes_from_torch() -> None:
     for name, source in KERNELS.items():
         for forbidden in ("cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "thrust::", "cudaSetDevice"):
             assert forbidden not in source, f"{name} calls {forbidden}"
+
+
+def test_the_binding_takes_no_macro_that_came_after_the_oldest_torch() -> None:
+    for path in [*CSRC.glob("*.h"), *CSRC.glob("*.cpp")]:
+        # Torch 2.11 has TORCH_ERROR_CODE_CHECK alone; TORCH_TARGET_VERSION hides functions, not macros.
+        assert "STABLE_TORCH_ERROR_CODE_CHECK(" not in path.read_text(), path.name

@@ -28,7 +28,8 @@ def grow(
     """Change the population as the rules say after `step` other steps; None where none was due.
 
     Called by all ranks with the same, but for `seen`. What a rank has no memory for is left out on all of
-    them, as `Change.short` says. Raises FailedTogether where a photograph that is asked cannot be read.
+    them, as `Change.short` says. Raises ValueError, on all ranks, where a photograph that is asked cannot be
+    read.
     """
     change = strategy.after_step(population, seen, step)
     change = hold_shapes(population, limits, cameras, change, step)

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from rank_pool import RankPool
+from sharded_training_tasks import config_of
+from shortage_tasks import no_memory
 from test_sharded_strategies import COMMON, FAST
 from wary_tasks import NUM_EXCHANGES, Ending, fail_at, grow_unread
 
-from splatstudio.distributed.failures import is_out_of_memory
+from splatstudio.distributed.failures import OutOfMemory, is_out_of_memory
+from splatstudio.scene import Scene
+from splatstudio.strategy import population
+from splatstudio.trainer import Trainer
 
 EACH = range(NUM_EXCHANGES + 1)
 
@@ -62,6 +67,20 @@ def test_an_unreadable_photograph_in_a_change_leaves_all_ranks_as_they_were(
         assert kind == ("ValueError" if num_ranks == 1 else "FailedTogether") and named and unchanged
         assert num_changed > 0, "with the photograph the same change is made"
         assert not whole, "of the step a part is missing: it is not saved"
+
+
+def test_a_change_that_cannot_be_taken_back_ends_a_training_that_nobody_saves(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=11,rank=0,site=growth")
+    monkeypatch.setattr(population, "_as_before", no_memory)
+    trainer = Trainer(blob_scene, config_of(COMMON, 200))
+    with pytest.raises(MemoryError, match="the model is torn") as raised:
+        for _ in range(11):
+            trainer.train_step()
+    assert not isinstance(raised.value, OutOfMemory), "which would be survived"
+    assert trainer.step == 10 and not trainer.whole
+    trainer.close()
 
 
 def test_memory_that_cuda_itself_lacks_is_memory_and_what_nccl_lacks_ends_the_process() -> None:

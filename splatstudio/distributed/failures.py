@@ -35,7 +35,7 @@ class OutOfMemory(MemoryError):
 class FailedTogether(ValueError):
     """What a rank could not do, as its user has to know; all ranks raise it in the same place.
 
-    Nothing was changed: they can still do together what comes before the end.
+    What failed has changed nothing: they can still do together what comes before the end.
     """
 
 
@@ -60,7 +60,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
     """Return what `work` returns, where it has succeeded on all ranks, which call this together.
 
     `work` talks to no other rank. Raises OutOfMemory on all ranks alike where any had no memory, and
-    FailedTogether where any raised ValueError.
+    FailedTogether where any raised ValueError; one process raises that itself.
     """
     result, wrong = None, ""
     try:

@@ -89,7 +89,8 @@ def all_or_none(ranks: Ranks, work: Callable[[Ranks], T], undo: Callable[[], Non
     """Return what `work` returns, where it succeeds on all ranks, which call this together.
 
     `work` gets the ranks to exchange with. Where any has no memory for its part, all call `undo` and raise
-    OutOfMemory alike; where any raises ValueError, all call `undo` and raise FailedTogether.
+    OutOfMemory alike; where any raises ValueError, all call `undo` and raise FailedTogether. One process
+    raises its ValueError itself.
     """
     wary = WaryRanks(ranks)
     result, short, wrong = None, (), ""

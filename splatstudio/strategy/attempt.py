@@ -20,7 +20,8 @@ def attempt(population: Population, work: Callable[[], T]) -> T:
     `work` exchanges by `population.ranks` and changes rows by `edit`, or says in `population.steps_back` how
     a change is taken back; what it makes of a count is a new tensor. Where a rank has no memory for its part
     everything is as it was before, to the last bit, and all raise OutOfMemory; where one raises ValueError,
-    all raise FailedTogether.
+    all raise FailedTogether (one process: what it was). MemoryError, which is not OutOfMemory: there was none
+    to take the change back either.
     """
     ranks, counts = population.ranks, dict(population.counts)
     back = population.steps_back = []

@@ -282,6 +282,27 @@ class _Flaky:
         return getattr(self._real, name)
 
 
+def test_a_machine_without_threads_left_goes_on_training(
+    server: SteeringServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, 40
+
+    def scarce(thread: threading.Thread) -> None:
+        nonlocal left
+        if left > 0 and threading.current_thread().name.startswith("steering"):
+            left -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    while left > 0:  # more than there are places
+        assert not GREETING.fullmatch(answer(server))
+    server.tell(Warned("here"))
+    client = connected(server)
+    with client.socket:
+        assert b"here" in client.answers.readline()
+
+
 def test_a_connection_that_fails_does_not_end_the_listening(monkeypatch: pytest.MonkeyPatch) -> None:
     create = socket.create_server
     monkeypatch.setattr(socket, "create_server", lambda address: _Flaky(create(address)))

@@ -146,7 +146,12 @@ class SteeringServer:
                 client.close()
                 continue
             name = f"steering-{address[0]}"
-            threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
+            except RuntimeError as error:  # the machine has no more threads: no reason to end a training
+                log.warning("nobody could be let in: %s", error)
+                self._strangers.release()
+                client.close()
 
     def _serve(self, client: socket.socket) -> None:
         spectator: Spectator | None = None
@@ -158,7 +163,7 @@ class SteeringServer:
                 spectator = self._welcome(client, caller)
                 while line := lines.readline(MAX_LINE):
                     self._take(line, spectator)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last: there are no more threads
             log.info("who watched is let go: %s", error)
         finally:
             if spectator is not None:
@@ -174,8 +179,8 @@ class SteeringServer:
         # One that sends a byte now and then must not hold a place for ever.
         watch = threading.Timer(HELLO_SECONDS, shut, (client,))
         watch.daemon = True
-        watch.start()
         try:
+            watch.start()
             keep_alive(client)
             limit_sending(client)
             nonce, line = greeting()

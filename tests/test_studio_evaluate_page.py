@@ -70,6 +70,11 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     screen.wait(lambda: screen.step > step, "the training went on")
     psnr = json.loads(scores.read_text())["psnr"]
     screen.wait(lambda: f"{psnr:.2f} dB" in screen.text("scores"), "the scores are shown")
+    screen.wait(lambda: screen.text("test-psnr") == f"{psnr:.2f} dB", "the head shows it, too")
+    (notice,) = (item.notice for item in screen.studio._news.items if "PSNR" in item.notice.title)
+    assert notice.text == str(scores)
+    told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
+    assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
     merged = trained / "exports" / "blobs-20-merged.ply"
     assert len(read_ply(merged)) == len(screen.studio.project.scene.points)  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio import cli
-from splatstudio.config import TrainConfig, from_json, value_of
+from splatstudio.config import TrainConfig, changed, from_json, value_of
 from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
 
 
@@ -38,10 +38,11 @@ def test_settings_of_no_preset_have_no_name() -> None:
 
 
 def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -> None:
-    config = TrainConfig(strategy="mcmc")
+    config = changed(PRESETS["mcmc"].apply(TrainConfig()), "shapes.opacity_weight", 0.0)
+    config = changed(config, "shapes.scale_weight", 0.0)
     assert nearest_preset(config).name == "mcmc"
     assert nearest_preset(config).changes(config) == ["shapes.opacity_weight", "shapes.scale_weight"]
-    assert PRESETS["default"].changes(config) == ["strategy"]
+    assert PRESETS["default"].changes(TrainConfig(strategy="mcmc")) == ["strategy"]
     short = PRESETS["preview"].apply(TrainConfig(steps=77), {"steps"})
     assert nearest_preset(short).name == "preview" and nearest_preset(short).changes(short) == ["steps"]
     longer = PRESETS["fast"].apply(TrainConfig(steps=2000), {"steps"})

@@ -82,7 +82,7 @@ def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Pa
     config = PRESETS["preview"].apply(TrainConfig(densify=DensifyConfig(max_gaussians=99)), typed)
     project = open_project(blob_folder, config, tmp_path / "run", typed)
     assert project.given == typed
-    assert PRESETS["quality"].apply(project.config, project.given) == TrainConfig(densify=config.densify)
+    assert PRESETS["default"].apply(project.config, project.given) == TrainConfig(densify=config.densify)
 
 
 def test_a_running_training_takes_live_settings_and_refuses_the_rest(

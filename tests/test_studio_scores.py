@@ -11,7 +11,7 @@ from splatstudio.evaluate import Evaluation, ImageScore, write_evaluation
 from splatstudio.run import Run
 from splatstudio.studio.controller import Controller, Status
 from splatstudio.studio.jobs import JobBoard
-from splatstudio.studio.panels.status import header_html
+from splatstudio.studio.panels.status import header_html, panel_label
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -77,7 +77,8 @@ def test_the_head_tells_of_a_task_until_it_has_ended(controller: Controller, tmp
         assert board.submit(Export(tmp_path / name)) is not None
     board.follow(JobProgress(1, 3, 12, 2.0))
     head = header_html("demo", Status(), 1, board.in_progress)
-    assert "Exporting &lt;b&gt;.ply: 3 of 12, 2 s left" in head and "width:25.0%" in head
+    assert "Exporting &lt;b&gt;.ply: 3 of 12, 2 s left" in head
+    assert panel_label(Status(), 0.0, board.in_progress) == "splatstudio · Starting · Exporting 25 %"
     board.follow(JobDone(1, tmp_path / "b.ply", 10))
     assert "Exporting c.ply" in header_html("demo", Status(), 1, board.in_progress), "the next one"
     board.follow(JobDone(2, tmp_path / "c.ply", 10))

@@ -37,7 +37,18 @@ class JobStatus:
     @property
     def doing(self) -> str:
         """Return what is done to which file, as "Rendering orbit.mp4"."""
-        return f"{_WORDS[type(self.command)][0]} {output_of(self.command).name}"
+        return f"{self.verb} {output_of(self.command).name}"
+
+    @property
+    def verb(self) -> str:
+        """Return what is done, as "Rendering"."""
+        return _WORDS[type(self.command)][0]
+
+    @property
+    def percent(self) -> float:
+        """Return how much of it is done, 0 while nobody can say."""
+        progress = self.progress
+        return 100.0 * progress.done / progress.total if progress is not None and progress.total else 0.0
 
     @property
     def file(self) -> Path | None:

@@ -9,7 +9,7 @@ from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import progress_text
 from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.page import Page, Panel
-from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, css, duration
+from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
 
 STOP, SAVE = "Stop", "Save"
 
@@ -60,7 +60,7 @@ class StatusPanel(Panel):
         self._head.content = header_html(controller.project.name, status, num_viewers, job)
         done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.value = done
-        self._say_above(panel_label(status, done))
+        self._say_above(panel_label(status, done, job))
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
         self._start_over.visible = controller.can_start_over
@@ -89,11 +89,12 @@ def state_word(status: Status) -> tuple[str, str]:
     return STATE_WORDS[status.state]
 
 
-def panel_label(status: Status, done: float) -> str:
-    """Return what the dock's own head says; `done` are per cent of the steps."""
+def panel_label(status: Status, done: float, job: JobStatus | None = None) -> str:
+    """Return what the dock's own head says; `done` are per cent of the steps, `job` a long task."""
     word, _ = state_word(status)
     progress = f" {int(done)} %" if status.state in ("training", "paused") else ""
-    return f"splatstudio · {word}{progress}"
+    task = "" if job is None else f" · {job.verb} {int(job.percent)} %"
+    return f"splatstudio · {word}{progress}{task}"
 
 
 def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | None = None) -> str:
@@ -125,13 +126,9 @@ def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | No
 
 
 def _job_html(job: JobStatus) -> str:
-    progress = job.progress
-    done = 100.0 * progress.done / progress.total if progress is not None and progress.total else 0.0
     return (
         f'<div style="margin-top:7px;font-size:12px;color:{MUTED};overflow-wrap:anywhere"'
         f' data-splatstudio="task">{html.escape(progress_text(job))}</div>'
-        '<div style="margin-top:4px;height:3px;border-radius:2px;background:rgba(255,255,255,.1)">'
-        f'<div style="height:3px;border-radius:2px;width:{done:.1f}%;background:{css(ACCENT)}"></div></div>'
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,11 +176,16 @@ def test_a_cancelled_video_leaves_no_file_and_a_picture_is_sent(
     enter(screen, "Duration (s)", "600")
     screen.button("Render 18,001 frames").click()
     screen.wait(lambda: "of 18,001" in screen.text("job"), "it tells how far it is")
+    # The dock is scrolled down to the button: its own head stays in sight, and tells of it.
+    label = screen.page.get_by_text(re.compile(r"· Rendering \d+ %$")).first
+    label.wait_for()
+    screen.wait(lambda: 0 <= (label.bounding_box() or {"y": -1})["y"] < 100, "it is at the top of the window")
     renders = tmp_path / "runs" / "blobs" / "renders"
     assert [file.name.startswith(".tmp-") for file in renders.iterdir()] == [True]
     screen.button("Cancel").click()
     screen.page.get_by_text("cancelled").first.wait_for()
     assert list(renders.iterdir()) == []
+    label.wait_for(state="detached")
     screen.close_notices()
 
     screen.button("Pause").click()

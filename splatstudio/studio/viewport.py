@@ -34,7 +34,7 @@ from splatstudio.worker.messages import Frame
 REST_SECONDS = 0.25  # without movement, after which the camera is at rest
 MOVING_TARGET = 0.025  # seconds that a picture may take while the camera moves
 TRAINING_TARGET = 0.05  # and at rest beside a training, whose cores it borrows
-MOVING_SHARE = 1.0  # while training, the pause after a picture of a moving camera, over its own time
+MOVING_SHARE = 1.15  # while training, the pause after a picture of a moving camera, over its own time
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
 REFRESH_SHARE = 30.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser

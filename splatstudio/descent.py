@@ -200,7 +200,7 @@ def draw(
     projected = optimizer.project(gaussians, camera=camera, settings=settings)
     for tensor in _differentiable(projected):
         tensor.requires_grad_()
-    color = torch.tensor(options.background, dtype=gaussians.means.dtype)
+    color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
     background = to_device(color, gaussians.device)
     raster_settings = RasterSettings(camera.width, camera.height, background, room=room)
     probe = None

@@ -336,7 +336,7 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: P
     seen(screen, "Evaluate").click()
     holder.join(TIMEOUT)
     seen(screen, "Cancel").click()
-    screen.page.get_by_text("Nothing of it was kept.").wait_for()
+    screen.page.get_by_text("Nothing of it was kept.", exact=True).wait_for()
     assert not scores.exists()
     screen.wait(lambda: seen(screen, "Evaluate").is_enabled(), "the next task can be started")
     seen(screen, "Evaluate").click()

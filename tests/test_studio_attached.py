@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio.config import TrainConfig, to_json
-from splatstudio.studio.attached import AttachedStudio, open_attached
+from splatstudio.studio.attached import AttachedStudio, open_attached, project_of
 from splatstudio.studio.network import Network
 from splatstudio.worker.handshake import RunCard
 from splatstudio.worker.messages import (
@@ -123,3 +123,13 @@ def test_closing_the_page_leaves_the_training(
     studio.close()
     wait_until(lambda: server.num_spectators == 0)
     assert orders.empty(), "not even an order to save"
+
+
+def test_a_run_that_has_written_nothing_yet_shows_its_photographs(blob_folder: Path, tmp_path: Path) -> None:
+    config = json.dumps(to_json(TrainConfig()))
+    card = RunCard(blob_folder, tmp_path / "run", config, 1)
+    assert project_of(card).scene is not None, "it has no folder yet"
+    (tmp_path / "run").mkdir()
+    assert project_of(card).scene is not None, "nor a word in it"
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert project_of(card).scene is None, "it is somebody else's"

@@ -79,8 +79,8 @@ def project_of(card: RunCard) -> AttachedProject:
     config = from_json(TrainConfig, values)
     project = AttachedProject(card.run_dir, None, None, card.run_dir, config)
     try:
-        # A run that has just been started has made no folder yet.
-        made = card.run_dir.exists() or not card.run_dir.parent.is_dir()
+        # A run that has just been started has written nothing of itself yet.
+        made = (card.run_dir / "run.json").exists() or not card.run_dir.parent.is_dir()
         seen = not made or Run.open(card.run_dir).scene_path == card.scene_path
         scene = load_training_scene(card.scene_path, config) if seen else None
     except (ValueError, OSError):  # its folders may be somebody else's here

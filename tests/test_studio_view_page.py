@@ -45,11 +45,16 @@ def press(screen: Screen, key: str) -> None:
 
 def tiles(screen: Screen) -> list[tuple[str, float]]:
     """Return name and dB of the photographs in the list, NaN where there is none."""
-    texts = screen.page.locator("[data-photo]").evaluate_all("tiles => tiles.map(tile => tile.innerText)")
+    # Asked of the page in one piece: a list redrawn in between leaves tiles outside the page, whose text runs
+    # name and figure together.
+    texts = screen.page.evaluate(
+        "() => [...document.querySelectorAll('[data-photo]')].map(tile => [tile.dataset.photo, tile.innerText])"
+    )
     found = []
-    for text in texts:
-        name, figure = re.search(r"(view_\d+\.png)\s+([\d.]+ dB|–)", text).groups()  # type: ignore[union-attr]
-        found.append((name, float(figure.removesuffix(" dB")) if "dB" in figure else float("nan")))
+    for name, text in texts:
+        figure = re.search(r"([\d.]+) dB|–", text)
+        assert figure is not None and name in text, text
+        found.append((name, float(figure[1] or "nan")))
     return found
 
 

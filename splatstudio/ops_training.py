@@ -59,18 +59,23 @@ class LateRows:
     row makes up for its steps when it is seen again, to the same bits as if it had made them in time.
     """
 
-    def __init__(self, num_gaussians: int, used_columns: int) -> None:
-        self.steps_done = torch.zeros(
-            num_gaussians, dtype=torch.int32, device="cpu"
-        )  # of the `num_steps` below, by row
+    def __init__(self, num_gaussians: int, used_columns: int, device: torch.device) -> None:
+        # Where no row is left behind, nothing is to be remembered of it.
+        num_late = num_gaussians if num_gaussians > 0 and leaves_rows_behind(device) else 0
+        # How many of the `num_steps` below each row has made.
+        self.steps_done = torch.zeros(num_late, dtype=torch.int32, device="cpu")
         self.history = torch.zeros(HISTORY, 2, device="cpu")  # what the kernels need to know of each step
         self.num_steps = 0
-        self.used_columns = used_columns  # floats of a row that have moments or gradients
+        self._size = (num_gaussians, used_columns)
 
-    def full(self, used_columns: int, num_gaussians: int) -> bool:
-        """Return whether the next step, of so many columns and rows, cannot be remembered here."""
-        size = (self.used_columns, len(self.steps_done))
-        return self.num_steps == HISTORY or size != (used_columns, num_gaussians)
+    @property
+    def used_columns(self) -> int:
+        """Return how many floats of a row have moments or gradients."""
+        return self._size[1]
+
+    def full(self, num_gaussians: int, used_columns: int) -> bool:
+        """Return whether the next step, of so many rows and columns, cannot be remembered here."""
+        return self.num_steps == HISTORY or self._size != (num_gaussians, used_columns)
 
 
 @torch.no_grad()

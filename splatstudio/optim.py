@@ -64,7 +64,7 @@ class SplatAdam:
         self.exp_avg = exp_avg
         self.exp_avg_sq = exp_avg_sq
         self.num_steps = num_steps
-        self._late = LateRows(0, 0)
+        self._late = LateRows(0, 0, exp_avg.device)
         self._used_columns: int | None = None  # of shN: the others have neither gradients nor moments
 
     @classmethod
@@ -147,9 +147,10 @@ class SplatAdam:
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.num_steps += 1
         used_columns = self._columns_in_use(settings.sh_degree)
-        if self._late.full(used_columns, len(gaussians)) or (visible_only and self._late.num_steps > 0):
+        size = (len(gaussians), used_columns)
+        if self._late.full(*size) or (visible_only and self._late.num_steps > 0):
             self.settle(gaussians)
-            self._late = LateRows(len(gaussians), used_columns)
+            self._late = LateRows(*size, gaussians.device)
         project_adam(
             gaussians,
             self.exp_avg,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from splatstudio.error_text import printable
 from splatstudio.terminal import console
 from splatstudio.worker.handshake import MAX_ANSWER, Line, dial, dial_again, shut
 
@@ -50,9 +51,9 @@ class _Terminal:
                 event = json.loads(answer)
                 ended = ended or event["event"] == "Finished"
                 if (text := described(event)) is not None:
-                    console.print(text, markup=False, soft_wrap=True)
-        except (OSError, ValueError):
-            pass  # as where it ends: the last line may be half of one
+                    console.print(printable(text), markup=False, soft_wrap=True)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass  # as where it ends: the last line may be half of one, or no event at all
         finally:
             self.line.close()
         return ended or self.left.is_set()

@@ -1,4 +1,4 @@
-"""What an exception says, in one line."""
+"""What an exception, or another program, says: in one line."""
 
 from __future__ import annotations
 
@@ -7,3 +7,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, or its class where it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def printable(text: str, limit: int = 2000) -> str:
+    """Return what another program says without what would steer a terminal, `limit` characters at most."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:limit])

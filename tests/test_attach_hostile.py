@@ -24,7 +24,9 @@ from splatstudio.worker.steering import SteeringServer
 
 DEEP = b"[" * 60_000
 CARD = RunCard(Path("scene"), Path("run"), "{}", 2)
-GREETING = re.compile(rb'\{"splatstudio": 2, "nonce": "[0-9a-f]{32}"\}\n(\{"refused": "[^"]*"\}\n)?')
+NONCE = b"0" * 32
+GREETED = b'{"splatstudio": 3, "nonce": "' + NONCE + b'"}\n'
+GREETING = re.compile(rb'\{"splatstudio": 3, "nonce": "[0-9a-f]{32}"\}\n(\{"refused": "[^"]*"\}\n)?')
 
 
 def camera_text(**changes: Any) -> bytes:
@@ -76,9 +78,9 @@ def connected(server: SteeringServer) -> Line:
         b"{" * 900,
         b"\xff\xfe",
         b'{"token": "\\ud800"}',
-        b'{"version": 2, "nonce": "\\u00e9", "proof": ""}',
-        b'{"version": 2, "nonce": "1", "proof": "\\u00e9"}',
-        b'{"version": 2, "nonce": "1", "proof": null}',
+        b'{"version": 3, "nonce": "\\u00e9", "proof": ""}',
+        b'{"version": 3, "nonce": "' + NONCE + b'", "proof": "\\u00e9"}',
+        b'{"version": 3, "nonce": "' + NONCE + b'", "proof": null}',
         b"",
     ],
 )
@@ -91,8 +93,8 @@ def test_a_strangers_line_ends_nothing_but_itself(server: SteeringServer, line: 
 def test_a_proof_is_of_one_conversation_only(server: SteeringServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), 60.0) as client:
         nonce = json.loads(client.makefile("rb").readline())["nonce"]
-    own = "00"
-    hello = {"version": 2, "nonce": own, "proof": proof(server.token, "caller", nonce, own)}
+    own = NONCE.decode()
+    hello = {"version": 3, "nonce": own, "proof": proof(server.token, "caller", nonce, own)}
     heard = answer(server, json.dumps(hello).encode())
     assert b"refused" in heard and GREETING.fullmatch(heard)
 
@@ -101,8 +103,11 @@ def test_a_proof_is_of_one_conversation_only(server: SteeringServer) -> None:
     ("greets", "sentence"),
     [
         (b"SSH-2.0-OpenSSH\n", "no training of splatstudio"),
-        (b'{"splatstudio": 9, "nonce": "1"}\n', "speaks version 9, this program version 2"),
-        (b'{"splatstudio": 2, "nonce": "1"}\n{"proof": "00", "run": {}}\n', "does not know the token"),
+        (b'{"splatstudio": 9, "nonce": "1"}\n', "speaks version 9, this program version 3"),
+        (b'{"splatstudio": 3, "nonce": "1 2"}\n', "no training of splatstudio"),
+        (GREETED + b'{"proof": "00"}\n{}\n', "does not know the token"),
+        (GREETED + b'{"proof": "' + b"0" * 2000 + b'"}\n', "no whole line, or too long"),
+        (GREETED + b'{"refused": "\\u001b[2Jgo away"}\n', r": {1,3}\[2Jgo away"),
         (b"", "has ended"),
     ],
 )

@@ -179,6 +179,20 @@ def test_who_does_not_take_its_pictures_has_no_more_drawn(tmp_path: Path, traini
         assert isinstance(newest, SetView) and newest.seq == 5, "those in between are not drawn"
 
 
+def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
+    training: Training, attach: Callable[[], WorkerClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[bytes] = []
+    monkeypatch.setattr("simplejpeg.decode_jpeg", lambda jpeg, **_: unpacked.append(jpeg))
+    client = attach()
+    client.send(SetView(5, 1, CAMERA))
+    wanted = training.next()
+    assert isinstance(wanted, SetView)
+    training.server.show(Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8))
+    assert wait_for(client, StateChanged).state == "restarting", "who sends this is left"
+    assert training.next() == DropView(wanted.view) and unpacked == []
+
+
 def test_tasks_of_two_who_watch_are_told_apart(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:

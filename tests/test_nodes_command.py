@@ -14,7 +14,7 @@ from splatstudio.studio.network import LOOPBACK
 from splatstudio.studio.nodes import Gathering, nodes_asked_for, words_for_training
 from splatstudio.train_command import train_scene
 from splatstudio.worker.handshake import Unreachable
-from splatstudio.worker.store_host import StoreHost, announce, own_address
+from splatstudio.worker.store_host import KEY, StoreHost, announce, own_address
 
 
 def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None:
@@ -31,6 +31,7 @@ def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None
     ]
     words = words_for_training(given, Path("/data/a b"))
     assert words == ("--steps", "100", "--save-steps", "5", "9", "--densify.absgrad", "--max-splats", "900")
+    assert words_for_training(["--steps", "9", "scenes/garden/"], Path("scenes/garden")) == ("--steps", "9")
     command = shlex.split(Gathering(Path("/data/a b"), Path("/r"), 2, "studio", words=words).command(29400))
     assert command[-len(words) - 2 : -2] == list(words)
     assert command[command.index("train") + 1 :][:3] == ["/data/a b", "--run", "/r"]
@@ -58,6 +59,10 @@ def test_rank_0_is_found_by_the_store() -> None:
     announce(at, "127.0.0.1:1", "token")
     with pytest.raises(Unreachable, match="no training answers"):
         host.dialled()
+    for said in ("{", "7", "[" * 60_000, '{"address": "127.0.0.1:1"}'):
+        host._store.set(KEY, said)
+        with pytest.raises(ValueError, match="is not understood"):
+            host.dialled()
     del host
     with pytest.raises(OSError):
         own_address(at)

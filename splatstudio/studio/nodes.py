@@ -51,7 +51,7 @@ def words_for_training(arguments: Sequence[str], path: Path) -> tuple[str, ...]:
     for word in arguments:
         if word.startswith("--"):
             kept = word[2:].partition("=")[0].replace("_", "-") not in OWN
-        if kept and word != str(path):
+        if kept and Path(word) != path:
             words.append(word)
     return tuple(words)
 

@@ -17,6 +17,7 @@ from typing import Any
 import simplejpeg
 
 from splatstudio.worker import messages
+from splatstudio.worker.channel import MAX_FRAME_PIXELS
 from splatstudio.worker.handshake import MAX_ANSWER, Line, dial_again, shut
 from splatstudio.worker.messages import (
     CancelJob,
@@ -216,10 +217,11 @@ class AttachedRun:
         jpeg = line.answers.read(num_bytes)
         if len(jpeg) < num_bytes:
             raise ConnectionError("the picture was cut off")
-        image = simplejpeg.decode_jpeg(jpeg, colorspace="RGB")
-        if image.shape != (frame.height, frame.width, 3):
+        # Known before it is unpacked: a few bytes can stand for gigabytes.
+        height, width, *_ = simplejpeg.decode_jpeg_header(jpeg)
+        if (height, width) != (frame.height, frame.width) or frame.width * frame.height > MAX_FRAME_PIXELS:
             raise ValueError("this picture has another size")
-        self._listener.take_frame(frame, image)
+        self._listener.take_frame(frame, simplejpeg.decode_jpeg(jpeg, colorspace="RGB"))
 
     def _end_jobs(self, sentence: str) -> None:
         with self._sending:

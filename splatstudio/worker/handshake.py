@@ -2,13 +2,14 @@
 
 Lines of JSON. The training greets with its version and a random number, the caller answers with one of its
 own and a proof, the training with another proof: HMAC-SHA256 of both numbers, keyed by the token, which
-itself never crosses the network. What follows is not encrypted.
+itself never crosses the network. Then it says what it trains. Nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import socket
 import struct
@@ -18,11 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
+from splatstudio.error_text import printable
 from splatstudio.worker.plain_form import from_plain
 
-PROTOCOL = 2  # both sides must speak the same
+PROTOCOL = 3  # both sides must speak the same
 MAX_HELLO = 1 << 10  # bytes, of who may be anybody
 MAX_ANSWER = 1 << 26  # bytes of a line of the training, which has shown that it knows the token
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
@@ -32,6 +34,7 @@ SEND_SECONDS = 5.0  # for the other end to read: who does not is let go
 GONE_SECONDS = 15  # for the other machine to confirm what was sent to it
 REDIAL_SECONDS = 1.0
 PATIENCE_SECONDS = 600.0  # for the launcher to start the ranks again, on another machine perhaps
+NONCE = re.compile("[0-9a-f]{32}")
 WRONG_TOKEN = "the token is not that of this training"
 
 
@@ -67,7 +70,8 @@ class Line:
 
     def close(self) -> None:
         """Leave; the training goes on."""
-        shut(self.socket)
+        shut(self.socket)  # wakes who reads there
+        self.answers.close()
         self.socket.close()
 
 
@@ -125,30 +129,38 @@ def _introduced(line: socket.socket, answers: BinaryIO, token: str, address: str
     greeting = answers.readline(MAX_HELLO)
     if not greeting:
         raise Unreachable(f"the training at {address} has ended, or too many watch it")
+    other = f"what answers at {address} is no training of splatstudio"
     try:
         theirs = read_object(greeting)
-        version, nonce = theirs["splatstudio"], str(theirs["nonce"])
+        version, nonce = theirs["splatstudio"], theirs.get("nonce")
     except (ValueError, KeyError) as error:
         # A port that a training has left may belong to another program for a while.
-        raise Unreachable(f"what answers at {address} is no training of splatstudio") from error
+        raise Unreachable(other) from error
     if version != PROTOCOL:
         raise ValueError(
             f"the training at {address} speaks version {version!r:.20}, this program version {PROTOCOL}: use"
             " the same release of splatstudio on both sides"
         )
+    if not _is_nonce(nonce):
+        raise Unreachable(other)
     own = secrets.token_hex(16)
     hello = {"version": PROTOCOL, "nonce": own, "proof": proof(token, "caller", nonce, own), "frames": frames}
     line.sendall(json.dumps(hello).encode() + b"\n")
-    welcome = answers.readline(MAX_ANSWER)
-    if not welcome:
-        raise Unreachable(f"the training at {address} has ended")
+    gone = f"the training at {address} has ended"
     try:
-        values = read_object(welcome)
+        # Whoever it is, until it has shown that it knows the token: no more is read of it.
+        if not (answer := answers.readline(MAX_HELLO)):
+            raise Unreachable(gone)
+        values = read_object(answer)
         if "refused" in values:
-            raise ValueError(str(values["refused"]))
+            raise ValueError(printable(str(values["refused"])))
         if not same(values.get("proof"), proof(token, "training", nonce, own)):
             raise ValueError("what answers there does not know the token, so it is not your training")
-        return from_plain(RunCard, values.get("run"))
+        if not (card := answers.readline(MAX_ANSWER)):
+            raise Unreachable(gone)
+        return from_plain(RunCard, read_object(card))
+    except Unreachable:
+        raise
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from error
 
@@ -168,11 +180,15 @@ def checked(hello: bytes, token: str, nonce: str) -> tuple[Caller, str]:
     if values.get("version") != PROTOCOL:
         raise ValueError(f"the training speaks version {PROTOCOL}: use the same release on both sides")
     theirs = values.get("nonce")
-    if not isinstance(theirs, str) or not theirs.isascii():
+    if not _is_nonce(theirs):
         raise ValueError("this is no greeting")
     if not same(values.get("proof"), proof(token, "caller", nonce, theirs)):
         raise ValueError(WRONG_TOKEN)
     return Caller(values.get("frames") is True), proof(token, "training", nonce, theirs)
+
+
+def _is_nonce(said: object) -> TypeGuard[str]:
+    return isinstance(said, str) and NONCE.fullmatch(said) is not None
 
 
 def proof(token: str, role: str, training_nonce: str, caller_nonce: str) -> str:

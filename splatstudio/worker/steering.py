@@ -193,8 +193,8 @@ class SteeringServer:
                 client.sendall(json.dumps({"refused": str(error)}).encode() + b"\n")
                 return None
             watch.cancel()  # to read what it is told may take longer, where the line is slow
-            welcome = {"proof": proof, "run": asdict(self._card())}
-            client.sendall(json.dumps(welcome, default=str).encode() + b"\n")
+            card = json.dumps(asdict(self._card()), default=str)
+            client.sendall(json.dumps({"proof": proof}).encode() + b"\n" + card.encode() + b"\n")
         finally:
             watch.cancel()
             self._strangers.release()

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.worker.handshake import Line, Unreachable, dial
+from splatstudio.worker.handshake import Line, Unreachable, dial, read_object
 
 KEY = "splatstudio/rank0"
 STORE_SECONDS = 10.0  # for the store to answer
@@ -32,13 +32,20 @@ class StoreHost:
         self.port = int(self._store.port)
 
     def dialled(self) -> Line:
-        """Return a line to rank 0, wherever it runs now; Unreachable while there is none."""
-        if not self._store.check([KEY]):
-            raise Unreachable("the machines have not met yet")
+        """Return a line to rank 0, wherever it runs now; Unreachable while there is none.
+
+        Raises ValueError with one sentence where what is said of it is not understood.
+        """
         try:
-            said = json.loads(self._store.get(KEY))
+            if not self._store.check([KEY]):
+                raise Unreachable("the machines have not met yet")
+            told = self._store.get(KEY)
+        except RuntimeError as error:  # all errors of the store are
+            raise Unreachable(f"the store by which the machines meet does not answer: {error}") from error
+        try:
+            said = read_object(told + b"\n")
             address, token = str(said["address"]), str(said["token"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError) as error:
             raise ValueError(
                 "what the machines say of rank 0 is not understood: use the same release"
             ) from error

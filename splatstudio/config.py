@@ -10,7 +10,7 @@ import json
 import typing
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.setting import Setting, documented, setting
@@ -23,6 +23,8 @@ from splatstudio.strategy_config import (
     StrategyName,
 )
 from splatstudio.typed_path import typed_path
+
+Precision = Literal["auto", "fp32", "mixed"]
 
 
 @documented
@@ -112,6 +114,11 @@ class TrainConfig:
         live=True,
     )
     keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
+    precision: Precision = setting(  # noqa: RUF009 - likewise
+        "auto",
+        "What ranks send each other in training: all in 32 bits (fp32), or colours and most gradients in 16"
+        " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
+    )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default", "Who is born and who dies while the model trains."
     )

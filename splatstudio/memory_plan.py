@@ -14,6 +14,7 @@ import torch
 
 from splatstudio.checkpoint_saver import free_memory
 from splatstudio.config import TrainConfig, changed
+from splatstudio.precision import HALVES, row_bytes
 from splatstudio.rank_devices import RankDevices
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
@@ -27,6 +28,8 @@ SEEN_SHARE = 0.5  # of the Gaussians that one photograph shows
 SEEN_BYTES = 270
 # Its row in the exchange: 10 numbers, a probe, radii; sent and received, and the gradients both ways.
 EXCHANGED_BYTES = 4 * 56
+# Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
+PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
 COUNTS_BYTES = 12
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
@@ -66,8 +69,8 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     """Return what a training needs on each rank.
 
     `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree, batch_size, accumulate and strategy alone: of what is accumulated the pictures are held, and
-    all else one round at a time.
+    sh_degree, batch_size, accumulate, strategy and precision alone: of what is accumulated the pictures are
+    held, and all else one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
@@ -76,7 +79,8 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     state = 4 * floats * 4 + COUNTS_BYTES
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES
-    exchanged = cameras * SEEN_SHARE * EXCHANGED_BYTES if num_ranks > 1 else 0.0
+    row = EXCHANGED_BYTES + (PACKED_BYTES if config.precision == "mixed" else 0)
+    exchanged = cameras * SEEN_SHARE * row if num_ranks > 1 else 0.0
     if config.strategy == "fast":
         state += SURVEYED_BYTES * num_ranks + COUNTS_BYTES
     largest = config.batch_size * max(pixels, default=0)

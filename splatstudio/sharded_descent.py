@@ -16,8 +16,9 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, LossOf, Observation, Shot
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import room_for_return, sent_back
+from splatstudio.distributed.exchange import Room, room_for_return, sent_back
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
+from splatstudio.distributed.halves import Halves
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
@@ -43,6 +44,7 @@ class Work:
     loss_of: LossOf
     plan: DescentPlan
     others: tuple[Tensor, ...] = ()
+    halves: Halves | None = None  # what ranks send each other in 16 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ class _Findings:
     costs: list[float]
     pictures: list[Tensor]
     v: Tensor  # [K, 10] the gradients of Received.rows; [K, 12] with those of the probes
-    v_sent: Tensor | None  # room for those of Shared.rows
+    room: Room | None  # for those of Shared.rows
     gradients: list[Tensor | None]  # of the six tensors, where the loss uses them directly
     others: list[Tensor | None]
 
@@ -121,12 +123,12 @@ def _round(
     cameras = [camera for part in by_rank for camera in part]
     settings = project_settings(gaussians, work.plan.options)
     shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings))
-    received = share(ranks, shared, num_cameras)
+    received = share(ranks, shared, num_cameras, work.halves)
     assert shared is not None, "or `share` has raised"
     found = unless_out_of_memory(lambda: _findings(gaussians, received, shots, work))
     losses, costs = _agreed(ranks, found, num_cameras, 0 if before is None else len(before.losses))
     assert found is not None, "or there was no agreement"
-    v_sent = sent_back(found.v, received.route, found.v_sent)
+    v_sent = sent_back(found.v, received.route, found.room)
 
     def all_together() -> tuple[_Round, list[Tensor]]:
         gradients, twists = _of_cameras(gaussians, shared, v_sent, cameras, work.plan)
@@ -168,7 +170,7 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
         costs=[],
         pictures=[],
         v=v,
-        v_sent=room_for_return(v, received.route),
+        room=room_for_return(v, received.route),
         gradients=[None] * len(gaussians.tensors()),
         others=[None] * len(work.others),
     )

@@ -18,6 +18,7 @@ from splatstudio.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Route, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
+from splatstudio.distributed.halves import Halves
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.ops import CAMERA_MODELS
 from splatstudio.rendering import RenderOptions, project, stages_for
@@ -102,12 +103,14 @@ def project_for_all(gaussians: Gaussians, cameras: Sequence[Camera], settings: P
     return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
 
 
-def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Received:
+def share(
+    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], halves: Halves | None = None
+) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
     `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it. All ranks raise OutOfMemory, before anything is sent, where any has no
-    memory for that or for what comes.
+    where a rank had no memory for it. `halves`: what travels in 16 bits; None: nothing. All ranks raise
+    OutOfMemory, before anything is sent, where any has no memory for that or for what comes.
     """
     most = max(num_cameras)
     counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
@@ -123,7 +126,7 @@ def share(ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int]) -> Re
     if failed or shared is None:
         raise OutOfMemory(failed)
     own = got[:, : num_cameras[ranks.rank]]
-    route = Route(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist())
+    route = Route(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), halves)
     rows, radii = exchange(shared.rows, shared.radii, route)
     return Received(rows, radii, own, route)
 

@@ -31,6 +31,7 @@ from splatstudio.ops_training import Regularization
 from splatstudio.optim import SplatAdam, learning_rates
 from splatstudio.photo_queue import Batch, PhotoQueue
 from splatstudio.photo_uploads import PhotoUploads
+from splatstudio.precision import halves_for
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
 from splatstudio.resolution import divisor_at, reduced, sh_degree_at
 from splatstudio.resuming import config_to_go_on
@@ -154,6 +155,7 @@ class Trainer:
     def _take(self, population: Population) -> None:
         self._population = population
         self._uploads = PhotoUploads(population.gaussians.device)
+        self.halves = halves_for(self.config.precision, self.ranks)  # what ranks send in 16 bits
         self._room = room_for(population.gaussians.device)
         population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
@@ -270,11 +272,10 @@ class Trainer:
             self.whole = False
 
         ranks, others = self.ranks, self._corrections.begin(batch.indices)
-        population = self._population
-        model = (population.gaussians, population.optimizer)
+        model = (self._population.gaussians, self._population.optimizer)
         try:
             if len(batch.indices) > 1:
-                work = Work(self._loss_of, plan, others)
+                work = Work(self._loss_of, plan, others, self.halves)
                 return descend_together(ranks, *model, rounds, work, before_change=before_change)
             ((shot,),) = rounds
             descent = unless_out_of_memory(

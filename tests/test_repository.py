@@ -46,6 +46,7 @@ LAYERS = [
     "mode_pictures",
     "distributed",
     "sharded_view",
+    "precision",
     "losses",
     "optim",
     "pose_gradient",

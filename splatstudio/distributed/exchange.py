@@ -9,16 +9,33 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed.failures import together
+from splatstudio.distributed.halves import Halves, pack, unpack
 from splatstudio.distributed.ranks import Ranks
+
+MOST_RADIUS = 32767  # px: what 16 bits hold; a larger rectangle is cut down to it
+RADII_WORDS = 1  # of 32 bits, both together
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """How many rows a rank sends to each rank, and how many it gets from each."""
+    """How many rows a rank sends to each rank, and how many it gets from each.
+
+    With `halves` some columns travel in 16 bits, those of a rank's own rows too: a picture does not depend on
+    which rank draws it.
+    """
 
     ranks: Ranks
     sent: Sequence[int]
     received: Sequence[int]
+    halves: Halves | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Room for what is sent back; with `Route.halves` also for what travels in its place."""
+
+    values: Tensor  # [M, D]
+    packed: tuple[Tensor, Tensor] | None  # what is sent, and what comes
 
 
 @torch.no_grad()
@@ -33,31 +50,55 @@ def exchange(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor]
         return rows.detach(), radii
     record, got, got_rows, got_radii = together(route.ranks, lambda: _buffers(rows, radii, route))
     route.ranks.swap_rows(record, route.sent, route.received, into=got)
-    got_rows.copy_(got[:, : rows.shape[1]])
-    got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
+    if route.halves is None:
+        got_rows.copy_(got[:, : rows.shape[1]])
+        got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
+    else:
+        num_words = got.shape[1] - RADII_WORDS
+        unpack(got[:, :num_words], route.halves.rows, got_rows)
+        got_radii.copy_(got[:, num_words:].view(torch.int16))
     return got_rows, got_radii
 
 
 def _buffers(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what is sent, and room for what comes, together and apart."""
     # The radii ride along as the bits of floating point numbers.
-    record = torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
+    if route.halves is None:
+        record = torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
+    else:
+        num_words = route.halves.rows.num_words(rows.shape[1])
+        record = rows.new_empty((len(rows), num_words + RADII_WORDS))
+        pack(rows.detach(), route.halves.rows, record[:, :num_words])
+        record[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
     num = sum(route.received)
     got_rows, got_radii = rows.new_empty((num, rows.shape[1])), radii.new_empty((num, radii.shape[1]))
     return record, record.new_empty((num, record.shape[1])), got_rows, got_radii
 
 
-def room_for_return(values: Tensor, route: Route) -> Tensor | None:
+def room_for_return(values: Tensor, route: Route) -> Room | None:
     """Return room for what `sent_back` returns of `values`; None where nothing is sent."""
     if route.ranks.num_ranks == 1:
         return None
-    return values.new_empty((sum(route.sent), values.shape[1]))
+    num = sum(route.sent)
+    room = values.new_empty((num, values.shape[1]))
+    if route.halves is None:
+        return Room(room, None)
+    num_words = route.halves.gradients.num_words(values.shape[1])
+    return Room(room, (values.new_empty((len(values), num_words)), values.new_empty((num, num_words))))
 
 
-def sent_back(values: Tensor, route: Route, into: Tensor | None) -> Tensor:
-    """Return what all ranks have found of the rows that this one had sent, [M, D], in `into`.
+def sent_back(values: Tensor, route: Route, room: Room | None) -> Tensor:
+    """Return what all ranks have found of the rows that this one had sent, [M, D].
 
     `values` [K, D] are of the rows that `exchange` returned. All ranks call it, with as many columns, and
-    with `into` of `room_for_return`, for which some may have no memory.
+    with `room_for_return`, for which some may have no memory.
     """
-    return route.ranks.swap_rows(values, route.received, route.sent, into=into)
+    if room is None or room.packed is None or route.halves is None:
+        return route.ranks.swap_rows(
+            values, route.received, route.sent, into=None if room is None else room.values
+        )
+    record, got = room.packed
+    pack(values, route.halves.gradients, record)
+    route.ranks.swap_rows(record, route.received, route.sent, into=got)
+    unpack(got, route.halves.gradients, room.values)
+    return room.values

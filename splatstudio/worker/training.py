@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from splatstudio.model import Model
+from splatstudio.precision import note_on_precision
 from splatstudio.run import Run
 from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
@@ -187,8 +188,11 @@ class Training:
         session.breathe, session.saving = self._desk.breathe, self._desk.saving
         for note in session.notes:
             log.info("%s", note)
-        if session.lock_problem is not None:
-            self._emit(Warned(session.lock_problem))
+        if trainer.halves is not None:
+            log.info("ranks send each other colours and most gradients in 16 bits")
+        note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
+        for warning in filter(None, (session.lock_problem, note)):
+            self._emit(Warned(warning))
         self._show(session)
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
         self._announce(session)

@@ -31,11 +31,13 @@ from torch._C._distributed_c10d import FileStore
 from splatstudio.config import TrainConfig, changed
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.precision import HALVES, row_bytes
 from splatstudio.scene import load_scene
 from splatstudio.trainer import Trainer
 
+# Of a visible Gaussian in the exchange and of its gradients.
+ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}
 WARM_UP = 3  # steps that are not measured
-FORWARD_BYTES, BACKWARD_BYTES = 48, 40  # of a visible Gaussian in the exchange and of its gradients
 SMALL_MESSAGES = 4  # a step: cameras (their number and they), counts, losses
 
 # GB/s that a GPU sends while it receives as many, and seconds until the first byte is there.
@@ -70,8 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--gaussians", type=float, default=3e6, help="of the model on paper")
     parser.add_argument("--seconds", type=float, default=0.02, help="a photograph on one GPU takes, on paper")
+    parser.add_argument("--precision", choices=list(ROW_BYTES), default="fp32", help="of several ranks")
     arguments = parser.parse_args()
-    config = replace(TrainConfig(), downscale=arguments.downscale, densify=replace(TrainConfig().densify))
+    config = replace(TrainConfig(), downscale=arguments.downscale, precision=arguments.precision)
     config = changed(config, "densify.enabled", False)
     if arguments.init:
         config = changed(config, "init", str(arguments.init.resolve()))
@@ -87,7 +90,7 @@ def main() -> None:
             flush=True,
         )
     last = measured[max(measured)]
-    check_bytes(max(measured), last)
+    check_bytes(max(measured), last, ROW_BYTES[arguments.precision])
     on_paper(last.shown * arguments.gaussians, arguments.seconds, last.imbalance)
 
 
@@ -184,13 +187,13 @@ def _train(
     trainer.close()
 
 
-def check_bytes(num_ranks: int, measured: Measured) -> None:
+def check_bytes(num_ranks: int, measured: Measured, row: tuple[int, int]) -> None:
     """Print how the bytes of a step compare with what the records of the exchange come to."""
     shown = measured.shown * measured.num_gaussians
-    counted = shown * (FORWARD_BYTES + BACKWARD_BYTES)
+    counted = shown * sum(row)
     print(
         f"\n{num_ranks} ranks: {shown:,.0f} of {measured.num_gaussians:,} Gaussians in a photograph, at "
-        f"{FORWARD_BYTES} + {BACKWARD_BYTES} bytes {counted / 1e6:.2f} MB a rank, its own with them; "
+        f"{row[0]} + {row[1]} bytes {counted / 1e6:.2f} MB a rank, its own with them; "
         f"measured {measured.bytes_sent / 1e6:.2f} MB"
     )
 
@@ -205,30 +208,37 @@ def on_paper(shown: float, seconds: float, imbalance: float) -> None:
         " overlapped;\nefficiency = photographs a second over those of one GPU times the GPUs. Photographs"
         f" that cost\nas unequally as here take another {1 - 1 / imbalance:.0%} off."
     )
+    for precision, row in ROW_BYTES.items():
+        print(f"--precision {precision}, {row[0]} + {row[1]} bytes a Gaussian there and back:")
+        _on_links(shown, seconds, sum(row))
+
+
+def _on_links(shown: float, seconds: float, row: int) -> None:
     for name, (bandwidth, latency) in LINKS.items():
         line = [
-            f"{num}: {seconds / _in_node(shown, seconds, num, bandwidth, latency):.0%}" for num in (2, 4, 8)
+            f"{num}: {seconds / _in_node(shown * row, seconds, num, bandwidth, latency):.0%}"
+            for num in (2, 4, 8)
         ]
         print(f"  one node, {name:18} {bandwidth:5.0f} GB/s   {'   '.join(line)}")
     for name, (bandwidth, latency) in NETWORKS.items():
-        steps = {nodes: _over_network(shown, seconds, nodes, bandwidth, latency) for nodes in (2, 4, 8)}
+        steps = {nodes: _over_network(shown * row, seconds, nodes, bandwidth, latency) for nodes in (2, 4, 8)}
         line = [f"{nodes} x 8: {seconds / step:.0%}" for nodes, step in steps.items()]
         print(f"  {name:38}   {'   '.join(line)}")
-        in_node = 8 / _in_node(shown, seconds, 8, *LINKS["NVLink 4 (H100)"])
+        in_node = 8 / _in_node(shown * row, seconds, 8, *LINKS["NVLink 4 (H100)"])
         worth = [nodes for nodes, step in steps.items() if 8 * nodes / step > 1.2 * in_node]
         print(f"    {'faster than one node with ' + str(worth[0]) if worth else 'no faster than one node'}")
 
 
-def _in_node(shown: float, seconds: float, num: int, bandwidth: float, latency: float) -> float:
-    """Return the seconds of a step of `num` GPUs of a node."""
-    sent = shown * (num - 1) / num * (FORWARD_BYTES + BACKWARD_BYTES) / (bandwidth * 1e9)
+def _in_node(num_bytes: float, seconds: float, num: int, bandwidth: float, latency: float) -> float:
+    """Return the seconds of a step of `num` GPUs of a node, each of which sends a share of `num_bytes`."""
+    sent = num_bytes * (num - 1) / num / (bandwidth * 1e9)
     return seconds + sent + SMALL_MESSAGES * num * latency
 
 
-def _over_network(shown: float, seconds: float, nodes: int, bandwidth: float, latency: float) -> float:
+def _over_network(num_bytes: float, seconds: float, nodes: int, bandwidth: float, latency: float) -> float:
     """Return the seconds of a step of `nodes` of eight GPUs, which share what a node sends."""
     num = 8 * nodes
-    outside = 8 * shown * (num - 8) / num * (FORWARD_BYTES + BACKWARD_BYTES) / (bandwidth * 1e9)
+    outside = 8 * num_bytes * (num - 8) / num / (bandwidth * 1e9)
     return seconds + outside + SMALL_MESSAGES * num * latency
 
 

@@ -231,6 +231,13 @@ def preset_html(name: str, config: TrainConfig) -> str:
     )
 
 
+PRECISIONS = {
+    "auto": "16 bits between machines, 32 within one",
+    "fp32": "32 bits",
+    "mixed": "colours, gradients in 16 bits",
+}
+
+
 def settings_html(controller: Controller) -> str:
     """Return what a user may want to know of the run's settings."""
     project = controller.project
@@ -249,6 +256,8 @@ def settings_html(controller: Controller) -> str:
         ("Max splats", f"{config.densify.max_gaussians:,}"),
         ("Run folder", str(project.run_dir) if project.run_dir else "–"),
     ]
+    if project.devices.num_ranks > 1 or config.precision != "auto":
+        rows.append(("Sent between ranks", PRECISIONS[config.precision]))
     return table_html(rows)
 
 

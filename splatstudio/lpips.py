@@ -19,7 +19,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from torch.nn import functional
 
 from splatstudio.formats.torch_file import DAMAGE
 
-NetworkName = Literal["alex", "vgg"]
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the inputs in -1..1
 SMALLEST = 32  # pixels a side: below, nothing is left after AlexNet's strides
 HEADS_URL = "https://raw.githubusercontent.com/richzhang/PerceptualSimilarity/master/lpips/weights/v0.1/"

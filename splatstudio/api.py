@@ -48,6 +48,9 @@ def train(
             advance = session.advance() if session else Advance(trainer.train_step())
             if on_step is not None:
                 on_step(advance)
+            if session is not None and advance.flat is not None and advance.flat.stops:
+                session.save_if_needed()
+                break
         options, poses = trainer.display_options, trainer.poses
         return Model(trainer.gaussians, scene.transform, options, trainer.step, poses=poses)
     finally:

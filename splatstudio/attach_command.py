@@ -9,7 +9,9 @@ from typing import Any
 
 from splatstudio.error_text import printable
 from splatstudio.terminal import console
+from splatstudio.worker.flat_report import ScoreFlat, flat_sentence
 from splatstudio.worker.handshake import MAX_ANSWER, Line, dial, dial_again, shut
+from splatstudio.worker.plain_form import from_plain
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
 
@@ -110,6 +112,9 @@ def described(event: dict[str, Any]) -> str | None:
         return "; ".join(rows)
     if kind == "Evaluated":
         return f"step {event['step']}: PSNR {event['psnr']:.2f} dB, SSIM {event['ssim']:.4f}"
+    if kind == "ScoreFlat":
+        values = {name: value for name, value in event.items() if name != "event"}
+        return flat_sentence(from_plain(ScoreFlat, values), "To stop here, type: stop")
     if kind == "SettingChanged":
         return f"{event['path']} is {event['value']} from step {event['step'] + 1} on"
     texts = {"StateChanged": "state", "Saved": "path", "Warned": "sentence", "Failed": "sentence"}

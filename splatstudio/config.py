@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
+from splatstudio.flat_curve import FlatConfig
 from splatstudio.setting import Setting, documented, setting
 from splatstudio.strategy_config import (
     AbsgradConfig,
@@ -106,6 +107,11 @@ class TrainConfig:
     eval_every: int = setting(
         0, "Steps between two evaluations of the test photographs, beside eval_steps; 0: none.", 0, live=True
     )
+    stop_when_flat: bool = setting(
+        False,
+        "End the training, saved, when the test PSNR stands still; evaluates without eval_every, too.",
+        live=True,
+    )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
     save_minutes: float = setting(
         10.0,
@@ -133,6 +139,7 @@ class TrainConfig:
     mcmc: McmcConfig = field(default_factory=McmcConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     coarse: CoarseConfig = field(default_factory=CoarseConfig)
+    flat: FlatConfig = field(default_factory=FlatConfig)
 
 
 def check(config: Any, path: str = "") -> None:
@@ -286,7 +293,15 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
 
 
 # What a run that goes on may be told anew: when to stop, to evaluate and to save.
-FREE_ON_RESUME = ("steps", "eval_steps", "eval_every", "save_steps", "save_minutes", "keep")
+FREE_ON_RESUME = (
+    "steps",
+    "eval_steps",
+    "eval_every",
+    "stop_when_flat",
+    "save_steps",
+    "save_minutes",
+    "keep",
+)
 
 
 def settings_named(arguments: Iterable[str]) -> frozenset[str]:

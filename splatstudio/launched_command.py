@@ -11,6 +11,7 @@ from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.config import FREE_ON_RESUME, TrainConfig, changed, value_of
 from splatstudio.device_options import DeviceOptions
 from splatstudio.run import Run, is_taken
+from splatstudio.worker.flat_report import ScoreFlat, flat_sentence
 from splatstudio.worker.launched import train_launched
 from splatstudio.worker.launched_rank import LaunchedRank
 from splatstudio.worker.messages import Evaluated, Event, Progress, Saved, TrainJob, Warned
@@ -120,6 +121,8 @@ class _Teller:
                 )
         elif isinstance(event, Evaluated):
             print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
+        elif isinstance(event, ScoreFlat):
+            print(flat_sentence(event, "Stop it where it is watched, or go on."))
         elif isinstance(event, Saved):
             print(f"Saved {event.path}")
         elif isinstance(event, Warned):

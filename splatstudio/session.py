@@ -14,8 +14,10 @@ from splatstudio.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
+from splatstudio.flat_curve import Score
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
+from splatstudio.score_watch import FlatNews, ScoreWatch, evaluation_interval
 from splatstudio.trainer import StepStats, Trainer
 
 SAFE = "Checkpoints already written are safe"
@@ -44,6 +46,7 @@ class Advance:
 
     stats: StepStats
     evaluation: Evaluation | None = None
+    flat: FlatNews | None = None  # that the test score stands still, where that is new
     saved: tuple[Path, ...] = ()  # checkpoints that became complete, of this step or of earlier ones
     problem: str | None = None  # one sentence: what was due and failed
     unsaved: str | None = (
@@ -96,6 +99,7 @@ class Session:
         self._saving_since = clock()  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
+        self._watch = ScoreWatch(run.metrics().rows, trainer.step)
         self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
@@ -139,7 +143,9 @@ class Session:
         be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
         """
         stats = self.trainer.train_step()
-        evaluation, problems, unsaved = None, [], None
+        evaluation, flat, problems, unsaved = None, None, [], None
+        if stats.change is not None and stats.change.opacities_reset:
+            self._watch.note_reset(stats.step)
         try:
             self._append_metrics(stats)
             if self.finished:
@@ -152,6 +158,9 @@ class Session:
                 self._saver.start(replace(self._checkpoint(), autosave=True))
             if self._evaluation_due() and self.trainer.scene.test_indices:
                 evaluation = self.evaluate()
+                flat = None if self.finished else self._flat_news()
+                if flat is not None:
+                    self.run.append_metrics(flat.row(stats.step))
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error, self._well))
         except EvaluationAbandoned:
@@ -160,7 +169,7 @@ class Session:
         self._failing = told or bool(problems)
         settled = self._settled(wait=False, repeat=not told)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
-        return Advance(stats, evaluation, settled.saved, " ".join(problems) or None, unsaved)
+        return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
 
     def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way."""
@@ -192,6 +201,7 @@ class Session:
             raise ValueError(f"there is no memory for it{where}") from None
         finally:
             self._evaluating = False
+        self._watch.add(Score(trainer.step, evaluation.psnr, trainer.num_gaussians))
         config = trainer.config
         split = config.test_every, config.test_images
         against = Against(trainer.scene.path.resolve(), config.downscale, *split)
@@ -201,6 +211,9 @@ class Session:
             {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
         )
         return evaluation
+
+    def _flat_news(self) -> FlatNews | None:
+        return self._watch.news(self.trainer.config, len(self.trainer.scene.train_indices))
 
     def _on_image(self, *_: object) -> None:
         self.trainer.fail_if_asked("evaluation")
@@ -259,7 +272,8 @@ class Session:
 
     def _evaluation_due(self) -> bool:
         config, step = self.trainer.config, self.trainer.step
-        regular = config.eval_every > 0 and step % config.eval_every == 0
+        interval = evaluation_interval(config)
+        regular = interval > 0 and step % interval == 0
         return regular or step in config.eval_steps or self.finished
 
     def _append_metrics(self, stats: StepStats) -> None:

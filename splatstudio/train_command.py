@@ -24,6 +24,7 @@ from splatstudio.scene import load_training_scene
 from splatstudio.strategy_config import note_on_unread
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
+from splatstudio.worker.flat_report import ScoreFlat, flat_sentence, stopped_sentence
 from splatstudio.worker.launched_rank import launched_rank
 from splatstudio.worker.messages import (
     Evaluated,
@@ -159,6 +160,7 @@ class _Attendance:
         self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
         self._num_gaussians = 0
+        self._flat: ScoreFlat | None = None  # why the training ends, where it does before its last step
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
     def run(self) -> int:
@@ -217,6 +219,10 @@ class _Attendance:
         elif isinstance(event, Evaluated) and event.path is not None:
             file = event.path / f"step_{event.step:08d}.json"
             print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
+        elif isinstance(event, ScoreFlat) and event.stops:
+            self._flat = event
+        elif isinstance(event, ScoreFlat):
+            console.print(flat_sentence(event, "Ctrl-C saves and stops here."), markup=False)
         elif isinstance(event, Saved) and not quiet:
             console.print(f"Saved {event.path}")
         elif isinstance(event, Warned) and event.sentence != self._warned:
@@ -237,8 +243,11 @@ class _Attendance:
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
         if end.completed or end.step >= self._job.config.steps:
             return 0
+        stops = self._flat is not None and self._flat.step == end.step
+        if self._flat is not None and stops:
+            console.print(stopped_sentence(self._flat))
         console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
-        return INTERRUPTED
+        return 0 if stops else INTERRUPTED
 
     def _on_disk(self) -> str:
         return saved_sentence(self._job.run_dir, self._client.step)

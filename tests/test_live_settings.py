@@ -69,6 +69,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 }
 ELSEWHERE = {
     "eval_every",  # read by who evaluates
+    "stop_when_flat",  # likewise
     "keep",  # read by who writes checkpoints
     "save_minutes",  # likewise
     "optim.visible_only",  # changes nothing where every photograph shows all Gaussians, as here

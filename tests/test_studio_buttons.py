@@ -133,6 +133,8 @@ PRESSED_ELSEWHERE = {
     "Download": (BROWSER, 'name=f"Download {ply.name}").click()'),
     "Render": (RENDER, '"Render 61 frames").click()'),
     "Stop": (BROWSER, '"Stop").click()'),
+    "Stop here": ("test_studio_flat_page.py", '"Stop here").click()'),
+    "Go on": ("test_studio_flat_page.py", '"Go on").click()'),
     "Save": (BROWSER, '"Save").click()'),
     "Evaluate now": (BROWSER, '"Evaluate now").click()'),
     "Export PLY": (BROWSER, '"Export PLY").click()'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from splatstudio.worker.flat_report import ScoreFlat, flat_advice, flat_words, stopped_sentence
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -18,6 +19,8 @@ from splatstudio.worker.messages import (
     StateChanged,
     Warned,
 )
+
+RISEN = 0.1  # dB above a score that stood still: it does no longer
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Status:
     test_psnr: float | None = None
     message: str = ""  # why it failed; empty otherwise
     has_model: bool = False
+    flat: ScoreFlat | None = None  # where the test score stands still, and nobody has stopped for that
 
     def rank_rows(self, num_ranks: int) -> tuple[RankRow, ...]:
         """Return the figures of each rank: all step together, and each has a nearly even share."""
@@ -82,7 +86,7 @@ def followed(status: Status, event: Event) -> Status:
     if isinstance(event, ModelLoaded):
         return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
     if isinstance(event, Started):
-        return replace(status, step=event.step, total_steps=event.total_steps)
+        return replace(status, step=event.step, total_steps=event.total_steps, flat=None)
     if isinstance(event, Progress):
         return replace(
             status,
@@ -96,9 +100,13 @@ def followed(status: Status, event: Event) -> Status:
     if isinstance(event, SettingChanged) and event.path == "steps":
         return replace(status, total_steps=event.value)
     if isinstance(event, Evaluated):
-        return replace(status, test_psnr=event.psnr)
+        flat = status.flat
+        rises = flat is not None and event.psnr > flat.psnr + RISEN
+        return replace(status, test_psnr=event.psnr, flat=None if rises else flat)
+    if isinstance(event, ScoreFlat):
+        return replace(status, flat=None if event.stops else event)
     if isinstance(event, Finished):
-        return replace(status, step=event.step)
+        return replace(status, step=event.step, flat=None)
     if isinstance(event, Failed):
         return replace(status, state="failed", message=event.sentence, has_model=False)
     return status
@@ -140,6 +148,11 @@ def notice_of(event: Event) -> Notice | None:
         return Notice("Training finished", f"All {event.step:,} steps are done.")
     if isinstance(event, Finished):
         return Notice("Training stopped", f"At step {event.step:,}; Resume goes on from there.")
+    if isinstance(event, ScoreFlat) and event.stops:
+        return Notice("The test score is flat", stopped_sentence(event))
+    if isinstance(event, ScoreFlat):
+        sentences = (f"{flat_words(event)}.", flat_advice(event), "The dock has a button to stop here.")
+        return Notice("The test score is flat", " ".join(filter(None, sentences)))
     if isinstance(event, Warned):
         return Notice("Please note", event.sentence, bad=True)
     if isinstance(event, Failed):

@@ -13,10 +13,12 @@ from torch import Tensor
 from splatstudio.model import Model
 from splatstudio.precision import note_on_precision
 from splatstudio.run import Run
+from splatstudio.score_watch import AT_REST, FlatNews
 from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
+from splatstudio.worker.flat_report import ScoreFlat
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
@@ -123,7 +125,7 @@ class Training:
             self._emit(Warned(advance.stats.problem))
         self._show(self._session)
         self._report(self._session, advance)
-        if self._session.finished:
+        if self._session.finished or (advance.flat is not None and advance.flat.stops):
             self._finish(self._session)
         elif self._pause_at is not None and self.step >= self._pause_at:
             self._pause(self._session, Pause())
@@ -191,7 +193,7 @@ class Training:
         if trainer.halves is not None:
             log.info("ranks send each other colours and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
-        for warning in filter(None, (session.lock_problem, note)):
+        for warning in filter(None, (session.lock_problem, note, _note_on_scores(trainer))):
             self._emit(Warned(warning))
         self._show(session)
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
@@ -347,8 +349,25 @@ class Training:
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
+        if advance.flat is not None:
+            self._emit(_score_flat(trainer, advance.flat))
         self._tell_saved(advance.saved, advance.problem)
         self._progress.count(trainer, advance, last=session.finished)
+
+
+def _note_on_scores(trainer: Trainer) -> str | None:
+    """Return a sentence where there are no scores to stop by."""
+    if not trainer.config.stop_when_flat or trainer.scene.test_indices:
+        return None
+    return "There are no test photographs whose score could stand still: all steps are trained."
+
+
+def _score_flat(trainer: Trainer, news: FlatNews) -> ScoreFlat:
+    config, flat = trainer.config, news.flat
+    waits = config.stop_when_flat and news.rates_left < AT_REST
+    return ScoreFlat(
+        trainer.step, config.steps, flat.since, flat.psnr, news.stops, waits, rates_left=news.rates_left
+    )
 
 
 def _is_memory(error: Exception) -> bool:

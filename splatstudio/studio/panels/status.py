@@ -9,6 +9,7 @@ from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import progress_text
 from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.flat_bar import FlatBar
 from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
 
 STOP, SAVE = "Stop", "Save"
@@ -34,6 +35,7 @@ class StatusPanel(Panel):
             visible=False,
             hint="Stop saves a checkpoint and ends the training; Save writes one and goes on.",
         )
+        self._flat = FlatBar(page)
         self._shown: tuple[object, ...] = ()
         self._primary.on_click(lambda _: controller.press_primary())
         self._start_over.on_click(lambda _: controller.start_over())
@@ -48,6 +50,7 @@ class StatusPanel(Panel):
 
     def refresh(self) -> None:
         """Show the present status; what has not changed is not sent again."""
+        self._flat.refresh()
         controller, status = self._controller, self._controller.status
         num_viewers = self._viewport.num_viewers
         choice = controller.choice()

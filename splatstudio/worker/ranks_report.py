@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splatstudio.worker.messages import Event
+from splatstudio.worker.messages import Event, StateChanged
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,12 @@ class RanksReport(Event):
 
     step: int
     ranks: tuple[RankFigures, ...]
+
+
+def told_after(event: Event, told: tuple[RankFigures, ...]) -> tuple[RankFigures, ...]:
+    """Return the ranks' newest figures once `event` has come, where they were `told` before; empty: none."""
+    if isinstance(event, RanksReport):
+        return event.ranks
+    if isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
+        return ()  # another group of ranks may be another number of them
+    return told

@@ -14,8 +14,8 @@ from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.plot import Line, Plot, round_end
 from splatstudio.studio.status import RankRow
 from splatstudio.studio.theme import ACCENT, MUTED, css
-from splatstudio.worker.messages import Event, StateChanged
-from splatstudio.worker.ranks_report import RankFigures, RanksReport
+from splatstudio.worker.messages import Event
+from splatstudio.worker.ranks_report import RankFigures, told_after
 
 SAMPLE_SECONDS = 1.0
 HISTORY_SECONDS = 300
@@ -72,10 +72,7 @@ class DevicesPanel(Panel):
 
     def follow(self, event: Event) -> None:
         """Take in what each rank has to do."""
-        if isinstance(event, RanksReport):
-            self._told = event.ranks
-        elif isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
-            self._told = ()  # another group of ranks may be another number of them
+        self._told = told_after(event, self._told)
 
     def refresh(self) -> None:
         """Show a sample that is new."""

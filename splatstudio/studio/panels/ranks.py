@@ -7,8 +7,8 @@ import html
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import balance_html
 from splatstudio.studio.theme import MUTED
-from splatstudio.worker.messages import Event, StateChanged
-from splatstudio.worker.ranks_report import RankFigures, RanksReport
+from splatstudio.worker.messages import Event
+from splatstudio.worker.ranks_report import RankFigures, told_after
 
 
 class RanksPanel(Panel):
@@ -22,10 +22,7 @@ class RanksPanel(Panel):
 
     def follow(self, event: Event) -> None:
         """Take in what each rank has to do."""
-        if isinstance(event, RanksReport):
-            self._told = event.ranks
-        elif isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
-            self._told = ()  # another group of ranks may be another number of them
+        self._told = told_after(event, self._told)
 
     def refresh(self) -> None:
         """Show figures that are new."""

@@ -277,5 +277,6 @@ def test_the_offer_holds_while_the_score_stands_still() -> None:
     assert after(Evaluated(3600, OFFER.psnr + 1.1 * RISEN, 0.9, 1, None)) is None
     assert after(Finished(3500, False, None)) is None and after(replace(OFFER, stops=True)) is None
     assert after(Started(3000, 4000, 9, 9, 9)) is None, "it goes on from a checkpoint of before"
+    assert after(Started(3500, 4000, 9, 9, 9)) == OFFER, "it is not told again"
     stopped = notice_of(replace(OFFER, stops=True))
     assert stopped is not None and stopped.text == stopped_sentence(OFFER)

@@ -86,7 +86,9 @@ def followed(status: Status, event: Event) -> Status:
     if isinstance(event, ModelLoaded):
         return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
     if isinstance(event, Started):
-        return replace(status, step=event.step, total_steps=event.total_steps, flat=None)
+        # From a checkpoint of before it is told again.
+        flat = status.flat if status.flat is not None and status.flat.step <= event.step else None
+        return replace(status, step=event.step, total_steps=event.total_steps, flat=flat)
     if isinstance(event, Progress):
         return replace(
             status,

@@ -17,7 +17,7 @@ from other_programs import splat_transform  # noqa: F401  (a fixture)
 from splatstudio.formats import read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import SH_C0
+from splatstudio.gaussians import SH_C0, Gaussians
 from splatstudio.reference import rotation_matrices
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -119,9 +119,8 @@ def test_a_glb_beyond_4_gb_is_refused_before_memory_is_claimed(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_point_clouds(tmp_path: Path) -> None:
-    gaussians = model(333)
-    path = tmp_path / "a.points.ply"
+def check_points(path: Path, gaussians: Gaussians) -> None:
+    """Write a model as points, and compare them with what another program reads."""
     write_gaussians(path, gaussians)
     cloud = trimesh.load(path)
     np.testing.assert_array_equal(cloud.vertices, gaussians.means.numpy())  # type: ignore[union-attr]
@@ -129,3 +128,7 @@ def test_point_clouds(tmp_path: Path) -> None:
     assert np.abs(cloud.colors[:, :3] - expected).max() <= 0.501  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="point cloud or mesh"):
         read_gaussians(path)
+
+
+def test_point_clouds(tmp_path: Path) -> None:
+    check_points(tmp_path / "a.points.ply", model(333))

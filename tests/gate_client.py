@@ -39,7 +39,7 @@ def get(port: int, path: str = "/", **headers: str) -> tuple[int, dict[str, str]
     lines = [f"GET {path} HTTP/1.1", *(f"{key.replace('_', '-')}: {value}" for key, value in headers.items())]
     if "Host" not in headers:
         lines.insert(1, f"Host: localhost:{port}")
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         data = b""
         while chunk := connection.recv(65536):
@@ -75,7 +75,7 @@ def websocket(
         sent["Authorization"] = f"Bearer {token}"
     return connect(
         f"ws://{host}:{port}/",
-        sock=socket.create_connection(("127.0.0.1", port), timeout=5),
+        sock=socket.create_connection(("127.0.0.1", port), timeout=60),
         origin=None if origin is None else Origin(origin),
         additional_headers=sent,
         subprotocols=[Subprotocol(f"viser-v{viser.__version__}")],
@@ -102,7 +102,7 @@ def client(gated: GatedServer) -> Iterator[Connection]:
     wait(lambda: gated.gate.num_clients == 0)
 
 
-def wait(reached: Callable[[], Any], seconds: float = 5.0) -> None:
+def wait(reached: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait until something holds, and fail when it does not."""
     deadline = time.monotonic() + seconds
     while not reached():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import time
@@ -103,14 +104,27 @@ def test_a_large_message_closes_only_its_own_connection(gated: GatedServer, brow
         with pytest.raises(ConnectionClosed) as closed, contextlib.redirect_stderr(io.StringIO()):
             hostile.send(b"x" * (4 * 2**20 + 1))
             while True:
-                hostile.recv(timeout=5)
+                hostile.recv(timeout=60)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
     wait(lambda: gated.gate.refused["large"] == before + 1)
     assert refused_for(gated, browser, CAMERA) is None
 
 
-def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost() -> None:
-    gated = open_server(port=0, token=TOKEN, limits=GateLimits(messages_per_second=200.0))
+class Clock:
+    """The module asyncio, noting how long the gate lets messages wait."""
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+        await asyncio.sleep(seconds)
+
+
+def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("splatstudio.studio.gate.connection.asyncio", clock)
+    gated = open_server(port=0, token=TOKEN, limits=GateLimits(messages_per_second=50.0))
     try:
         cameras: list[float] = []
         with client(gated) as connection:
@@ -121,13 +135,13 @@ def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost() -> None:
                 cameras.append(camera.position[0])
 
             start = time.monotonic()
-            for step in range(500):
+            for step in range(120):
                 send(connection, {**CAMERA, "position": [step, 0, 0]})
-            wait(lambda: len(cameras) == 500, seconds=10)
+            wait(lambda: len(cameras) == 120)
             seconds = time.monotonic() - start
-        assert cameras == list(range(500))
-        # 200 at once, then 200 a second.
-        assert 1.3 < seconds < 4.0
-        assert gated.gate.refused["fast"] >= 250
+        assert cameras == list(range(120))
+        # 50 at once, then 50 a second; what a busy machine takes beyond that is not the gate's doing.
+        assert seconds > 1.3 and clock.waited < 1.5
+        assert gated.gate.refused["fast"] >= 40
     finally:
         gated.stop()

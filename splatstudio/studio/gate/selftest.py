@@ -9,7 +9,8 @@ from collections.abc import Callable
 import msgspec
 import viser
 
-_PATIENCE_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
+_PATIENCE_SECONDS = 60.0  # for a message to be looked at
 
 
 class Prober:
@@ -86,7 +87,7 @@ class Prober:
         ]
         if token is not None:
             lines.append(f"Authorization: Bearer {token or self._token}")
-        connection = socket.create_connection(self._address, timeout=_PATIENCE_SECONDS)
+        connection = socket.create_connection(self._address, timeout=_ANSWER_SECONDS)
         try:
             connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
             answer = connection.recv(4096).split(b" ", 2)

@@ -53,7 +53,7 @@ from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.spectator import order_in, order_line
 from splatstudio.worker.steering import SteeringServer
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 E = TypeVar("E", bound=Event)
 CAMERA = Camera(np.eye(4), np.array([[50.0, 0, 32], [0, 50.0, 24], [0, 0, 1]]), 64, 48)
 PATH = CameraPath((Keyframe(np.eye(4), 1.0, None, "a"), Keyframe(np.eye(4), 0.9, 2.0)), loop=True, fps=24.0)
@@ -103,9 +103,13 @@ def attach(training: Training, tmp_path: Path) -> Iterator[Callable[[], WorkerCl
 
 
 def wait_for(client: WorkerClient, kind: type[E]) -> E:
+    """Return the next event of a kind; those behind it are kept for the next call."""
     deadline = time.monotonic() + TIMEOUT
+    waiting = vars(client).setdefault("_waiting", [])  # several may come at once
     while time.monotonic() < deadline:
-        for event in client.poll(0.1):
+        waiting += client.poll(0.0 if waiting else 0.1)
+        while waiting:
+            event = waiting.pop(0)
             if isinstance(event, kind):
                 return event
     raise AssertionError(f"no {kind.__name__} came")

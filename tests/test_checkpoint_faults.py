@@ -88,7 +88,7 @@ for line in sys.stdin:
             reached = max([reached, *(load_checkpoint(f).step for f in checkpoint_folders(tmp_path)[-1:])])
     finally:
         server.stdin.close()
-        server.wait(30)
+        server.wait(120)
     assert reached >= 100, "the saves were killed before any was complete"
 
 
@@ -146,7 +146,7 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_the_training_goes_on(
         [sys.executable, "-c", FULL_DISK, str(blob_folder), str(run)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -43,7 +43,7 @@ def test_pictures_are_drawn_with_them(
     monkeypatch.setattr(frames._painter, "paint", noted)
     frames.publish(ShownModel(model.gaussians, model.options, 0))
     frames.request(SetView(1, 1, blob_scene.cameras[0].resized(64, 48)))
-    assert arrived.wait(20)
+    assert arrived.wait(60)
     frames.close()
     slots.unlink()
     assert seen == [expected]

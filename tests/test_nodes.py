@@ -63,9 +63,10 @@ class Nodes:
         """End a machine: its agent and all that it has started, at once."""
         agent = self.agents[number]
         with suppress(psutil.NoSuchProcess):
-            processes = psutil.Process(agent.pid).children(recursive=True)
-            for process in (psutil.Process(agent.pid), *processes):
-                process.send_signal(signal.SIGKILL)
+            root = psutil.Process(agent.pid)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # one has ended by itself; the others have not
+                    process.send_signal(signal.SIGKILL)
         agent.wait()
 
     def wait_until(self, true: Callable[[], object]) -> None:

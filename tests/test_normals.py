@@ -150,7 +150,7 @@ def test_the_command_and_the_tab_write_the_same(
     jobs = Jobs(take, lambda: False)
     positions = tuple((float(x), float(y), float(z)) for x, y, z in eyes)
     jobs.start(Export(tmp_path / "c.ply", normals=True, eyes=positions), lambda: in_files)
-    assert ended.wait(30.0) and isinstance(events[-1], JobDone), events
+    assert ended.wait(120.0) and isinstance(events[-1], JobDone), events
     assert np.allclose(columns(tmp_path / "c.ply", "nx", "ny", "nz"), written, atol=1e-4)
 
 

@@ -187,7 +187,7 @@ def test_calls_from_two_threads_do_not_disturb_each_other() -> None:
     for _ in range(5):
         results.append(train_once(2))
     for viewer in viewers:
-        viewer.join(timeout=60)
+        viewer.join(timeout=200)
         assert not viewer.is_alive()
     assert len(results) == 20
     for result in results:
@@ -229,7 +229,7 @@ def test_a_forked_process_makes_its_own_threads() -> None:
         if child == 0:
             ops.adam_step(*tensors, **settings)
             os._exit(17)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid == child:

@@ -67,6 +67,6 @@ def test_an_exception_reaches_the_caller(sanitizers: str, tmp_path: Path) -> Non
     program = tmp_path / "pool_faults"
     sources = [ROOT / "tests/pool_faults.cpp", ROOT / "csrc/cpu/pool.cpp"]
     options = ["-std=c++17", "-g", "-O1", f"-fsanitize={sanitizers}", f"-I{ROOT / 'csrc'}", "-pthread"]
-    subprocess.run([compiler, *options, *sources, "-o", program], check=True, timeout=120)
-    told = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    subprocess.run([compiler, *options, *sources, "-o", program], check=True, timeout=250)
+    told = subprocess.run([program], capture_output=True, text=True, timeout=250)
     assert (told.returncode, told.stdout) == (0, "all as promised\n"), told.stderr

@@ -59,7 +59,7 @@ def test_another_process_holds_it_until_it_is_killed(tmp_path: Path) -> None:
 
 def test_one_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = RunLock(tmp_path)
-    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(run_lock.time, "sleep", lambda _: first.release())
     second = RunLock(tmp_path)
     assert (tmp_path / "lock").exists()

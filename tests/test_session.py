@@ -90,13 +90,13 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(
 
     def slow(run_dir: Path, checkpoint: Checkpoint) -> Path:
         writing.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return save_checkpoint(run_dir, checkpoint)
 
     monkeypatch.setattr(checkpoint_saver, "save_checkpoint", slow)
     session.advance()
     session.advance()
-    assert writing.wait(20)
+    assert writing.wait(60)
     at_two = session.trainer.gaussians.map(lambda tensor: tensor.clone())
     advance = session.advance()
     assert advance.stats.step == 3 and not advance.saved

@@ -212,7 +212,7 @@ def test_videos_are_written_outside_the_main_thread(model: Model, path: CameraPa
     arguments = (model, path.cameras()[:3], tmp_path / "a.mp4")
     thread = threading.Thread(target=lambda: done.append(render_path(*arguments, fps=24)))
     thread.start()
-    thread.join(60)
+    thread.join(200)
     assert done == [True] and iio.imread(tmp_path / "a.mp4", plugin="pyav").shape[0] == 3
 
 

@@ -43,7 +43,7 @@ def finish(jobs: Jobs) -> None:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -91,7 +91,7 @@ def test_a_copy_without_memory_and_a_refusal_cost_the_job_alone(tmp_path: Path) 
     release = threading.Event()
 
     def held(*_: object) -> Gaussians:
-        release.wait(20)
+        release.wait(60)
         return blobs()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -22,6 +22,7 @@ from splatstudio.scoring import EvaluationTask
 from splatstudio.trainer import Trainer
 from splatstudio.worker.file_tasks import FileTask, FileWorker, TaskEnd
 
+TIMEOUT = 120.0
 Do = Callable[[FileTask], TaskEnd]
 
 
@@ -41,7 +42,7 @@ def worker(ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]]) -> Iterator[FileWo
 def do(worker: FileWorker, ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]]) -> Do:
     def run(task: FileTask) -> TaskEnd:
         assert worker.start(task)
-        done, end = ends.get(timeout=60)
+        done, end = ends.get(timeout=TIMEOUT)
         assert done == task and worker.task is None
         return end
 
@@ -107,12 +108,12 @@ def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
     os.mkfifo(pipe)  # a file that never comes: the task waits
     task = FileTask("Merging", (pipe,), tmp_path / "model.ply")
     assert worker.start(task) and not worker.start(task), "one at a time"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT
     while worker.progress is None or "reading" not in worker.progress.what:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     worker.cancel()
-    assert ends.get(timeout=30)[1] == TaskEnd(cancelled=True)
+    assert ends.get(timeout=TIMEOUT)[1] == TaskEnd(cancelled=True)
     assert worker.start(task)
     while worker.progress is None or "reading" not in worker.progress.what:
         assert time.monotonic() < deadline
@@ -121,7 +122,7 @@ def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
     left = tmp_path / f".model.ply.tmp-{worker._process.pid}"
     left.write_bytes(b"half")
     os.kill(worker._process.pid, signal.SIGKILL)
-    error = ends.get(timeout=30)[1].error
+    error = ends.get(timeout=TIMEOUT)[1].error
     assert error is not None and "ended unexpectedly" in error
     assert not left.exists()
 
@@ -134,10 +135,10 @@ def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(
     output = tmp_path / "merged.ply"
     task = FileTask("Merging", (run / "ckpts" / "step_00000003",), output, EvaluationTask(never, run))
     assert worker.start(task)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT
     while worker.progress is None or worker.progress.what != "loading the model":
         assert time.monotonic() < deadline
         time.sleep(0.02)
     worker.cancel()
-    assert ends.get(timeout=30)[1] == TaskEnd(cancelled=True, output=output, num_gaussians=60)
+    assert ends.get(timeout=TIMEOUT)[1] == TaskEnd(cancelled=True, output=output, num_gaussians=60)
     assert len(read_ply(output)) == 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from tests.worker_faults import counting
 from tests.worker_watcher import MANY, Launch, Watcher, alive, wait_until
 
 NUM_RANKS = 3
-PLAN = Plan(worker_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 5.0}))
+PLAN = Plan(worker_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 60.0}))
 
 
 @pytest.fixture
@@ -74,14 +75,14 @@ def test_all_ranks_do_the_same_at_the_same_step(ranks: Watcher, tmp_path: Path) 
     assert steps[6] == steps[5] + 7 and steps[-1] > steps[-2]
 
 
-@pytest.mark.parametrize(("number", "words"), [(9, "was killed (SIGKILL"), (19, "stood still for 1 s")])
+@pytest.mark.parametrize(("number", "words"), [(9, r"was killed \(SIGKILL"), (19, r"stood still for \d s")])
 def test_a_rank_that_dies_or_stops_is_named_and_all_start_again(
     ranks: Watcher, number: int, words: str
 ) -> None:
     before = ranks.client.pids
     os.kill(before[2], number)
     warned = ranks.wait(Warned)
-    assert warned.sentence.startswith("Rank 2 ") and words in warned.sentence
+    assert warned.sentence.startswith("Rank 2 ") and re.search(words, warned.sentence)
     assert "goes on by itself from its beginning" in warned.sentence
     ranks.wait(Started)
     ranks.wait(Progress)

@@ -191,7 +191,7 @@ def test_a_paused_training_renders_on_and_leaving_cancels(
     training.wait(JobProgress)
     start = time.monotonic()
     training.client.close()
-    assert time.monotonic() - start < 30 and training.client.state == "ended"
+    assert time.monotonic() - start < 100 and training.client.state == "ended"
     list(training.take())
     assert [event.job for event in training.of(JobCancelled)] == [1] and training.of(Saved)
     assert files(tmp_path / "out") == []

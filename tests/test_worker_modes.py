@@ -25,7 +25,7 @@ from splatstudio.stages import ProjectSettings, RasterSettings
 from splatstudio.worker.client import ReceivedFrame, WorkerClient
 from splatstudio.worker.messages import Finished, Job, SetView, Start, TrainJob, ViewJob, ViewOptions
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 Show = Callable[[Camera, ViewOptions], ReceivedFrame]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import DensifyConfig
+from splatstudio.scene.scene import Scene
 from splatstudio.worker.messages import (
     Evaluate,
     Evaluated,
@@ -20,8 +20,8 @@ from splatstudio.worker.messages import (
     Saved,
     SetCap,
     SettingChanged,
+    SetView,
     Start,
-    Started,
     StateChanged,
     Step,
     Stop,
@@ -32,7 +32,7 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.process import worker_main
 from splatstudio.worker.supervisor import Plan
 from tests.worker_faults import faulty, plan_fault
-from tests.worker_watcher import MANY, Launch, Watcher
+from tests.worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_until
 
 
 def paused(worker: Watcher) -> int:
@@ -59,10 +59,10 @@ def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path,
     assert paused(worker) == first + 4
     worker.client.send(Step(0))
     assert "at least 1" in worker.wait(Warned).sentence
-    worker.client.send(Step(5000))
+    worker.client.send(Step(90_000))
     worker.wait(Progress, lambda event: event.step > first + 6)
     worker.client.send(Step(2))  # the newest counts
-    assert first + 8 < paused(worker) < 5000
+    assert first + 8 < paused(worker) < 90_000
     worker.client.send(Step(2))
     worker.client.send(Resume())  # and so does this
     worker.wait(Progress, lambda event: event.step > worker.of(Progress)[0].step + 20)
@@ -97,8 +97,7 @@ def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path
     plan_fault(run, "slow evaluation")
     worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
     worker.client.send(Start())
-    worker.wait(Started)
-    time.sleep(0.5)  # the evaluation of step 5 is under way
+    wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.send(Evaluate())
     worker.client.send(Save())
     worker.client.send(UpdateSettings((("optim.means_lr", 1e-5),)))
@@ -107,6 +106,7 @@ def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path
     assert not worker.of(Evaluated), "it waited"
     assert [event.sentence for event in worker.of(Warned)] == ["An evaluation is under way already."]
     assert worker.of(SettingChanged)[0].step == 5
+    (tmp_path / "go on").touch()
     assert worker.wait(Evaluated).step == 5, "the evaluation goes on"
     worker.client.send(Step())
     assert paused(worker) == 6
@@ -126,6 +126,7 @@ def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_pa
     finished = worker.wait(Finished)
     assert finished.step == step and not finished.completed and not worker.of(Evaluated)
     assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
+    (tmp_path / "go on").touch()
     worker.client.send(Evaluate())
     worker.wait(Evaluated)  # nothing of the one before is in its way
 
@@ -135,8 +136,7 @@ def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: 
     plan_fault(run, "slow evaluation")
     worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
     worker.client.send(Start())
-    worker.wait(Started)
-    time.sleep(0.5)
+    wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.close()
     list(worker.take())
     assert worker.client.state == "ended" and not worker.of(Evaluated)
@@ -145,15 +145,20 @@ def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: 
 
 
 def test_of_many_changes_of_a_setting_the_last_is_noted(
-    launch: Launch, blob_folder: Path, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    plan_fault(run, "slow evaluation")
+    plan_fault(run, "busy evaluation")
     worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
     start_paused(worker)
     worker.client.send(Evaluate())
-    for number in range(1, 51):  # a slider that is dragged while the training is busy
+    wait_until((tmp_path / "evaluating").exists, "the training is busy")
+    for number in range(1, 51):  # a slider that is dragged meanwhile
         worker.client.send(UpdateSettings((("optim.means_lr", number * 1e-6),)))
+    # Frames are drawn beside: by the answer all of these have come.
+    worker.client.send(SetView(1, 1, front_camera(blob_scene)))
+    assert worker.client.wait_for_frame(1, 1, TIMEOUT) is not None
+    (tmp_path / "go on").touch()
     worker.wait(Evaluated)
     changed = worker.of(SettingChanged)
     assert changed[-1].value == 50 * 1e-6 and len(changed) <= 3

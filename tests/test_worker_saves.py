@@ -42,7 +42,7 @@ def test_a_slow_disk_at_the_last_step_is_not_taken_for_a_step_that_hangs(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow save", step=5, times=1)
-    limits = Limits(stuck={Phase.TRAINING: 1.0, Phase.OBEYING: 30.0})
+    limits = Limits(stuck={Phase.TRAINING: 2.5, Phase.OBEYING: 60.0})
     worker = launch(TrainJob(blob_folder, run, SHORT), Plan(worker_main, faulty, limits=limits))
     worker.client.send(Start())
     finished = worker.wait(Finished)

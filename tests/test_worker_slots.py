@@ -121,7 +121,7 @@ def test_a_studio_killed_before_it_heard_of_its_worker_leaves_no_frames(tmp_path
         [sys.executable, str(program), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=200,
         env=environment,
     )
     assert done.returncode == -signal.SIGKILL

@@ -48,9 +48,14 @@ class FaultyTraining(Training):
         super().__init__(job, replace(desk, breathe=lambda: self._slowly(desk)))
 
     def _slowly(self, desk: Desk) -> None:
-        fault = self._fault()
-        if fault is not None and fault["kind"] == "slow evaluation":
-            time.sleep(0.7)
+        """Hold an evaluation up: "slow evaluation" obeys meanwhile, "busy evaluation" does not."""
+        fault, folder = self._fault(), self._job.run_dir.parent
+        if fault is not None and fault["kind"] in ("slow evaluation", "busy evaluation"):
+            (folder / "evaluating").touch()
+            while not (folder / "go on").exists():
+                if fault["kind"] == "slow evaluation":
+                    desk.breathe()
+                time.sleep(0.02)
         desk.breathe()
 
     def execute(self, command: Command) -> None:
@@ -99,7 +104,7 @@ class FaultyTraining(Training):
         write = saver._write
 
         def write_slowly(checkpoint: Checkpoint) -> SaveResult:
-            time.sleep(3.0)
+            time.sleep(4.0)
             return write(checkpoint)
 
         saver._write = write_slowly  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from splatstudio.worker.client import ONE_RANK, WorkerClient
 from splatstudio.worker.messages import Event, Job
 from splatstudio.worker.supervisor import Plan
 
-TIMEOUT = 60.0  # for anything to happen on a busy machine
+TIMEOUT = 120.0  # for anything to happen on a busy machine
 E = TypeVar("E", bound=Event)
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
 

@@ -243,7 +243,10 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
 ) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment["TMPDIR"] = str(temporary)
     parent = subprocess.Popen(
         [sys.executable, str(script), str(blob_folder), str(tmp_path / "run")],
         stdout=subprocess.PIPE,
@@ -263,6 +266,7 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
         # Who opens the run next is offered to go on.
         step = open_project(tmp_path / "run", MANY, None).resume_step
         assert step is not None and step > 5
+        assert not list(temporary.glob("splatstudio-*")), "the orphan clears up after its studio"
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ import pytest
 from splatstudio.worker.blame import Cause, ErrorReport, RankEnd, blame, read_report, write_report
 from splatstudio.worker.control import decoded, encoded
 from splatstudio.worker.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
+from splatstudio.worker.launched_wire import TOKEN_FILE, keep_token
 from splatstudio.worker.mailbox import Mailbox
 from splatstudio.worker.messages import (
     Close,
@@ -144,6 +145,19 @@ def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_report(tmp_path, 0) is None
     (tmp_path / "error-0.json").write_text("{")
     assert read_report(tmp_path, 0) is None
+    new = tmp_path / "new"  # a rank that a launcher started makes its folder for this alone
+    write_report(new, 0, 7, ValueError("x"), "X.")
+    assert read_report(new, 0) is not None
+    write_report(
+        tmp_path / "error-1.json", 0, 7, ValueError("x"), "X."
+    )  # a disk on which nothing can be made
+
+
+def test_a_token_that_cannot_be_kept_leaves_no_file_with_it(tmp_path: Path) -> None:
+    (tmp_path / TOKEN_FILE).mkdir()
+    with pytest.raises(OSError):
+        keep_token(tmp_path, "a" * 22)
+    assert [entry.name for entry in tmp_path.iterdir()] == [TOKEN_FILE]
 
 
 def test_restarts_are_counted_over_ten_minutes() -> None:

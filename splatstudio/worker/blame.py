@@ -7,6 +7,7 @@ errors of their own about the connection, so that who told first is not who is t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from splatstudio.distributed.failures import is_out_of_memory
 from splatstudio.error_text import first_line
+
+log = logging.getLogger("splatstudio.worker")
 
 MEMORY = "memory"  # the kind of a cause that fewer Gaussians may help against
 
@@ -74,7 +77,10 @@ class Cause:
 
 
 def write_report(folder: Path, rank: int, step: int, error: BaseException, sentence: str) -> None:
-    """Leave word of the exception that ends this rank; a disk that is full must not hide the first error."""
+    """Leave word in `folder`, made where it is not there, of the exception that ends this rank.
+
+    A disk that is full must not hide the first error.
+    """
     report = ErrorReport(
         rank=rank,
         step=step,
@@ -87,8 +93,12 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
         memory=is_out_of_memory(error),
     )
     partial = folder / f".error-{rank}"
-    partial.write_text(json.dumps(asdict(report)))
-    os.replace(partial, folder / f"error-{rank}.json")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        partial.write_text(json.dumps(asdict(report)))
+        os.replace(partial, folder / f"error-{rank}.json")
+    except OSError as problem:
+        log.error("no word of this error could be left: %s", problem)
 
 
 def read_report(folder: Path, rank: int) -> ErrorReport | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from splatstudio.rank_devices import RankDevices
 from splatstudio.worker.attached import AttachedPlan
+from splatstudio.worker.log_file import log_of
 from splatstudio.worker.messages import (
     Close,
     Command,
@@ -71,7 +72,7 @@ class WorkerClient:
         descriptor, name = tempfile.mkstemp(prefix="splatstudio-", suffix=".log")
         os.close(descriptor)
         self._first_log = Path(name)
-        self._run_log = job.run_dir / "logs" / "worker.log" if isinstance(job, TrainJob) else None
+        self._run_log = log_of(job.run_dir) if isinstance(job, TrainJob) else None
         self._events: deque[Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
         self._views: set[int] = set()  # that somebody has asked for and not dropped
@@ -165,13 +166,20 @@ class WorkerClient:
         if self.alive:
             self._supervisor.kill(quietly=not unsaved)
             self._supervisor.join(10.0)
-        if self.state == "ended":
-            self._first_log.unlink(missing_ok=True)
+        self._forget_first_log(failed=self.state == "failed")
 
     def kill(self) -> None:
         """End the worker at once; unsaved steps are lost."""
+        failed = self.state == "failed"
         self._supervisor.kill()
         self._supervisor.join(10.0)
+        self._forget_first_log(failed=failed)
+
+    def _forget_first_log(self, *, failed: bool) -> None:
+        """Remove what was printed before there was a run, unless it tells of a failure."""
+        told_of = failed and self.log_path == self._first_log
+        if not self.alive and not (told_of and self._first_log.exists() and self._first_log.stat().st_size):
+            self._first_log.unlink(missing_ok=True)
 
     def take_frame(self, frame: Frame, image: np.ndarray) -> None:
         """Keep the newest frame of each view; for the supervisor."""

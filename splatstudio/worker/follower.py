@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 
 from splatstudio.distributed import Ranks
@@ -10,8 +12,11 @@ from splatstudio.worker.activity import Desk, SharedPart
 from splatstudio.worker.control import ControlGroup, Turn, decoded
 from splatstudio.worker.group import Place
 from splatstudio.worker.heartbeat import Phase, Pulse
-from splatstudio.worker.messages import Command, Job, Start
+from splatstudio.worker.log_file import log_of, redirect_output
+from splatstudio.worker.messages import Command, Job, Start, TrainJob
 from splatstudio.worker.priority import TrainingPriority
+
+log = logging.getLogger("splatstudio.worker")
 
 
 class Follower:
@@ -21,6 +26,7 @@ class Follower:
         self, place: Place, job: Job, pulse: Pulse, make_activity: Callable[[Job, Desk], SharedPart]
     ):
         self._place = place
+        self._log = log_of(job.run_dir) if place.log_path is not None and isinstance(job, TrainJob) else None
         self._pulse = pulse
         self._control: ControlGroup | None = None
         desk = Desk(
@@ -58,6 +64,8 @@ class Follower:
             turn, body = control.follow(self.step)
             if turn == Turn.LEAVE:
                 break
+            if turn not in (Turn.ORDER, Turn.IDLE):
+                self._print_into_run()
             if turn == Turn.STEP:
                 self._enter(Phase.TRAINING)
                 self._activity.advance()
@@ -84,6 +92,13 @@ class Follower:
 
     def leave(self) -> None:
         """Do nothing: there is nobody to tell."""
+
+    def _print_into_run(self) -> None:
+        """Go on in the run's log, which the user is pointed to; rank 0 has made its folder by now."""
+        if self._log is not None:
+            redirect_output(self._log)
+            self._log = None
+            log.info("process %d trains here as rank %d", os.getpid(), self._place.rank)
 
     def _enter(self, phase: Phase) -> None:
         self._pulse.move(phase, self.step)

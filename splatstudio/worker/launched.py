@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
+import shutil
 import socket
 import tempfile
 import threading
@@ -54,38 +56,39 @@ def train_launched(
     usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
     gpu = launched.local_rank % usable if usable else None
     settle_device(gpu, None if usable else max(1, (os.cpu_count() or 1) // launched.num_local))
-    with tempfile.TemporaryDirectory(prefix="splatstudio-rank-") as folder:
-        place = Place(
-            launched.rank,
-            launched.num_ranks,
-            Path(folder),
-            Heartbeats(multiprocessing.get_context("spawn"), launched.num_ranks),
-            log_path=None,
-            launched=True,
-        )
-        if launched.rank > 0:
-            if launched.local_rank == 0:
-                tell(Warned(meeting_place(launched, os.environ)))
-            _run_rank(place, job, None, lambda sentence: tell(Warned(sentence)))
-            return 0
-        ours, theirs = multiprocessing.Pipe()
-        nobody_looks = {"num_slots": 1, "slot_bytes": 3}
-        slots = FrameSlots.create(**(nobody_looks if attach_at is store_at is None else {}))
-        wire = Wire(ours, slots, job, tell)
-        try:
-            if (problem := restart_problem(os.environ)) is not None:
-                tell(Warned(problem))
+    # Made where this rank must leave word of an error alone: one that is killed leaves nothing behind.
+    folder = Path(tempfile.gettempdir()) / f"splatstudio-rank-{secrets.token_hex(8)}"
+    place = Place(
+        launched.rank,
+        launched.num_ranks,
+        folder,
+        Heartbeats(multiprocessing.get_context("spawn"), launched.num_ranks),
+        log_path=None,
+        launched=True,
+    )
+    if launched.rank > 0:
+        if launched.local_rank == 0:
             tell(Warned(meeting_place(launched, os.environ)))
-            if attach_at is not None or store_at is not None:
-                wire.listen(attach_at, store_at, launched.num_ranks)
-            threading.Thread(target=wire.follow, name="teller", daemon=True).start()
-            _run_rank(place, job, Studio(theirs, slots.file), lambda sentence: wire.tell(Warned(sentence)))
-        finally:
-            slots.unlink()
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while ours.poll() and time.monotonic() < deadline:
-            time.sleep(0.01)  # what was sent is being told
-        wire.close()
+        _run_rank(place, job, None, lambda sentence: tell(Warned(sentence)))
+        return 0
+    ours, theirs = multiprocessing.Pipe()
+    nobody_looks = {"num_slots": 1, "slot_bytes": 3}
+    slots = FrameSlots.create(**(nobody_looks if attach_at is store_at is None else {}))
+    wire = Wire(ours, slots, job, tell)
+    try:
+        if (problem := restart_problem(os.environ)) is not None:
+            tell(Warned(problem))
+        tell(Warned(meeting_place(launched, os.environ)))
+        if attach_at is not None or store_at is not None:
+            wire.listen(attach_at, store_at, launched.num_ranks)
+        threading.Thread(target=wire.follow, name="teller", daemon=True).start()
+        _run_rank(place, job, Studio(theirs, slots.file), lambda sentence: wire.tell(Warned(sentence)))
+    finally:
+        slots.unlink()
+    deadline = time.monotonic() + LAST_WORDS_SECONDS
+    while ours.poll() and time.monotonic() < deadline:
+        time.sleep(0.01)  # what was sent is being told
+    wire.close()
     return UNSAVED if wire.unsaved else 0
 
 
@@ -100,6 +103,7 @@ def _run_rank(place: Place, job: TrainJob, studio: Studio | None, tell: Callable
         raise ValueError(f"rank {place.rank}: {sentence}") from None
     finally:
         watch.stop()
+        shutil.rmtree(place.folder, ignore_errors=True)
 
 
 def _part_of(job: Job, desk: Desk) -> _Part:

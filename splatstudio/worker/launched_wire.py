@@ -185,9 +185,13 @@ def keep_token(run_dir: Path, token: str) -> None:
         return
     partial = run_dir / f".{TOKEN_FILE}-{secrets.token_hex(4)}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as file:
-        json.dump({"token": token}, file)
-    os.replace(partial, run_dir / TOKEN_FILE)
+    try:
+        with open(descriptor, "w") as file:
+            json.dump({"token": token}, file)
+        os.replace(partial, run_dir / TOKEN_FILE)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -34,6 +35,7 @@ from splatstudio.worker.frames import FrameRenderer
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Phase, Pulse
 from splatstudio.worker.jobs import Jobs
+from splatstudio.worker.log_file import log_of, redirect_output
 from splatstudio.worker.mailbox import Mailbox
 from splatstudio.worker.messages import (
     CancelJob,
@@ -110,6 +112,8 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
         sys.exit(1)
     rank.leave()
     log.info("rank %d leaves", place.rank)
+    if place.rank == 0:
+        _clear_up(place, job)
 
 
 class _ThreadError(Command):
@@ -321,13 +325,19 @@ class Worker:
                 self.post(command)
 
 
-def redirect_output(log_path: Path) -> None:
-    """Send everything that this process prints, native code included, to the log file."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
+def _clear_up(place: Place, job: Job) -> None:
+    """Remove the log from before there was a run, and for a studio that is gone what it cannot remove."""
+    parent = multiprocessing.parent_process()
+    orphan = parent is not None and not parent.is_alive()
+    if orphan:
+        shutil.rmtree(place.folder, ignore_errors=True)
+    run_log = log_of(job.run_dir) if isinstance(job, TrainJob) else None
+    if place.log_path in (None, run_log) or not (orphan or (run_log is not None and run_log.exists())):
+        return
+    try:
+        place.log_path.unlink(missing_ok=True)
+    except OSError as error:
+        log.info("%s stays: %s", place.log_path, error)  # where what is open cannot be removed
 
 
 def _watch_parent(post: Callable[[Command], None]) -> None:

@@ -20,6 +20,7 @@ from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
 from splatstudio.worker.flat_report import ScoreFlat
 from splatstudio.worker.frames import ShownModel
+from splatstudio.worker.log_file import log_of
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
     Command,
@@ -182,7 +183,7 @@ class Training:
         trainer = trainer_of(job, self._desk.ranks())
         trainer.alive = self._desk.alive
         run = self._first_run() if job.checkpoint is None else Run.open(job.run_dir)
-        self._desk.log_into(run.path / "logs" / "worker.log")
+        self._desk.log_into(log_of(run.path))
         leader = self._leader = Leader(trainer, self._desk.ranks(), self._desk.tell)
         session = self._session = Session(
             trainer, run, saver=leader.saver(run.path), evaluator=leader.evaluate

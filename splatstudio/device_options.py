@@ -54,6 +54,23 @@ class DeviceOptions:
         """Return host and port at which several machines meet; ValueError for what is no address."""
         return _address("--nodes-at", self.nodes_at or "")
 
+    def check_alone(self) -> None:
+        """Raise ValueError with one sentence for what means nothing to a training of this machine alone."""
+        if self.attach is not None or self.attach_via is not None:
+            raise ValueError(
+                "--attach is for trainings that torchrun or Slurm starts; the studio is here already"
+            )
+        if self.nodes_at is not None or self.nodes < 1:
+            raise ValueError("--nodes-at is where several machines meet: --nodes says how many, 2 or more")
+
+    def check_spread(self) -> None:
+        """Raise ValueError with one sentence for what means nothing to a training on several machines."""
+        if self.max_splats == "auto" or self.fit_batch:
+            raise ValueError(
+                "a rank of torchrun or Slurm does not know the memory of the other machines: give"
+                " --max-splats and --batch-size as numbers"
+            )
+
     def chosen(self) -> RankDevices:
         """Return where to train; ValueError with one sentence for what is no list of GPUs, or not there."""
         from splatstudio.rank_devices import choose_devices

@@ -72,11 +72,7 @@ def _refuse_what_the_launcher_says(devices: DeviceOptions) -> None:
             "torchrun or Slurm says how many ranks there are: leave --gpus and --ranks away, and choose among"
             " a machine's GPUs with CUDA_VISIBLE_DEVICES"
         )
-    if devices.max_splats == "auto" or devices.fit_batch:
-        raise ValueError(
-            "a rank of torchrun or Slurm does not know the memory of the other machines: give --max-splats"
-            " and --batch-size as numbers"
-        )
+    devices.check_spread()
 
 
 def _notes_on_changed(

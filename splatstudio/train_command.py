@@ -74,8 +74,7 @@ def train_scene(
         config, checkpoint = _to_resume(config, run_dir, given)
     if devices.nodes > 1:
         raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
-    if devices.attach is not None or devices.attach_via is not None:
-        raise ValueError("--attach is for trainings that torchrun or Slurm starts; open the studio here")
+    devices.check_alone()
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)

@@ -44,6 +44,16 @@ def test_what_is_missing_is_told_in_a_sentence(tmp_path: Path) -> None:
         nodes_asked_for([], tmp_path, None, DeviceOptions(nodes=2), LOOPBACK)
     with pytest.raises(ValueError, match="--nodes-at needs HOST:PORT"):
         nodes_asked_for([], tmp_path, tmp_path, DeviceOptions(nodes=2), LOOPBACK)
+    for asked, sentence in (
+        (DeviceOptions(nodes=2, gpus="0,1"), "CUDA_VISIBLE_DEVICES"),
+        (DeviceOptions(nodes=2, max_splats="auto"), "as numbers"),
+        (DeviceOptions(nodes=2, fit_batch=True), "as numbers"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            nodes_asked_for([], tmp_path, tmp_path, asked, LOOPBACK)
+    for alone in (DeviceOptions(nodes_at="h:1"), DeviceOptions(nodes=0)):
+        with pytest.raises(ValueError, match="--nodes says how many, 2 or more"):
+            train_scene(tmp_path, TrainConfig(), None, resume=False, given=(), devices=alone)
     with pytest.raises(ValueError, match="--nodes is for `splatstudio open`"):
         train_scene(tmp_path, TrainConfig(), None, resume=False, given=(), devices=DeviceOptions(nodes=2))
     with socket.create_server(("0.0.0.0", 0)) as taken, pytest.raises(ValueError, match="choose another"):

@@ -65,6 +65,12 @@ def nodes_asked_for(
     """
     if run_dir is None:
         raise ValueError("--nodes needs --run: one folder that all machines see")
+    devices.check_spread()
+    if devices.gpus is not None:
+        raise ValueError(
+            "--gpus names those of this machine: with --nodes choose on each by CUDA_VISIBLE_DEVICES, or give"
+            " --ranks"
+        )
     host, port = devices.meeting_at
     kept = words_for_training(words, path)
     per_node = "gpu" if devices.ranks is None else str(devices.ranks)

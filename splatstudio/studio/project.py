@@ -155,10 +155,7 @@ def on_devices(project: Project, options: DeviceOptions) -> Project:
     Of a run that goes on the limit on the number of splats alone. Raises ValueError for devices that are not
     there, or without the memory for any training.
     """
-    if options.attach is not None or options.attach_via is not None:
-        raise ValueError(
-            "--attach is for trainings that torchrun or Slurm starts; the studio is here already"
-        )
+    options.check_alone()
     project = replace(project, devices=options.chosen())
     if project.scene is None or not project.can_train:
         return project

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -142,3 +144,18 @@ def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(
     worker.cancel()
     assert ends.get(timeout=TIMEOUT)[1] == TaskEnd(cancelled=True, output=output, num_gaussians=60)
     assert len(read_ply(output)) == 60
+
+
+@pytest.mark.parametrize("short_of", ["process", "thread"])
+def test_a_task_that_finds_no_process_is_not_in_the_way_of_the_next(
+    worker: FileWorker, do: Do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: str
+) -> None:
+    def no_more(_: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    task = FileTask("Evaluating", evaluation=EvaluationTask(tmp_path / "nothing"))
+    owner = BaseProcess if short_of == "process" else threading.Thread
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="unavailable"):
+        patch.setattr(owner, "start", no_more)
+        worker.start(task)
+    assert worker.task is None and do(task).error is not None

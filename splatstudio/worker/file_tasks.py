@@ -83,7 +83,10 @@ class FileWorker:
         return self._task
 
     def start(self, task: FileTask) -> bool:
-        """Begin a task; False, and nothing is done, while another one is in progress."""
+        """Begin a task; False, and nothing is done, while another one is in progress.
+
+        Raises OSError or RuntimeError where the machine has no process or thread for it.
+        """
         with self._lock:
             if self._task is not None or self._closed:
                 return False
@@ -94,13 +97,21 @@ class FileWorker:
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=file_task_main, args=(sender, task), name="splatstudio-files", daemon=True
             )
-            process.start()
-            sender.close()
-            self._process = process
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._follow, args=(receiver, task, process), name="files", daemon=True
             )
-            self._thread.start()
+            try:
+                process.start()
+                thread.start()
+            except BaseException:  # there are no more processes or threads: the next task may find some
+                if process.pid is not None:
+                    process.kill()
+                receiver.close()
+                sender.close()
+                self._task = self.progress = None
+                raise
+            sender.close()
+            self._process, self._thread = process, thread
         return True
 
     def cancel(self) -> None:

@@ -49,7 +49,7 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.plain_form import from_plain, plain
 from splatstudio.worker.ranks_report import RankFigures, RanksReport
-from splatstudio.worker.receipts import Receipt
+from splatstudio.worker.receipts import PausesAt, Receipt
 from splatstudio.worker.spectator import order_in, order_line
 from splatstudio.worker.steering import SteeringServer
 
@@ -131,6 +131,12 @@ def wait_for(client: WorkerClient, kind: type[E]) -> E:
 def test_events_come_through_as_they_are(message: Event) -> None:
     kind = EVENTS[type(message).__name__]
     assert from_plain(kind, plain(message)) == message
+
+
+def test_all_that_a_training_tells_can_be_heard_elsewhere() -> None:
+    ours = {kind for kind in Event.__subclasses__() if kind.__module__.startswith("splatstudio.")}
+    told = ours - {Receipt, PausesAt, Frame}  # for the training's own process; a picture has its own way
+    assert told and told <= set(EVENTS.values()), "an unknown event breaks the line, again and again"
 
 
 @pytest.mark.parametrize(

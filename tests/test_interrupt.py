@@ -17,7 +17,8 @@ import pytest
 from splatstudio.checkpoint import newest_checkpoint, step_of
 from splatstudio.worker.reports import saved_sentence
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
+AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
 
 # In the background process: a save that takes long, before or after the checkpoint is complete, or an
 # evaluation that does. It is a sitecustomize.py, which Python loads before anything else.
@@ -116,6 +117,13 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+def steps_done(run: Path) -> int:
+    """Return the newest step of which the metrics of a run tell."""
+    file = run / "metrics.jsonl"
+    told = re.findall(r'"step": (\d+)', file.read_text()) if file.exists() else []
+    return max(map(int, told), default=0)
+
+
 def read_to(process: subprocess.Popen[str], text: str) -> str:
     """Return the output up to the line with `text`."""
     assert process.stdout is not None
@@ -140,15 +148,15 @@ def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
 ) -> None:
     process = start("train", str(blob_folder), when=when)
     worker = training_process(tmp_path / "run", process)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
-    time.sleep(1.0)  # for the command to hear of the steps
+    # The command has heard of the first steps by then.
+    wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
+    time.sleep(0.5)
     os.killpg(process.pid, signal.SIGINT)
     read_to(process, "Ctrl-C again ends at once")
     wait_for((tmp_path / "held").exists, process)
     output, seconds = end(process)
     assert not is_there(worker), "the background process was left behind"
-    assert process.returncode == 130 and seconds < 10 and "Traceback" not in output
+    assert process.returncode == 130 and seconds < AT_ONCE and "Traceback" not in output
     newest = newest_checkpoint(tmp_path / "run")
     if when == "after":
         assert newest is not None and f"Saved {newest}." in output
@@ -164,7 +172,7 @@ def test_ctrl_c_does_not_wait_for_an_evaluation(
     process = start("train", str(blob_folder), "--eval-steps", "5", when="evaluating")
     wait_for((tmp_path / "held").exists, process)
     output, seconds = end(process)
-    assert process.returncode == 130 and seconds < 20
+    assert process.returncode == 130 and seconds < AT_ONCE
     assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
 
 
@@ -180,12 +188,13 @@ def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
     goes_on = re.search(r"The training goes on by itself from the checkpoint of step ([\d,]+)\.", told)
     assert goes_on is not None and int(goes_on.group(1).replace(",", "")) > 0
     training_process(run, process, after=worker)
-    time.sleep(0.3)
+    first = int(goes_on.group(1).replace(",", ""))
+    wait_for(lambda: steps_done(run) > first + 20, process)
     output, _ = end(process)
     newest = newest_checkpoint(run)
     assert process.returncode == 130 and newest is not None and f"Saved {newest}." in output
     step = step_of(newest)
-    assert step is not None and step > int(goes_on.group(1).replace(",", ""))
+    assert step is not None and step > first
     assert len(list((run / "ckpts").iterdir())) <= 2, "autosaves do not pile up, nor does what a kill leaves"
 
 
@@ -194,7 +203,7 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
 ) -> None:
     process = start("train", str(blob_folder), when="before")
     worker = training_process(tmp_path / "run", process)
-    time.sleep(0.5)
+    wait_for(lambda: steps_done(tmp_path / "run") > 0, process)
     os.killpg(process.pid, signal.SIGINT)
     wait_for((tmp_path / "held").exists, process)
     os.kill(worker, signal.SIGKILL)
@@ -225,15 +234,15 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
     try:
         log = tmp_path / "run" / "logs" / "worker.log"
         wait_for(lambda: log.exists() and "trains here" in log.read_text(), process)
-        wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
+        # The studio has heard of the first steps by then.
+        wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
         found = re.search(r"process (\d+) trains here", log.read_text())
         assert found is not None
         worker = int(found.group(1))
-        time.sleep(0.3)  # for the studio to hear of the steps
+        time.sleep(0.5)
         os.kill(worker, signal.SIGSTOP)  # a save that does not end
         os.killpg(process.pid, signal.SIGINT)
         read_to(process, "Saving ... (Ctrl-C again ends at once)")
-        time.sleep(1.5)  # until it waits for the worker, also on a loaded machine
         output, seconds = end(process)
     finally:
         process.kill()
@@ -243,7 +252,7 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
             except ProcessLookupError:
                 worker = None
     assert worker is None, "the worker was left behind"
-    assert process.returncode == 130 and seconds < 10 and "Traceback" not in output
+    assert process.returncode == 130 and seconds < AT_ONCE and "Traceback" not in output
     assert newest_checkpoint(tmp_path / "run") is None
     assert re.search(r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output)
 
@@ -258,7 +267,7 @@ def test_ctrl_c_in_open_while_nothing_is_unsaved(
         output, seconds = end(process)
     finally:
         process.kill()
-    assert process.returncode == 0 and seconds < 20 and "Closing ..." in output
+    assert process.returncode == 0 and seconds < AT_ONCE and "Closing ..." in output
 
 
 def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path) -> None:

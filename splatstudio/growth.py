@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed
+from splatstudio.config import Order, TrainConfig, changed
 from splatstudio.descent import Observation
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.shapes import ShapeLimits, hold_shapes
 from splatstudio.strategy import Change, Population, Strategy
 from splatstudio.strategy.rebalance import rebalance
+from splatstudio.strategy.reorder import reorder
 
 ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
 
@@ -24,6 +25,7 @@ def grow(
     cameras: Callable[[], Sequence[Camera]],
     seen: tuple[Observation, ...],
     step: int,
+    order: Order = "born",
 ) -> Change | None:
     """Change the population as the rules say after `step` other steps; None where none was due.
 
@@ -37,6 +39,8 @@ def grow(
         return None
     try:
         rebalance(population)
+        if order == "morton" and change.num_changed:
+            reorder(population)
     except OutOfMemory as error:
         change = replace(change, short=change.short or error.ranks)
     return change

@@ -218,7 +218,7 @@ class Trainer:
         self._corrections.finish(descent.others, poses, step=index, config=config)
         options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
         limits = ShapeLimits(config.shapes, self._extent, options, self.alive)
-        change = grow(self._population, strategy, limits, cameras, descent.observations, index)
+        change = grow(self._population, strategy, limits, cameras, descent.observations, index, config.order)
         if change is not None:
             self.num_gaussians = self._population.num_all()
             if change.short:

@@ -59,6 +59,7 @@ LAYERS = [
     "gaussian_transform",
     "normals",
     "trimming",
+    "spatial_order",
     "strategy",
     "survey",
     "corrections",

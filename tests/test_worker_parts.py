@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blob_models import blobs
 
+from splatstudio.model import Model
 from splatstudio.worker.blame import Cause, ErrorReport, RankEnd, blame, read_report, write_report
 from splatstudio.worker.control import decoded, encoded
 from splatstudio.worker.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
+from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.launched_wire import TOKEN_FILE, keep_token
 from splatstudio.worker.mailbox import Mailbox
 from splatstudio.worker.messages import (
     Close,
     Command,
+    Event,
+    Export,
+    JobFailed,
     Save,
     Start,
     Step,
@@ -151,6 +158,19 @@ def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     write_report(
         tmp_path / "error-1.json", 0, 7, ValueError("x"), "X."
     )  # a disk on which nothing can be made
+
+
+def test_a_task_for_which_there_is_no_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told: list[Event] = []
+    jobs = Jobs(told.append, lambda: True)
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    for job in (1, 2):  # the first is not in the way of the second, which writes the same file
+        jobs.start(Export(Path("a.ply"), job=job), lambda: Model(blobs()))
+        assert told[-1] == JobFailed(job, "This task could not be started: can't start new thread.")
+    jobs.close()
 
 
 def test_a_token_that_cannot_be_kept_leaves_no_file_with_it(tmp_path: Path) -> None:

@@ -111,7 +111,10 @@ class Jobs:
         with self._lock:
             self._tasks[command.job] = task
         task.progress(0, 0)
-        task.thread.start()
+        try:
+            task.thread.start()
+        except RuntimeError as error:  # the machine has no more threads: no reason to end a training
+            self._end(task, model, JobFailed(command.job, f"This task could not be started: {error}."))
 
     def cancel(self, job: int) -> None:
         """Let a job end as soon as it can, also one that has still to be started."""
@@ -165,12 +168,14 @@ class Jobs:
             # tells of memory by a RuntimeError, and the errors of PyAV have classes of their own.
             log.exception("job %d failed", job)
             end = JobFailed(job, f"{output} could not be written: {first_line(error)}")
-        finally:
-            if isinstance(model, SharedDrawing):
-                model.close()
-            with self._lock:
-                del self._tasks[job]
-        log.info("%s: %s", output, end)
+        self._end(task, model, end)
+
+    def _end(self, task: Task, model: Model | SharedDrawing, end: Event) -> None:
+        if isinstance(model, SharedDrawing):
+            model.close()
+        with self._lock:
+            del self._tasks[task.command.job]
+        log.info("%s: %s", output_of(task.command), end)
         self._emit(end)
 
 

@@ -71,6 +71,7 @@ def launch() -> Iterator[Launch]:
     for watcher in watchers:
         if watcher.client.alive:
             watcher.client.kill()
+        watcher.client._first_log.unlink(missing_ok=True)  # it stays where it tells of a failure
 
 
 def alive(pid: int) -> bool:

@@ -84,11 +84,14 @@ def preset_of(config: TrainConfig) -> str | None:
 
 
 def nearest_preset(config: TrainConfig) -> Preset:
-    """Return the preset from which `config` differs least: one of its strategy, if there is one."""
+    """Return the preset from which `config` differs least: one of its strategy, if there is one.
 
-    def distance(preset: Preset) -> tuple[bool, int]:
+    Of all settings the number of steps says least about what was chosen.
+    """
+
+    def distance(preset: Preset) -> tuple[bool, int, int]:
         changes = preset.changes(config)
-        return "strategy" in changes, len(changes)
+        return "strategy" in changes, len(set(changes) - {"steps"}), len(changes)
 
     return min(_PRESETS, key=distance)
 

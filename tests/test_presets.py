@@ -47,6 +47,8 @@ def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -
     assert nearest_preset(short).name == "preview" and nearest_preset(short).changes(short) == ["steps"]
     longer = PRESETS["fast"].apply(TrainConfig(steps=2000), {"steps"})
     assert nearest_preset(longer).name == "fast" and nearest_preset(longer).changes(longer) == ["steps"]
+    brief = PRESETS["fast"].apply(TrainConfig(steps=PRESETS["preview"].settings["steps"]), {"steps"})
+    assert nearest_preset(brief).name == "fast" and nearest_preset(brief).changes(brief) == ["steps"]
     assert nearest_preset(TrainConfig(strategy="absgrad")).name == "default"
     assert applied_settings(short, {"steps"}) == set(PRESETS["preview"].settings)
     assert applied_settings(short, {"steps", *PRESETS["preview"].settings}) == set()

@@ -109,9 +109,16 @@ class FastConfig:
     every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
         0.11,
-        "At most so many as growth ends, over the pixels of a photograph times the root of their number.",
+        "At most so many as growth ends, over the pixels of a photograph times the root of their number;"
+        " more in a long training, see long_growth.",
         1e-3,
         100,
+    )
+    long_growth: float = setting(
+        0.75,
+        "Steps, 2,000 to 30,000 of them, multiply the limit of density by (steps / 2,000) to this.",
+        0,
+        1,
     )
     views: int = setting(8, "Photographs that a densification asks; thinning asks all.", 1)
     error_ratio: float = setting(

@@ -135,6 +135,24 @@ def test_the_limit_grows_until_growth_ends() -> None:
     assert born == [(2, 2), (4, 0)]  # 0.4 of the growth done: of 10 may be sqrt(0.4) 10, 6
 
 
+def test_the_limit_grows_with_the_steps_of_a_long_training_up_to_an_end() -> None:
+    def limit(steps: int, **fast: Any) -> int:
+        return strategy(Asked(), steps=steps, detail=1e4, density=0.1, **fast).limit_at(steps)
+
+    assert [limit(steps, long_growth=1.0) for steps in (100, 2000, 4000, 7000)] == [1000, 1000, 2000, 3500]
+    assert limit(8000, long_growth=0.5) == 2000
+    assert limit(30_000, long_growth=1.0) == limit(10**6, long_growth=1.0) == 15_000
+    assert limit(30_000, long_growth=0.0) == 1000
+
+
+def test_steps_added_to_a_training_raise_its_limit() -> None:
+    rule = strategy(Asked(), detail=1e4, density=0.1, long_growth=1.0)
+    rule.follow(TrainConfig(steps=6000, strategy="fast", fast=rule.fast))
+    assert rule.limit_at(3000) == 3000
+    rule.follow(TrainConfig(steps=6000, fast=rule.fast, densify=DensifyConfig(max_gaussians=2500)))
+    assert rule.limit_at(3000) == 2500
+
+
 def test_the_limit_of_all_strategies_holds_at_every_step() -> None:
     rule = strategy(Asked(), detail=100.0, density=1.0)
     rule.follow(TrainConfig(steps=2000, strategy="fast", densify=DensifyConfig(max_gaussians=3)))

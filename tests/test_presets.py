@@ -11,6 +11,7 @@ import pytest
 from splatstudio import cli
 from splatstudio.config import TrainConfig, changed, from_json, value_of
 from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
+from splatstudio.resolution import sh_degree_at
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -53,6 +54,12 @@ def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -
     assert applied_settings(short, {"steps"}) == set(PRESETS["preview"].settings)
     assert applied_settings(short, {"steps", *PRESETS["preview"].settings}) == set()
     assert applied_settings(config, {"strategy"}) == set()
+
+
+def test_fast_takes_the_highest_colours_of_forty_photographs_and_few_of_twelve() -> None:
+    for name in ("fast", "preview"):
+        config = PRESETS[name].apply(TrainConfig(steps=2000))
+        assert [sh_degree_at(1999, config, num) for num in (12, 30, 43)] == [1, 2, 3]
 
 
 def test_the_command_trains_with_the_preset(

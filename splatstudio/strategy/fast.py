@@ -19,6 +19,9 @@ from splatstudio.strategy.attempt import change_or_none
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.population import Population, edit, largest
 
+SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
+LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
+
 # Given a step and a number of photographs (None: all), what Gaussians contribute to each, see `survey`.
 Survey = Callable[[int, int | None], Iterable[Tensor]]
 
@@ -30,7 +33,8 @@ class FastStrategy(DefaultStrategy):
     error of several photographs. At some steps all photographs are asked, and what has hardly a weight in
     any goes, with a share of all, the least needed. Opacities are never reset: that is what pruning by
     weight replaces.
-    `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`.
+    `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`; it
+    also grows with the length of the training.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class FastStrategy(DefaultStrategy):
         """Take the settings of a training, which may have changed since the last step."""
         super().follow(config)
         self.fast = config.fast
-        self._most = min(config.densify.max_gaussians, max(int(config.fast.density * self._detail), 1))
+        self._most = min(config.densify.max_gaussians, self._wanted())
         self.config = replace(
             config.densify,
             grow_grad=config.fast.grow_grad,
@@ -59,6 +63,14 @@ class FastStrategy(DefaultStrategy):
             reset_every=1 << 62,
             max_gaussians=self._most,
         )
+
+    def _wanted(self) -> int:
+        """Return the limit on the number that the settings, the photographs and the number of steps say.
+
+        Few steps cannot teach many Gaussians, and in many it is their number that holds the picture back.
+        """
+        length = min(max(self.steps, SHORT_STEPS), LONG_STEPS) / SHORT_STEPS
+        return max(int(self.fast.density * self._detail * length**self.fast.long_growth), 1)
 
     def limit_at(self, step: int) -> int:
         """Return above which number none are added after the step after `step` others.

@@ -19,7 +19,7 @@ from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0  # a machine with other work is many times slower
 CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The browser draws without a GPU and, once it is there, asks nothing of the network.
@@ -34,6 +34,23 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+
+# The browser draws a few times, and has told the studio of what that changed.
+DRAWN = """() => new Promise(done => {
+  let frames = 0;
+  const next = () => ++frames < 3 ? requestAnimationFrame(next) : setTimeout(done, 100);
+  next();
+})"""
+# Closes the notices that are there, and waits until they are off the page.
+CLOSE_NOTICES = """async () => {
+  const buttons = [...document.querySelectorAll(".mantine-Notification-closeButton")];
+  buttons.forEach(button => button.click());
+  const end = Date.now() + 60_000;
+  while (buttons.some(button => button.isConnected)) {
+    if (Date.now() > end) throw new Error("a notice does not close");
+    await new Promise(done => setTimeout(done, 50));
+  }
+}"""
 
 # For the tests of the page: a build server must not pass by leaving the browser away.
 PAGE_TEST = [
@@ -60,13 +77,12 @@ class Screen:
     page: Any
     studio: Studio
     errors: list[str]
+    number: int = 0  # of the studio's browsers, in the order in which they came
 
     def close_notices(self) -> None:
         """Put away what covers the picture, as the warning that there is no GPU."""
-        # In one go: some go away by themselves meanwhile.
-        buttons = self.page.locator(".mantine-Notification-closeButton")
-        buttons.evaluate_all("buttons => buttons.forEach(button => button.click())")
-        time.sleep(0.5)
+        # Asked of the page in one piece: some go away by themselves meanwhile.
+        self.page.evaluate(CLOSE_NOTICES)
 
     def text(self, name: str) -> str:
         """Return a figure of the dock, as "step"."""
@@ -86,11 +102,56 @@ class Screen:
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=name).click()
 
+    def choose(self, label: str, option: str) -> None:
+        """Choose an option of a dropdown."""
+        from playwright.sync_api import TimeoutError as NotThere
+
+        row = self.page.get_by_role("option", name=option, exact=True).locator("visible=true")
+
+        def chosen() -> bool:
+            # A list closes when what it stands in is drawn anew, as after another choice.
+            self.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+            try:
+                row.click(timeout=5000)
+            except NotThere:
+                return False
+            return True
+
+        self.wait(chosen, f"{option} in the list of {label}")
+
+    def box(self, locator: Any) -> dict[str, float]:
+        """Return where something is in the window, px; it may be drawn anew meanwhile."""
+        found: list[dict[str, float]] = []
+
+        def there() -> bool:
+            # Playwright finds the element first and measures it then: in between it may be replaced.
+            found.extend(box for box in [locator.bounding_box()] if box is not None)
+            return bool(found)
+
+        self.wait(there, f"{locator} is in the window")
+        return found[0]
+
+    def settle(self) -> None:
+        """Wait until the camera rests, which moves on for a while, and the studio knows where."""
+        places: list[np.ndarray] = []
+
+        def rests() -> bool:
+            self.page.evaluate(DRAWN)
+            viewpoint = self.viewpoint
+            places.append(np.concatenate([viewpoint.position, viewpoint.wxyz]))
+            return len(places) > 2 and all(np.array_equal(place, places[-1]) for place in places[-3:])
+
+        self.wait(rests, "the camera rests")
+
+    @property
+    def client(self) -> Any:
+        """Return this browser as the studio knows it."""
+        return list(self.studio._server.get_clients().values())[self.number]
+
     @property
     def viewpoint(self) -> Viewpoint:
         """Return where this browser looks from, with the size that its canvas has on the screen."""
-        (client,) = self.studio._server.get_clients().values()
-        viewpoint = read_viewpoint(client.camera)
+        viewpoint = read_viewpoint(self.client.camera)
         assert viewpoint is not None
         # viser tells the pixels that it draws, which it makes fewer when the browser is slow.
         box = self.page.locator(CANVAS).bounding_box()
@@ -116,6 +177,15 @@ class Screen:
             time.sleep(0.03)
         self.page.mouse.up()
 
+    def still_is_sent(self) -> bool:
+        """Say whether the browser has the picture of its resting camera, in full size."""
+        stream = self.studio._viewport.stream(self.client)
+        if stream is None or stream._shown is None or stream._acknowledged is None:
+            return False
+        shown, now = stream._shown, stream._version
+        whole = shown.version == now and not shown.moving and shown.scale == shown.look.max_scale
+        return whole and stream._acknowledged.done()
+
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT
         while not condition():
@@ -139,11 +209,15 @@ def open_screen(
 def screen_of(browser: Any, studio: Studio, width: int = 1160, height: int = 460) -> Screen:
     """Open the page of a studio; who opened it calls `close_screen`."""
     page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(1000 * TIMEOUT)
     screen = Screen(page, studio, [])
     page.on("pageerror", lambda error: screen.errors.append(str(error)))
     page.goto(studio.url)
-    page.wait_for_selector(CANVAS, timeout=1000 * TIMEOUT)
+    page.wait_for_selector(CANVAS)
     screen.wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
+    # What is sent last: by then the page has its buttons, fields and keys.
+    page.get_by_role("tab", name="Log").wait_for()
+    screen.wait(lambda: screen.text("state") != "", "the head of the dock")
     screen.close_notices()
     return screen
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import viser
 from gate_client import TOKEN, wait
+from studio_page import CANVAS, TIMEOUT
 
 from splatstudio.studio.gate import GatedServer, open_server
 
@@ -70,6 +71,7 @@ def gated() -> Iterator[GatedServer]:
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 900, "height": 500})
+    context.set_default_timeout(1000 * TIMEOUT)
     yield context.new_page()
     context.close()
 
@@ -88,10 +90,10 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     file.write_bytes(b"{}" * 400_000)  # two parts
 
     page.goto(gated.url)
-    page.get_by_role("button", name="Start training").click(timeout=15_000)
+    page.get_by_role("button", name="Start training").click()
     assert TOKEN not in page.url
     wait(gated.server.get_clients)
-    assert pressed.wait(5)
+    assert pressed.wait(TIMEOUT)
     number = page.locator(f"[id='{slider._impl.uuid}']").locator("xpath=..").get_by_role("textbox")
     number.fill("8")
     wait(lambda: slider.value == 8)
@@ -99,11 +101,12 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     page.get_by_role("option", name="depth").click()
     wait(lambda: choice.value == "depth")
     page.locator("input[type=file]").set_input_files(file)
-    assert uploaded.wait(10)
+    assert uploaded.wait(TIMEOUT)
     assert (upload.value.name, len(upload.value.content)) == ("camera path.json", 800_000)
 
     (client,) = gated.server.get_clients().values()
     before = client.camera.position.copy()
+    page.locator(CANVAS).wait_for()
     page.mouse.move(200, 250)
     page.mouse.down()
     page.mouse.move(280, 280, steps=8)
@@ -138,7 +141,7 @@ def test_a_page_of_another_origin_reads_nothing(gated: GatedServer, page: Any) -
         for name in ("localhost", "127.0.0.1"):
             address = f"http://{name}:{foreign.server_port}/?port={gated.port}&version={viser.__version__}"
             page.goto(address)
-            page.wait_for_function("document.title.split(' ').length === 4", timeout=10_000)
+            page.wait_for_function("document.title.split(' ').length === 4")
             assert page.title() == "refused refused refused refused"
         foreign.shutdown()
     assert gated.gate.refused["origin"] >= before + 6

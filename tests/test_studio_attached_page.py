@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from studio_page import PAGE_TEST, close_screen, screen_of
 
 from splatstudio.studio.attached import open_attached
@@ -23,11 +23,8 @@ pytestmark = PAGE_TEST
 @pytest.fixture
 def training(blob_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Start a training as a launcher does, of one rank, and return its address and token."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     variables = {"TORCHELASTIC_RUN_ID": "page", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    variables |= {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables |= {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [str(Path(sys.executable).parent / "splatstudio"), "train", str(blob_folder)]
     command += ["--run", str(tmp_path / "run"), "--steps", "100000", "--sh-degree", "1"]
     command += ["--save-steps", "--eval-steps", "--attach", "127.0.0.1:0"]

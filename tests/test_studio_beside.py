@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import blobs
-from studio_page import PAGE_TEST, Screen
+from studio_page import PAGE_TEST, TIMEOUT, Screen
 from test_studio import MANY, Desk, desk, own_folder  # noqa: F401  (fixtures)
 from test_studio_evaluate_page import Open, row, trained  # noqa: F401  (a fixture)
 
@@ -26,7 +26,7 @@ Desks = Callable[..., Desk]
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
@@ -62,8 +62,8 @@ def test_a_model_is_shown_while_the_training_goes_on_and_back(
     drawn: list[int] = []
     controller.beside.redraw = lambda: drawn.append(1)
     controller.view(other)
-    until(lambda: controller.beside.worker is not None, "it is read")
-    assert drawn and controller.beside.path == other and not controller.model_state().training
+    until(lambda: controller.beside.worker is not None and drawn, "it is read, and drawn")
+    assert controller.beside.path == other and not controller.model_state().training
     model: Model = load_model(other).in_frame_of(blob_scene)
     expected = render_image(model.gaussians, camera, model.options).astype(int)
     assert np.abs(seen(training, camera) - expected).max() <= 1

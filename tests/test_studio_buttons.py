@@ -31,6 +31,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.path_file import read_camera_path
 from splatstudio.studio.keyframes import Draft
 from splatstudio.studio.panels.evaluate import EvaluatePanel
+from splatstudio.studio.panels.log import LogPanel
 from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.worker.file_tasks import FileWorker
 
@@ -73,18 +74,14 @@ def seen(screen: Screen, name: str) -> Any:
     return screen.button(name).locator("visible=true").first
 
 
-def choose(screen: Screen, label: str, option: str) -> None:
-    screen.page.get_by_label(label, exact=True).locator("visible=true").first.click()
-    screen.page.get_by_role("option", name=option, exact=True).locator("visible=true").click()
-
-
 def draft_of(screen: Screen) -> Draft:
     (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, RenderPanel))
     return panel._editor.draft
 
 
 def tiles(screen: Screen) -> list[str]:
-    return screen.page.locator("[data-photo]").evaluate_all("all => all.map(tile => tile.dataset.photo)")
+    script = "() => [...document.querySelectorAll('[data-photo]')].map(tile => tile.dataset.photo)"
+    return screen.page.evaluate(script)
 
 
 def run_folder(screen: Screen) -> Path:
@@ -112,7 +109,7 @@ def add_two_keyframes(screen: Screen) -> None:
     assert draft_of(screen).path.keyframes == ()
     for num in (1, 2):
         screen.drag(60)
-        time.sleep(0.5)
+        screen.settle()
         seen(screen, "Add keyframe (K)").click()
         screen.wait(lambda num=num: len(draft_of(screen).path.keyframes) == num, "a keyframe is added")
 
@@ -176,15 +173,15 @@ def test_undo_brings_back_the_settings_of_the_run(screen: Screen) -> None:
     seen(screen, "Apply 1 change").wait_for()
     seen(screen, "Undo").click()
     screen.wait(lambda: field(screen, "means").input_value() == before, "the run's value is back")
-    assert seen(screen, "Apply").is_disabled()
+    screen.wait(lambda: seen(screen, "Apply").is_disabled(), "nothing is left to apply")
     assert screen.studio.controller.project.config.optim == TrainConfig().optim
     screen.page.get_by_text("Live settings").click()
 
 
 def test_the_photo_list_turns_its_pages(screen: Screen) -> None:
     screen.tab("View")
-    first = tiles(screen)
-    assert first == [f"view_{i:02d}.png" for i in range(1, 10)]
+    first = [f"view_{i:02d}.png" for i in range(1, 10)]
+    screen.wait(lambda: tiles(screen) == first, "the first nine")
     seen(screen, "More ›").click()
     screen.wait(lambda: tiles(screen) == ["view_10.png", "view_11.png", "view_12.png"], "the last three")
     seen(screen, "‹ Back").click()
@@ -197,6 +194,7 @@ def test_the_photo_list_turns_its_pages(screen: Screen) -> None:
 
 def test_from_photo_to_photo_and_back_to_the_first_view(screen: Screen) -> None:
     screen.tab("View")
+    screen.settle()
     start = screen.viewpoint.position
     for button, name in (("Next ›", "view_01"), ("Next ›", "view_02"), ("‹ Previous", "view_01")):
         seen(screen, button).click()
@@ -223,7 +221,7 @@ def test_ready_made_paths_and_the_order_of_keyframes(screen: Screen) -> None:
     seen(screen, "Later").click()
     screen.wait(lambda: draft_of(screen).path.keyframes[0] is one, "and goes back")
     screen.drag(90)
-    time.sleep(0.5)
+    screen.settle()
     seen(screen, "Set here").click()
     here = screen.viewpoint.position
     screen.wait(
@@ -287,7 +285,10 @@ def test_the_log_stands_still_and_is_downloaded(screen: Screen) -> None:
     screen.tab("Log")
     log, path = screen.page.locator('[data-splatstudio="log"]'), screen.studio.controller.log_path
     screen.wait(lambda: "trains here" in log.inner_text(), "the worker's log")
+    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, LogPanel))
     screen.switch("Follow").click()
+    screen.wait(lambda: not panel._follow.value, "the studio knows")
+    time.sleep(1.0)  # the log may be being read at this moment
     with path.open("a") as file:
         file.write("one more line\n")
     time.sleep(2.0)
@@ -303,7 +304,7 @@ def test_another_quantity_of_the_devices_is_plotted(screen: Screen) -> None:
     screen.tab("Devices")
     titles = screen.page.locator(".uplot")
     titles.first.wait_for()
-    choose(screen, "Plot", "Memory of ours")
+    screen.choose("Plot", "Memory of ours")
     script = """() => Object.values(window.__viserTestpoints?.uplots ?? {})
         .map(plot => Math.max(...(plot.chart.data[1] ?? [0])))"""
     # The share of a processor is shown in per cent, the memory in GB: a small process has less than 20.
@@ -324,7 +325,7 @@ def hold_process_of(worker: FileWorker) -> None:
 def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: Path) -> None:
     run = trained
     screen.tab("Evaluate")
-    choose(screen, "Run", run.name)
+    screen.choose("Run", run.name)
     row(screen, f"Step {STEPS + 5} · ").wait_for()
     seen(screen, "Earlier ›").click()
     row(screen, "Step 5 · ").click()
@@ -358,13 +359,13 @@ def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, traine
     shutil.rmtree(newest)
     save_checkpoint(run, whole, num_shards=2)
     screen.tab("Evaluate")
-    choose(screen, "Run", run.name)
+    screen.choose("Run", run.name)
     row(screen, f"Step {STEPS + 5} · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "it is chosen")
     seen(screen, "Merge").click()
     merged = run / "exports" / f"{run.name}-{STEPS + 5}-merged.ply"
     with screen.page.expect_download() as download:
-        seen(screen, f"Download {merged.name}").click(timeout=1000 * TIMEOUT)
+        seen(screen, f"Download {merged.name}").click()
     assert Path(download.value.path()).read_bytes() == merged.read_bytes()
     assert len(read_ply(merged)) == len(whole.population)
     screen.close_notices()

@@ -60,7 +60,7 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     row(screen, "Step 50 · ").wait_for()
     assert "damaged" in row(screen, "Step 50 · ").inner_text()
     screen.wait(lambda: "rank 0 of 1) is damaged: it has" in screen.text("entry"), "the reason is told")
-    assert screen.button("Evaluate").is_disabled(), "a damaged model cannot be evaluated"
+    screen.wait(screen.button("Evaluate").is_disabled, "a damaged model cannot be evaluated")
     row(screen, "Step 20 · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "its files are named")
     step = screen.step
@@ -71,8 +71,11 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     psnr = json.loads(scores.read_text())["psnr"]
     screen.wait(lambda: f"{psnr:.2f} dB" in screen.text("scores"), "the scores are shown")
     screen.wait(lambda: screen.text("test-psnr") == f"{psnr:.2f} dB", "the head shows it, too")
-    (notice,) = (item.notice for item in screen.studio._news.items if "PSNR" in item.notice.title)
-    assert notice.text == str(scores)
+
+    def told_of() -> list[str]:
+        return [item.notice.text for item in screen.studio._news.items if "PSNR" in item.notice.title]
+
+    screen.wait(lambda: told_of() == [str(scores)], "it is told once")
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
@@ -87,9 +90,8 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     row(screen, f"{name} · ").click()
     screen.tab("View")
     screen.wait(lambda: f"At {name}" in screen.text("standing"), "the browser stands in its camera")
-    assert (
-        screen.page.get_by_label("Compare", exact=True).locator("visible=true").first.input_value() == "Split"
-    )
+    compare = screen.page.get_by_label("Compare", exact=True).locator("visible=true").first
+    screen.wait(lambda: compare.input_value() == "Split", "and compares")
     assert screen.errors == []
 
 
@@ -135,7 +137,7 @@ def test_gsplats_parts_are_told_and_merged(
     row(screen, "Step 29,999 · 2 ranks").wait_for()
     assert "part" in row(screen, "Step 29,999 · ").inner_text()
     screen.wait(lambda: "of the ranks 0 to 1, 1 is missing" in screen.text("entry"), "the reason is told")
-    assert screen.button("Merge").is_disabled()
+    screen.wait(screen.button("Merge").is_disabled, "what is not whole is not merged")
     row(screen, "Step 6,999 · 2 ranks").click()
     screen.wait(lambda: "ckpt_6999_rank1.pt" in screen.text("entry"), "it is chosen")
     screen.button("Merge & evaluate").click()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import blobs
-from studio_page import PAGE_TEST, close_screen, open_screen
-from test_studio_buttons import choose
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
 
 from splatstudio.formats.ply import write_ply
 
@@ -23,20 +21,24 @@ def test_up_is_each_browsers_own(browser: Any, tmp_path: Path, monkeypatch: pyte
     screen = open_screen(browser, tmp_path / "blobs.ply", width=1100, height=500)
     try:
         screen.wait(lambda: screen.studio.controller.status.has_model, "the model is shown")
-        other = browser.new_page(viewport={"width": 1100, "height": 500})
-        other.goto(screen.studio.url)
+        page = browser.new_page(viewport={"width": 1100, "height": 500})
+        page.set_default_timeout(1000 * TIMEOUT)
+        page.goto(screen.studio.url)
+        page.locator(CANVAS).wait_for()
         screen.wait(lambda: len(screen.studio._server.get_clients()) == 2, "another browser")
-        mine, its = screen.studio._server.get_clients().values()
-        other.locator("canvas[data-engine]").wait_for()
-        time.sleep(1.5)
+        other = Screen(page, screen.studio, [], number=1)
+        mine, its = screen.client, other.client
+        screen.settle()
+        other.settle()
         before = {"up": np.array(its.camera.up_direction), "position": np.array(its.camera.position)}
         assert np.allclose(mine.camera.up_direction, before["up"], atol=1e-3)
         screen.tab("View")
-        choose(screen, "Up", "+z")
+        screen.choose("Up", "+z")
         screen.wait(
             lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "up is +z here"
         )
-        time.sleep(1.0)
+        screen.settle()
+        other.settle()
         assert np.allclose(its.camera.up_direction, before["up"], atol=1e-6), "the other one's up is its own"
         assert np.allclose(its.camera.position, before["position"], atol=1e-6)
         # A drag to the side turns each around its own up: the height over the ground stays.
@@ -44,16 +46,12 @@ def test_up_is_each_browsers_own(browser: Any, tmp_path: Path, monkeypatch: pyte
         screen.wait(lambda: abs(float(mine.camera.position[0])) > 0.3, "it turns")
         height = float(before["position"] @ before["up"])
         screen.wait(lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "still +z")
-        other.mouse.move(450, 250)
-        other.mouse.down()
-        for i in range(1, 11):
-            other.mouse.move(450 + 15 * i, 250)
-            time.sleep(0.03)
-        other.mouse.up()
+        other.drag(150)
         screen.wait(
             lambda: not np.allclose(its.camera.position, before["position"], atol=0.1), "it turns too"
         )
+        other.settle()
         assert abs(float(np.array(its.camera.position) @ before["up"]) - height) < 0.05
-        other.close()
+        page.close()
     finally:
         close_screen(screen)

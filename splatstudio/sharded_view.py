@@ -147,18 +147,6 @@ def projected_from(rows: Tensor, radii: Tensor) -> Projected:
     return Projected(means2d, conics, depths.squeeze(1), opacities.squeeze(1), colors, radii)
 
 
-@torch.no_grad()
-def render_shared(
-    ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
-) -> list[Raster]:
-    """Draw all ranks' Gaussians as this rank's `cameras` see them; each rank may have others, or none.
-
-    `options` must be the same on all ranks. Raises OutOfMemory on all of them alike where any has no memory.
-    """
-    received = received_for(ranks, gaussians, cameras, options)
-    return together(ranks, lambda: drawn(gaussians, received, cameras, options))
-
-
 def received_for(
     ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
 ) -> Received:

@@ -19,7 +19,7 @@ from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions
 from splatstudio.sharded_descent import Work, descend_together
-from splatstudio.sharded_view import as_seen_from, gathered, render_shared
+from splatstudio.sharded_view import as_seen_from, drawn, gathered, received_for
 from splatstudio.strategy import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
@@ -136,7 +136,9 @@ def draw_views(ranks: Ranks, sizes: tuple[int, ...], views: tuple[tuple[int, ...
     """Return the pictures of this rank's views, drawn together."""
     shard = shard_of(model(sum(sizes)), sizes, ranks.rank)
     options = RenderOptions(background=(0.1, 0.2, 0.3), antialiased=True)
-    pictures = render_shared(ranks, shard, [camera_of(view) for view in views[ranks.rank]], options)
+    cameras = [camera_of(view) for view in views[ranks.rank]]
+    received = received_for(ranks, shard, cameras, options)
+    pictures = drawn(shard, received, cameras, options)
     return [torch.cat([p.rgb, p.alpha[..., None], p.depth_sum[..., None]], dim=-1) for p in pictures]
 
 

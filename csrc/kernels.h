@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "camera.h"
+#include "gate.h"
 
 namespace splat {
 
@@ -286,8 +287,9 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);
 int64_t image_loss_scratch(const ImageLoss& args);  // bytes
 void image_loss(const ImageLoss& args, void* scratch, Stream stream);
 void adam_step(const Adam& args, Stream stream);
-void project_adam(const ProjectAdam& args, Stream stream);
-void count_seen(const SeenCounts& args, Stream stream);
+// Where the gate says no, nothing is written.
+void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream);
+void count_seen(const SeenCounts& args, const StepGate& gate, Stream stream);
 
 }  // namespace cuda
 }  // namespace splat

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "gate.h"
 #include "gaussian.h"
 #include "linalg.h"
 
@@ -108,7 +109,7 @@ void part(const Parting& args, int num_threads);
 
 namespace cuda {
 
-void tremble(const Tremble& args, void* stream);
+void tremble(const Tremble& args, const StepGate& gate, void* stream);
 void part(const Parting& args, void* stream);
 
 }  // namespace cuda

@@ -11,6 +11,11 @@ namespace {
 
 using namespace splat::binding;  // NOLINT
 
+// Open where `num_instances` [1] of a picture are at most `room` and `loss` is a number.
+splat::StepGate gate_of(const Tensor& num_instances, int64_t room, const Tensor& loss) {
+  return {ints<int64_t>(num_instances, {1}, "num_instances"), room, floats(loss, {}, "loss")};
+}
+
 // As in ops_training.cpp, but every row makes every step in time: `num_late` is 0, and neither
 // `steps_done` nor `history` is looked at.
 void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
@@ -25,7 +30,22 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
                                             view, options, rates, regularization, step);
   use_columns(args, used_columns, visible_only);
   STD_TORCH_CHECK(num_late == 0, "a GPU leaves no rows of shN behind");
-  splat::cuda::project_adam(args, device.stream());
+  splat::cuda::project_adam(args, {}, device.stream());
+}
+
+// The same with a gate, as all that is `_within`: where it is shut nothing changes.
+void project_adam_within(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
+                         const Tensor& radii, const Tensor& colors, const Tensors& v_projected,
+                         const std::vector<double>& view, const std::vector<int64_t>& options,
+                         const std::vector<double>& rates,
+                         const std::vector<double>& regularization, int64_t step,
+                         int64_t used_columns, bool visible_only, const Tensor& num_instances,
+                         int64_t room, const Tensor& loss) {
+  const OnDevice device(radii);
+  splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
+                                            view, options, rates, regularization, step);
+  use_columns(args, used_columns, visible_only);
+  splat::cuda::project_adam(args, gate_of(num_instances, room, loss), device.stream());
 }
 
 void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, int64_t height,
@@ -34,7 +54,17 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
   const OnDevice device(gradients2d);
   const splat::SeenCounts args =
       seen_counts_of(gradients2d, radii, width, height, grad2d, visible, radius2d);
-  splat::cuda::count_seen(args, device.stream());
+  splat::cuda::count_seen(args, {}, device.stream());
+}
+
+void count_seen_within(const Tensor& gradients2d, const Tensor& radii, int64_t width,
+                       int64_t height, const Tensor& grad2d, const Tensor& visible,
+                       const OptionalTensor& radius2d, const Tensor& num_instances, int64_t room,
+                       const Tensor& loss) {
+  const OnDevice device(gradients2d);
+  const splat::SeenCounts args =
+      seen_counts_of(gradients2d, radii, width, height, grad2d, visible, radius2d);
+  splat::cuda::count_seen(args, gate_of(num_instances, room, loss), device.stream());
 }
 
 void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
@@ -43,7 +73,16 @@ void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
   const OnDevice device(means);
   const splat::Tremble args =
       tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
-  splat::cuda::tremble(args, device.stream());
+  splat::cuda::tremble(args, {}, device.stream());
+}
+
+void tremble_within(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                    const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+                    const Tensor& num_instances, int64_t room, const Tensor& loss) {
+  const OnDevice device(means);
+  const splat::Tremble args =
+      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+  splat::cuda::tremble(args, gate_of(num_instances, room, loss), device.stream());
 }
 
 // Returns the opacity of each part, and by what its size is multiplied.
@@ -59,7 +98,10 @@ std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_adam", TORCH_BOX(&project_adam));
+  m.impl("project_adam_within", TORCH_BOX(&project_adam_within));
   m.impl("count_seen", TORCH_BOX(&count_seen));
+  m.impl("count_seen_within", TORCH_BOX(&count_seen_within));
   m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("tremble_within", TORCH_BOX(&tremble_within));
   m.impl("parted", TORCH_BOX(&parted));
 }

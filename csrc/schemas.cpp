@@ -43,6 +43,11 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor(e!) history, int num_late, int used_columns, bool visible_only, int num_threads) "
       "-> ()");
   m.def(
+      "project_adam_within(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
+      "Tensor radii, Tensor colors, Tensor[] v_projected, float[] view, int[] options, "
+      "float[] rates, float[] regularization, int step, int used_columns, bool visible_only, "
+      "Tensor num_instances, int room, Tensor loss) -> ()");
+  m.def(
       "settle_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "
       "int num_threads) -> ()");
@@ -53,6 +58,14 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "count_seen(Tensor gradients2d, Tensor radii, int width, int height, Tensor(a!) grad2d, "
       "Tensor(b!) visible, Tensor(c!)? radius2d, int num_threads) -> ()");
+  m.def(
+      "count_seen_within(Tensor gradients2d, Tensor radii, int width, int height, "
+      "Tensor(a!) grad2d, Tensor(b!) visible, Tensor(c!)? radius2d, Tensor num_instances, "
+      "int room, Tensor loss) -> ()");
+  m.def(
+      "tremble_within(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, "
+      "float amount, float min_opacity, int seed, Tensor num_instances, int room, Tensor loss) "
+      "-> ()");
   m.def(
       "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
       "float min_opacity, int seed, int num_threads) -> ()");

@@ -17,7 +17,7 @@ from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom
-from splatstudio.ops_training import NO_REGULARIZATION, Regularization, gradients_of_projected
+from splatstudio.ops_training import NO_REGULARIZATION, Regularization, StepGate, gradients_of_projected
 from splatstudio.optim import SplatAdam
 from splatstudio.pose_gradient import pose_gradient
 from splatstudio.rendering import RenderOptions, render, stages_for
@@ -85,6 +85,7 @@ class DescentPlan:
     regularization: Regularization = NO_REGULARIZATION
     poses: bool = False  # whether somebody wants to know the gradients of the cameras' places
     room: InstanceRoom | None = None  # of the training's pictures on a GPU; None: each has what it needs
+    scored: bool = False  # whether the PSNR is to come with the loss, where the host reads both late
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,8 @@ class Descent:
     others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
     costs: tuple[float, ...] = ()  # of each shot, in pixels drawn over; empty where a step has but one
     poses: tuple[Tensor, ...] = ()  # [6] of each shot's camera, as of `pose_gradient`, where asked for
+    psnr: float | None = None  # dB of the picture, where it was asked for and came with the loss
+    followed: bool = False  # whether the strategy has followed already, for which no change was due
 
 
 LossOf = Callable[[Shot, Drawing], Tensor]
@@ -140,11 +143,22 @@ def descend(
         visible_only=plan.visible_only,
         regularization=plan.regularization,
     )
-    observations = ()
-    if plan.observed and gradients.means2d is not None:
-        size = (shot.camera.width, shot.camera.height)
-        observations = (Observation(gradients.means2d, drawing.radii, *size),)
+    observations = observations_of(shot, drawing, gradients, plan)
     return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=poses)
+
+
+def observations_of(
+    shot: Shot, drawing: Drawing, gradients: Gradients, plan: DescentPlan
+) -> tuple[Observation, ...]:
+    """Return what a strategy wants to know of a picture: nothing where the plan says so."""
+    if not plan.observed or gradients.means2d is None:
+        return ()
+    return (Observation(gradients.means2d, drawing.radii, shot.camera.width, shot.camera.height),)
+
+
+def options_of(plan: DescentPlan, shot: Shot) -> RenderOptions:
+    """Return how a shot is drawn: as the plan says, over the background that it has."""
+    return replace(plan.options, background=shot.background)
 
 
 def _gradients_of_shot(
@@ -160,7 +174,7 @@ def _gradients_of_shot(
     Loss and number of instances come to the host while a GPU is on the way back already, so that it has work
     all the time; a picture that had no room for all its instances is drawn again.
     """
-    options, room = replace(plan.options, background=shot.background), plan.room
+    options, room = options_of(plan, shot), plan.room
     while True:
         size = None if room is None else room.size
         drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed, room=size)
@@ -262,11 +276,13 @@ def improve(
     *,
     visible_only: bool = False,
     regularization: Regularization = NO_REGULARIZATION,
+    gate: StepGate | None = None,
 ) -> None:
     """Let `optimizer` make a step on the Gaussians of `drawing`, in place, at `rates` by tensor name.
 
     `regularization` is part of the loss whose gradients they follow. `visible_only`: Gaussians out of sight
-    stay as they are, moments included; else they make the step that Adam makes without a picture.
+    stay as they are, moments included; else they make the step that Adam makes without a picture. `gate`:
+    what keeps a drawing with `projected` from changing anything, if need be.
     """
     if drawing.projected is None:
         visible = (drawing.radii > 0).all(dim=1) if visible_only else None
@@ -281,6 +297,7 @@ def improve(
         rates=rates,
         visible_only=visible_only,
         regularization=regularization,
+        gate=gate,
     )
 
 

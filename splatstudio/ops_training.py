@@ -43,6 +43,28 @@ class Regularization:
 NO_REGULARIZATION = Regularization()
 
 
+@dataclass(frozen=True, eq=False)
+class StepGate:
+    """What says on a GPU whether a step changes anything, before the host can know.
+
+    It does where the picture had room for all its instances and the loss is a number.
+    """
+
+    num_instances: Tensor  # [1] int64
+    room: int
+    loss: Tensor  # float32, a scalar
+
+    @property
+    def arguments(self) -> tuple[Tensor, int, Tensor]:
+        """Return what operators that end in `_within` take last."""
+        return self.num_instances, self.room, self.loss.detach()
+
+
+def has_step_gates(device: torch.device) -> bool:
+    """Return whether steps on such a device may have a StepGate; the CPU knows before it begins one."""
+    return has_kernel("project_adam_within", device.type)
+
+
 def leaves_rows_behind(device: torch.device) -> bool:
     """Return whether a step leaves rows of shN out of sight behind on such a device, for `settle`.
 
@@ -92,19 +114,21 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
     late: LateRows,
     regularization: Regularization,
     visible_only: bool,
+    gate: StepGate | None = None,
 ) -> None:
     """Make one step of Adam from the gradients of what `ops.project_raw` returned and of `regularization`.
 
     `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
     in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
-    their shN is left behind, which `late` remembers, where `leaves_rows_behind` says so.
+    their shN is left behind, which `late` remembers, where `leaves_rows_behind` says so. A `gate` may
+    keep everything from changing.
     """
     view, options = camera_numbers(camera, settings, raw=True)
     rates = [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps]
     used_columns = late.used_columns if settings.sh_degree > 0 else 0
     if used_columns > 0 and not visible_only and leaves_rows_behind(gaussians.means.device):
         late.num_steps += 1
-    _native().project_adam(
+    step = (
         list(gaussians.detach().tensors().values()),
         list(exp_avg.tensors().values()),
         list(exp_avg_sq.tensors().values()),
@@ -116,13 +140,12 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
         rates,
         [regularization.opacity, regularization.scale],
         adam.number,
-        late.steps_done,
-        late.history,
-        late.num_steps,
-        used_columns,
-        visible_only,
-        num_threads(),
     )
+    if gate is not None:
+        _native().project_adam_within(*step, used_columns, visible_only, *gate.arguments)
+        return
+    behind = (late.steps_done, late.history, late.num_steps)
+    _native().project_adam(*step, *behind, used_columns, visible_only, num_threads())
 
 
 @torch.no_grad()
@@ -189,27 +212,36 @@ def count_seen(
     grad2d: Tensor,
     visible: Tensor,
     radius2d: Tensor | None,
+    gate: StepGate | None = None,
 ) -> None:
     """Add what one step showed to the counts of a strategy, [N] each, in place.
 
     `gradients2d` [N, 2] px and `radii` [N, 2] int32 px of a rendering of `size` (width, height) px. For what
     is visible: `grad2d` grows by the gradient's length in normalised device coordinates, `visible` by 1, and
-    `radius2d` to the larger radius over the longer side.
+    `radius2d` to the larger radius over the longer side. A `gate` may keep everything from changing.
     """
-    _native().count_seen(gradients2d, radii, *size, grad2d, visible, radius2d, num_threads())
+    seen = (gradients2d, radii, *size, grad2d, visible, radius2d)
+    if gate is None:
+        _native().count_seen(*seen, num_threads())
+    else:
+        _native().count_seen_within(*seen, *gate.arguments)
 
 
 @torch.no_grad()
-def tremble(gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int) -> None:
+def tremble(
+    gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int, gate: StepGate | None = None
+) -> None:
     """Move positions at random, in place, as `reference_training.tremble` does; contiguous tensors.
 
-    Raises RuntimeError when the kernels have not been built.
+    A `gate` may keep everything from changing. Raises RuntimeError when the kernels have not been built.
     """
     g = gaussians.detach()
-    numbers = (amount, min_opacity, seed, num_threads())
-    _native().tremble(
-        g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous(), *numbers
-    )
+    rows = (g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous())
+    numbers = (amount, min_opacity, seed)
+    if gate is None:
+        _native().tremble(*rows, *numbers, num_threads())
+    else:
+        _native().tremble_within(*rows, *numbers, *gate.arguments)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from splatstudio.ops_training import (
     AdamStep,
     LateRows,
     Regularization,
+    StepGate,
     project_adam,
     project_late,
     settle,
@@ -126,7 +127,7 @@ class SplatAdam:
             gaussians, *moments, camera=camera, settings=settings, late=self._late, betas=betas
         )
 
-    def step_projected(
+    def step_projected(  # noqa: PLR0913 - what a step is made of
         self,
         gaussians: Gaussians,
         projected: Projected,
@@ -137,12 +138,14 @@ class SplatAdam:
         rates: dict[str, float],
         visible_only: bool = False,
         regularization: Regularization = NO_REGULARIZATION,
+        gate: StepGate | None = None,
     ) -> None:
         """Update `gaussians` in place from the gradients of what `project` returned and of `regularization`.
 
         `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits
         (but for those of `regularization`), and where `leaves_rows_behind` says so the coefficients of
-        Gaussians out of sight are left behind until `settle`. `visible_only`: these stay as they are.
+        Gaussians out of sight are left behind until `settle`. `visible_only`: these stay as they are. A step
+        that its `gate` has kept from changing anything is counted all the same, until `uncount`.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.num_steps += 1
@@ -163,7 +166,12 @@ class SplatAdam:
             late=self._late,
             regularization=regularization,
             visible_only=visible_only,
+            gate=gate,
         )
+
+    def uncount(self) -> None:
+        """Forget the last step, which its gate has kept from changing anything."""
+        self.num_steps -= 1
 
     def settle(self, gaussians: Gaussians) -> None:
         """Let the rows of shN that `step_projected` left behind make their steps, to the same bits.

@@ -83,6 +83,11 @@ class PhotoQueue:
         own_rounds = tuple(tuple(place for place in one if place in photos) for one in rounds)
         return Batch(indices, order, own_rounds, photos)
 
+    def put_back(self, batch: Batch) -> None:
+        """Let the photographs that were taken last be the next ones again."""
+        places = sorted(range(len(batch.indices)), key=lambda place: batch.drawn[place], reverse=True)
+        self._upcoming.extendleft(batch.indices[place] for place in places)
+
     def following(self, config: TrainConfig) -> dict[int, Photo]:
         """Return by view what this rank draws in the next step, as far as it is known and decoded by now."""
         num = config.batch_size * self._ranks.num_ranks * config.accumulate

@@ -33,6 +33,12 @@ class ShapeLimits:
     alive: Callable[[], None] = lambda: None  # called for each photograph of a long task
 
 
+def changes_shapes(config: ShapeConfig, step: int) -> bool:
+    """Return whether `hold_shapes` may change anything after the step after `step` others."""
+    limited = (config.max_scale > 0 or config.max_ratio > 0) and (step + 1) % LIMIT_EVERY == 0
+    return limited or (config.min_views > 0 and (step + 1) % config.min_views_every == 0)
+
+
 def hold_shapes(
     population: Population,
     limits: ShapeLimits,

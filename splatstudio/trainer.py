@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
 from splatstudio.instance_room import room_for
+from splatstudio.lookahead import Course, Lookahead
 from splatstudio.losses import photometric, psnr
-from splatstudio.ops_training import Regularization
-from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.optim import SplatAdam
 from splatstudio.photo_queue import Batch, PhotoQueue
 from splatstudio.photo_uploads import PhotoUploads
 from splatstudio.precision import halves_for
@@ -40,32 +40,14 @@ from splatstudio.scene.scene import Scene
 from splatstudio.shapes import ShapeLimits
 from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
-from splatstudio.strategy import Change, Population, trainable
+from splatstudio.step_plan import is_quiet, options_at, plan_at
+from splatstudio.step_stats import StepStats, TrainingDiverged
+from splatstudio.strategy import Population, trainable
 from splatstudio.strategy.choice import make_strategy
 from splatstudio.survey import survey, views_of_step
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
 MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
-PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
-
-
-class TrainingDiverged(FloatingPointError, ValueError):
-    """The training cannot go on: its loss is no longer a number, or no Gaussians are left."""
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What one training step did."""
-
-    step: int  # steps done, with this one
-    loss: float
-    num_gaussians: int
-    seconds: float
-    view: str  # name of the photograph
-    sh_degree: int  # highest degree in use
-    psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
-    change: Change | None = None  # what the strategy changed; None: no rule was due
-    problem: str | None = None  # a sentence on what went wrong and was survived
 
 
 class Trainer:
@@ -139,7 +121,7 @@ class Trainer:
             raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
         self.scene = scene
         self.config = config
-        self.step = 0
+        self.step = self._index = 0  # done; before the one that is drawn, which may be the next one already
         self.whole = True  # not while a step changes tensors one after the other: an error there tears them
         self.alive: Callable[[], None] = lambda: None  # called now and then in a step that may take long
         self._generator = generator
@@ -159,6 +141,14 @@ class Trainer:
         self._room = room_for(population.gaussians.device)
         population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
+        course = Course(
+            quiet=lambda index, now: not self._corrections and is_quiet(index, now, self._strategy),
+            plan=self._plan,
+            shot=self._shot_ahead,
+            loss_of=lambda *args: self._loss_of(*args),
+            follow=partial(self._strategy.after_step, population),
+        )
+        self._lookahead = Lookahead(population, self._queue, self._generator, course)
         self.num_gaussians = population.num_all()  # of all ranks
 
     @property
@@ -203,22 +193,17 @@ class Trainer:
         started = time.perf_counter()
         config, index, strategy = self.config, self.step, self._strategy
         strategy.follow(config)
-        plan = DescentPlan(
-            options=self._options_at(index, config),
-            rates=learning_rates(config.optim, extent=self._extent, step=index, steps=config.steps),
-            observed=strategy.observes(index),
-            visible_only=config.optim.visible_only,
-            regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
-            poses=self._corrections.refines_poses(index, config),
-            room=self._room,
-        )
-        batch, shot, descent, problem = self._descend_on_next(plan)
+        plan = self._plan(index, config)
+        batch, shot, descent, problem = self._descend_on_next(plan, config)
         poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._queue.count(batch, descent.costs)
         self._corrections.finish(descent.others, poses, step=index, config=config)
         options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
         limits = ShapeLimits(config.shapes, self._extent, options, self.alive)
-        change = grow(self._population, strategy, limits, cameras, descent.observations, index, config.order)
+        change = None
+        if not descent.followed:
+            seen = descent.observations
+            change = grow(self._population, strategy, limits, cameras, seen, index, config.order)
         if change is not None:
             self.num_gaussians = self._population.num_all()
             if change.short:
@@ -230,7 +215,10 @@ class Trainer:
                 " the cameras may not belong together; otherwise lower densify.prune_opacity"
             )
         self.step, self.whole = index + 1, True
-        picture = self._corrections.picture(shot, descent.pictures[0])
+        score = descent.psnr
+        if score is None and plan.scored:
+            picture = self._corrections.picture(shot, descent.pictures[0])
+            score = psnr(picture, shot.target, shot.mask)
         return StepStats(
             step=self.step,
             loss=sum(descent.losses) / len(descent.losses),
@@ -239,11 +227,17 @@ class Trainer:
             view=shot.name,
             sh_degree=sh_degree_at(index, config, len(self.scene.train_indices)),
             change=change,
-            psnr=psnr(picture, shot.target, shot.mask) if self.step % PSNR_EVERY == 0 else None,
+            psnr=score,
             problem=problem,
         )
 
-    def _descend_on_next(self, plan: DescentPlan) -> tuple[Batch, Shot, Descent, str | None]:
+    def _plan(self, index: int, config: TrainConfig) -> DescentPlan:
+        poses, known = self._corrections.refines_poses(index, config), (self.scene, self._strategy)
+        return plan_at(index, config, *known, extent=self._extent, poses=poses, room=self._room)
+
+    def _descend_on_next(
+        self, plan: DescentPlan, config: TrainConfig
+    ) -> tuple[Batch, Shot, Descent, str | None]:
         """Make a step on the next photographs that there is memory for, and say what had to be left out.
 
         Returns the photographs and the first shot of this rank.
@@ -251,6 +245,10 @@ class Trainer:
         problem = None
         for _ in range(MOST_LEFT_OUT):
             try:
+                made = self._lookahead.descend(self.step, config, self._begin_change)
+                if made is not None:
+                    batch, shot, descent = made
+                    return batch, shot, descent or self._descend(batch, [[shot]], plan), problem
                 batch = together(self.ranks, self._next_photographs)
                 rounds = together(self.ranks, partial(self._shots_of, batch))
                 self._uploads.send(self._queue.following(self.config))
@@ -261,25 +259,23 @@ class Trainer:
         raise MemoryError(f"there is no memory for a step, {MOST_LEFT_OUT} times in a row: {problem}")
 
     def _next_photographs(self) -> Batch:
-        batch = self._queue.next(self.config)
+        batch, self._index = self._queue.next(self.config), self.step
         if self._population.short:
             self._population.short = False
             raise MemoryError("there was no memory for what follows the step before")
         return batch
 
     def _descend(self, batch: Batch, rounds: list[list[Shot]], plan: DescentPlan) -> Descent:
-        def before_change() -> None:
-            self.whole = False
-
+        self.whole, self._index = True, self.step  # whole also where a gate has kept a step from changing it
         ranks, others = self.ranks, self._corrections.begin(batch.indices)
-        model = (self._population.gaussians, self._population.optimizer)
+        model, change = (self._population.gaussians, self._population.optimizer), self._begin_change
         try:
             if len(batch.indices) > 1:
                 work = Work(self._loss_of, plan, others, self.halves)
-                return descend_together(ranks, *model, rounds, work, before_change=before_change)
+                return descend_together(ranks, *model, rounds, work, before_change=change)
             ((shot,),) = rounds
             descent = unless_out_of_memory(
-                lambda: descend(*model, shot, self._loss_of, plan, others=others, before_change=before_change)
+                lambda: descend(*model, shot, self._loss_of, plan, others=others, before_change=change)
             )
         except LossNotFinite as error:
             name = self.scene.views[batch.indices[error.number]].name
@@ -296,6 +292,9 @@ class Trainer:
             raise OutOfMemory([0])
         return descent
 
+    def _begin_change(self) -> None:
+        self.whole = False
+
     def _lower_limit(self, short: Sequence[int], left_out: str) -> str:
         self.config, told = with_lower_limit(self.config, self.num_gaussians, self.ranks, short, left_out)
         return told
@@ -303,9 +302,9 @@ class Trainer:
     def _loss_of(self, shot: Shot, drawing: Drawing) -> Tensor:
         rgb = self._corrections.shown(shot, drawing)
         loss = photometric(rgb, shot.target, ssim_weight=self.config.ssim_weight, mask=shot.mask)
-        guide = self._guide.penalty(shot, drawing, self.config, step=self.step)
+        guide = self._guide.penalty(shot, drawing, self.config, step=self._index)
         if self._fault is not None:
-            loss = loss * self._fault.strike(self.step + 1, self.ranks.rank)
+            loss = loss * self._fault.strike(self._index + 1, self.ranks.rank)
         for penalty in (self._corrections.penalty(shot, self.config), guide):
             loss = loss if penalty is None else loss + penalty
         return loss
@@ -314,15 +313,6 @@ class Trainer:
         """Let memory be short at a `site` where a test wants that (see `Fault`)."""
         if self._fault is not None:
             self._fault.strike(self.step + (site == "growth"), self.ranks.rank, site)
-
-    def _options_at(self, index: int, config: TrainConfig) -> RenderOptions:
-        return RenderOptions(
-            sh_degree=sh_degree_at(index, config, len(self.scene.train_indices)),
-            antialiased=config.antialiased,
-            near=config.near,
-            far=config.far,
-            absgrad=self._strategy.absgrad,
-        )
 
     def update_setting(self, path: str, value: Any) -> None:
         """Change a live setting, as "optim.means_lr"; the next step takes it.
@@ -338,6 +328,7 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """Return all that the training needs to go on from here; its tensors are the ones being trained."""
+        self._lookahead.take_back()
         self._population.optimizer.settle(self._population.gaussians)
         return Checkpoint(
             step=self.step,
@@ -360,8 +351,15 @@ class Trainer:
 
     def close(self) -> None:
         """Stop the threads that decode photographs, and let those go that were copied ahead."""
+        self._lookahead.take_back()
         self._queue.close()
         self._uploads.send({})
+
+    def _shot_ahead(self, index: int, batch: Batch) -> Shot:
+        self._index = index
+        ((shot,),) = self._shots_of(batch)
+        self._uploads.send(self._queue.following(self.config))
+        return shot
 
     def _shots_of(self, batch: Batch) -> list[list[Shot]]:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
@@ -379,7 +377,7 @@ class Trainer:
         target, mask = target_of(pixels, background)
         alpha = alpha_of(pixels) if self.config.sky.enabled else None
         shot = Shot(index, name, self._corrections.camera(index), target, mask, background, alpha)
-        return self._corrections.before_sky(reduced(shot, divisor_at(self.step, self.config)))
+        return self._corrections.before_sky(reduced(shot, divisor_at(self._index, self.config)))
 
     def _survey(self, step: int, num_views: int | None) -> Iterator[Tensor]:
         """Yield what this rank's Gaussians contribute to photographs drawn for the step; None: to all."""
@@ -394,7 +392,7 @@ class Trainer:
             self.scene,
             views_of_step(self.scene, config.seed, step, num_views),
             shot_of,
-            self._options_at(step, config),
+            options_at(step, config, self.scene, self._strategy),
             config.fast.error_ratio,
             shown=self._corrections.shown_now,
         )

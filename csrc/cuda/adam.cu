@@ -1,5 +1,6 @@
 // Adam, one thread a number, and what a strategy counts, one thread a Gaussian.
 #include "adam.cuh"
+#include "gate.cuh"
 
 namespace splat::cuda {
 namespace {
@@ -10,9 +11,9 @@ __global__ void __launch_bounds__(kThreads)
   if (i < num) advance(tensor, i, decay, rate, grad[i]);
 }
 
-__global__ void __launch_bounds__(kThreads) count_seen_kernel(SeenCounts args) {
+__global__ void __launch_bounds__(kThreads) count_seen_kernel(SeenCounts args, StepGate gate) {
   const int64_t i = global_index();
-  if (i >= args.num) return;
+  if (i >= args.num || !is_open(gate)) return;
   const int32_t x = args.radii[2 * i], y = args.radii[2 * i + 1];
   if (!(x > 0 && y > 0)) return;
   const float gx = args.gradients2d[2 * i] * args.scale_x;
@@ -33,8 +34,8 @@ void adam_step(const Adam& args, Stream stream) {
          args.num, decay_of(settings), adam_rate(settings, args.lr, args.step));
 }
 
-void count_seen(const SeenCounts& args, Stream stream) {
-  launch("count_seen", count_seen_kernel, blocks_for(args.num), kThreads, stream, args);
+void count_seen(const SeenCounts& args, const StepGate& gate, Stream stream) {
+  launch("count_seen", count_seen_kernel, blocks_for(args.num), kThreads, stream, args, gate);
 }
 
 }  // namespace splat::cuda

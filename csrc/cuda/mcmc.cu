@@ -1,13 +1,14 @@
 // What the strategy mcmc does to single Gaussians, one thread each.
 #include "../mcmc.h"
+#include "gate.cuh"
 #include "launch.cuh"
 
 namespace splat::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) tremble_kernel(Tremble args) {
+__global__ void __launch_bounds__(kThreads) tremble_kernel(Tremble args, StepGate gate) {
   const int64_t i = global_index();
-  if (i < args.num) tremble_row(args, i);
+  if (i < args.num && is_open(gate)) tremble_row(args, i);
 }
 
 __global__ void __launch_bounds__(kThreads) part_kernel(Parting args) {
@@ -17,8 +18,8 @@ __global__ void __launch_bounds__(kThreads) part_kernel(Parting args) {
 
 }  // namespace
 
-void tremble(const Tremble& args, void* stream) {
-  launch("tremble", tremble_kernel, blocks_for(args.num), kThreads, stream, args);
+void tremble(const Tremble& args, const StepGate& gate, void* stream) {
+  launch("tremble", tremble_kernel, blocks_for(args.num), kThreads, stream, args, gate);
 }
 
 void part(const Parting& args, void* stream) {

@@ -2,6 +2,7 @@
 // the gradients of one Gaussian, which its block keeps in shared memory; then the threads of the
 // block take its numbers in the order in which they lie in memory, whoever's they are.
 #include "adam.cuh"
+#include "gate.cuh"
 #include "project.cuh"
 
 namespace splat::cuda {
@@ -87,8 +88,10 @@ __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, i
 }
 
 template <CameraModel model>
-__global__ void __launch_bounds__(kRows) project_adam_kernel(ProjectAdam args, Decay decay) {
+__global__ void __launch_bounds__(kRows)
+    project_adam_kernel(ProjectAdam args, Decay decay, StepGate gate) {
   __shared__ BlockGradients grads;
+  if (!is_open(gate)) return;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
   const int64_t left = args.projection.gaussians.num - begin;
   const int num_rows = left < kRows ? static_cast<int>(left) : kRows;
@@ -106,13 +109,13 @@ __global__ void __launch_bounds__(kRows) project_adam_kernel(ProjectAdam args, D
 
 }  // namespace
 
-void project_adam(const ProjectAdam& args, Stream stream) {
+void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream) {
   const int64_t num = args.projection.gaussians.num;
   launch_for_model("project_adam", args.projection.settings.camera.model,
                    project_adam_kernel<CameraModel::kPinhole>,
                    project_adam_kernel<CameraModel::kOrtho>,
                    project_adam_kernel<CameraModel::kFisheye>, blocks_for(num, kRows), kRows,
-                   stream, args, decay_of(args.settings));
+                   stream, args, decay_of(args.settings), gate);
 }
 
 }  // namespace splat::cuda

@@ -68,10 +68,15 @@ class Strategy(Protocol):
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         ...
 
+    def changes(self, step: int) -> bool:
+        """Return whether `after_step` may do what no `Population.gate` keeps it from, after `step` others."""
+        ...
+
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen and change the population where the rules say so.
 
         `seen` is what each picture of the step showed of this rank's Gaussians, `step` the number of steps
-        done before this one. Returns None where no rule was due.
+        done before this one. Returns None where no rule was due. Where `population` has a gate and no
+        `changes` are due, all that is done has it, and can be done again where it was shut.
         """
         ...

@@ -13,7 +13,7 @@ from splatstudio import ops
 from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians, concatenated
-from splatstudio.ops_training import count_seen
+from splatstudio.ops_training import StepGate, count_seen
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
@@ -64,6 +64,17 @@ class DefaultStrategy:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         return self.config.enabled and step < self.stop_step
 
+    def changes(self, step: int) -> bool:
+        """Return whether `after_step` may do more than count, after `step` others."""
+        return self.observes(step) and (self._densifies(step) or self._resets(step))
+
+    def _densifies(self, step: int) -> bool:
+        paused = step % self.config.reset_every < self.config.pause_after_reset
+        return step > self.start_step and step % self.config.every == 0 and not paused
+
+    def _resets(self, step: int) -> bool:
+        return step > 0 and step % self.config.reset_every == 0
+
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen and, where the rules say so, grow, prune and reset.
@@ -76,12 +87,11 @@ class DefaultStrategy:
         counts, sized = population.counts, step < config.stop_scale2d_step
         for observation in seen:
             radius2d = counts["radius2d"] if sized else None
-            unless_short(population, partial(count, counts, observation, radius2d))
+            unless_short(population, partial(count, counts, observation, radius2d, population.gate))
         change = None
-        paused = step % config.reset_every < config.pause_after_reset
-        if step > self.start_step and step % config.every == 0 and not paused:
+        if self._densifies(step):
             change = change_or_none(population, lambda: self._densify(population, step))
-        if step > 0 and step % config.reset_every == 0:
+        if self._resets(step):
             reset_opacities(population, 2.0 * config.prune_opacity)
             change = replace(change or Change(), opacities_reset=True)
         return change
@@ -149,11 +159,20 @@ class DefaultStrategy:
 
 
 @torch.no_grad()
-def count(counts: dict[str, Tensor], seen: Observation, radius2d: Tensor | None = None) -> None:
-    """Add what a picture showed to `grad2d` and `visible` of `counts` and, where given, to `radius2d`."""
+def count(
+    counts: dict[str, Tensor],
+    seen: Observation,
+    radius2d: Tensor | None = None,
+    gate: StepGate | None = None,
+) -> None:
+    """Add what a picture showed to `grad2d` and `visible` of `counts` and, where given, to `radius2d`.
+
+    On kernels, a `gate` may keep them from changing.
+    """
     if stages_for(seen.gradients2d) is ops:
         size = (seen.width, seen.height)
-        count_seen(seen.gradients2d, seen.radii, size, counts["grad2d"], counts["visible"], radius2d)
+        totals = (counts["grad2d"], counts["visible"], radius2d)
+        count_seen(seen.gradients2d, seen.radii, size, *totals, gate)
         return
     visible = (seen.radii > 0).all(dim=1)
     # Pixels to normalised device coordinates, so that a threshold holds for every image size.

@@ -91,11 +91,18 @@ class FastStrategy(DefaultStrategy):
         """Return the step from which none are added."""
         return min(self.config.stop_step, int(self.steps * self.fast.grow_until))
 
+    def changes(self, step: int) -> bool:
+        """Return whether `after_step` may do more than count, after `step` others."""
+        return super().changes(step) or self._thins_out(step)
+
+    def _thins_out(self, step: int) -> bool:
+        return self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]
+
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen, grow and prune where that is due, and thin out at the steps for it."""
         change = super().after_step(population, seen, step)
-        if not (self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]):
+        if not self._thins_out(step):
             return change
         thinned = change_or_none(population, lambda: self._thin_out(population, step))
         change = change or Change()

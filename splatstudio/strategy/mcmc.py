@@ -21,6 +21,7 @@ from torch import Tensor
 from splatstudio import ops, ops_training, reference_training
 from splatstudio.config import McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
+from splatstudio.ops_training import StepGate
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
@@ -81,6 +82,13 @@ class McmcStrategy:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         return self.config.mcmc.guided and self.config.densify.enabled and step < self.stop_step
 
+    def changes(self, step: int) -> bool:
+        """Return whether `after_step` may do more than count and make noise, after `step` others."""
+        return self.config.densify.enabled and self._redistributes(step)
+
+    def _redistributes(self, step: int) -> bool:
+        return self.start_step < step < self.stop_step and step % self.config.mcmc.every == 0
+
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
         """Count what was seen, move and add Gaussians where that is due, and let the faint ones tremble."""
@@ -88,15 +96,16 @@ class McmcStrategy:
         if not self.config.densify.enabled:
             return None
         for observation in seen:
-            unless_short(population, partial(count, population.counts, observation))
+            unless_short(population, partial(count, population.counts, observation, gate=population.gate))
         generator = population.ranks.generator(self.config.seed, step)
         change = None
-        if self.start_step < step < self.stop_step and step % mcmc.every == 0:
+        if self._redistributes(step):
             change = change_or_none(population, lambda: self._redistribute(population, step, generator))
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
         amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        unless_short(population, lambda: tremble(population.gaussians, amount, mcmc.min_opacity, generator))
+        moved = (population.gaussians, amount, mcmc.min_opacity, generator, population.gate)
+        unless_short(population, lambda: tremble(*moved))
         return change
 
     def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
@@ -199,15 +208,25 @@ def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> G
 
 
 @torch.no_grad()
-def tremble(gaussians: Gaussians, amount: float, min_opacity: float, generator: torch.Generator) -> None:
+def tremble(
+    gaussians: Gaussians,
+    amount: float,
+    min_opacity: float,
+    generator: torch.Generator,
+    gate: StepGate | None = None,
+) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
-    See `reference_training.tremble`; what is random follows from one number of the generator.
+    See `reference_training.tremble`; what is random follows from one number of the generator. On kernels, a
+    `gate` may keep them from moving.
     """
     if not amount > 0:
         return
-    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-    _kernels(gaussians.means).tremble(gaussians.detach(), amount=amount, min_opacity=min_opacity, seed=seed)
+    seed, still = int(torch.randint(2**62, (), generator=generator, device="cpu")), gaussians.detach()
+    if gate is None:
+        _kernels(still.means).tremble(still, amount=amount, min_opacity=min_opacity, seed=seed)
+    else:
+        ops_training.tremble(still, amount=amount, min_opacity=min_opacity, seed=seed, gate=gate)
 
 
 def _kernels(tensor: Tensor) -> ModuleType:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.gaussians import Gaussians, with_rows
+from splatstudio.ops_training import StepGate
 from splatstudio.optim import SplatAdam, with_zero_rows
 
 
@@ -33,6 +34,8 @@ class Population:
     amid_edit: Callable[[], None] = lambda: None
     # Whether this rank left out for want of memory what concerns no other, see `unless_short`.
     short: bool = False
+    # While a strategy follows a step of which nobody knows yet whether it is made: what tells the device.
+    gate: StepGate | None = None
 
     def __len__(self) -> int:
         return len(self.gaussians)

@@ -305,17 +305,13 @@ void copy(void *to, const void *from, size_t bytes) {
     devices().open(target, false);
 }
 
-namespace {
-int64_t waits = 0;
-}
-int64_t num_waits() { return waits; }
-void count_wait() { ++waits; }
-
 void launch(const char *name, int64_t blocks, int threads, Stream *stream,
             const std::function<void()> &thread) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   check_stream(name, stream);
+  note_launch(std::string(name) + " " + std::to_string(blocks) + " " +
+              std::to_string(threads));
   const Access access(name, current_device());
   block.body = &thread;
   block.error.clear();
@@ -335,6 +331,7 @@ void launch(const char *name, int64_t blocks, int threads, Stream *stream,
 void run_on_device(const char *name, Stream *stream,
                    const std::function<void()> &work) {
   check_stream(name, stream);
+  note_launch(name);
   const Access access(name, current_device());
   work();
 }

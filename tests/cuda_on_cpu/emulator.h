@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <type_traits>
 
 struct dim3 {
@@ -45,6 +46,12 @@ void copy(void *to, const void *from, size_t bytes);
 // more.
 int64_t num_waits();
 void count_wait();
+
+// What was launched since recording began, a line each: the name, and of a
+// kernel the blocks and the threads of each.
+void record_launches(bool on);
+void note_launch(const std::string &launched);
+const std::string &recorded_launches();
 
 // ---- kernels
 

@@ -50,6 +50,10 @@ void set_order_seed(int64_t seed) { emulator::set_order_seed(seed); }
 
 int64_t num_waits() { return emulator::num_waits(); }
 
+void record_launches(bool on) { emulator::record_launches(on); }
+
+std::string recorded_launches() { return emulator::recorded_launches(); }
+
 Tensor faulty(const std::string &fault) {
   const Tensor out = torch::stable::empty({64}, ScalarType::Int);
   faults::run(fault, static_cast<int32_t *>(out.data_ptr()));
@@ -68,6 +72,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
   m.def("current_device() -> int");
   m.def("set_order_seed(int seed) -> ()");
   m.def("num_waits() -> int");
+  m.def("record_launches(bool on) -> ()");
+  m.def("recorded_launches() -> str");
   m.def("faulty(str fault) -> Tensor");
 }
 
@@ -80,5 +86,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
   m.impl("current_device", TORCH_BOX(&current_device));
   m.impl("set_order_seed", TORCH_BOX(&set_order_seed));
   m.impl("num_waits", TORCH_BOX(&num_waits));
+  m.impl("record_launches", TORCH_BOX(&record_launches));
+  m.impl("recorded_launches", TORCH_BOX(&recorded_launches));
   m.impl("faulty", TORCH_BOX(&faulty));
 }

@@ -10,7 +10,7 @@ import torch
 from test_emulation import native
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from splatstudio import descent
+from splatstudio import descent, lookahead
 from splatstudio.config import StrategyName, TrainConfig
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.scene.scene import Scene
@@ -78,17 +78,19 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
         drawn.append(room)
         return draw(*args, room=room, **options)
 
-    monkeypatch.setattr(descent, "draw", counted)
+    for module in (descent, lookahead):
+        monkeypatch.setattr(module, "draw", counted)
     for number in range(3):
         expected = exact.train_step()
         if number == 1:
             assert short._room is not None
+            short._lookahead.take_back()
             short._room.size = 7
         drawn.clear()
         assert replace(short.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
         if number == 1:
-            first, second = drawn
-            assert first == 7 and second is not None and second > 7
+            first, *others = drawn  # the step after it may have been begun, in vain
+            assert first == 7 and others[-1] is not None and others[-1] > 7
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(short), state(exact), strict=True))
     exact.close()
     short.close()
@@ -99,6 +101,9 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_on(blob_scene, InstanceRoom(), replace(CONFIG, strategy=strategy))
+    trainer._lookahead._possible = (
+        False  # as in steps that learn more than Gaussians, or from several photographs
+    )
     trainer.train_step()
     order: list[str] = []
 

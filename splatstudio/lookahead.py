@@ -1,0 +1,192 @@
+"""Steps on one GPU that are queued before the host knows how the steps before them went.
+
+All that changes in a step has a gate on the device. It is queued, and the next picture and its gradients
+behind it, before the host asks for anything; only then does it read the loss and the number of instances, for
+which the GPU need not stop. Where the gate was shut nothing has changed, and what was begun is given up:
+pictures and gradients change nothing. So the steps, and what they leave, are the same to the bit as one at a
+time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.config import TrainConfig
+from splatstudio.descent import (
+    Descent,
+    DescentPlan,
+    Drawing,
+    Gradients,
+    LossOf,
+    Observation,
+    Shot,
+    backward,
+    draw,
+    improve,
+    observations_of,
+    options_of,
+)
+from splatstudio.distributed.failures import unless_out_of_memory
+from splatstudio.instance_room import InstanceRoom
+from splatstudio.losses import psnr_on_device
+from splatstudio.ops_training import StepGate, has_step_gates
+from splatstudio.photo_queue import Batch, PhotoQueue
+from splatstudio.strategy import Population
+from splatstudio.transfer import ReadBack
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a training knows of a step beforehand, by the number of steps before it.
+
+    `quiet`: whether all that changes in it can have a gate, and it learns from one photograph. `follow`: what
+    is to be done, with the population's gate, once the optimiser's step is queued.
+    """
+
+    quiet: Callable[[int, TrainConfig], bool]
+    plan: Callable[[int, TrainConfig], DescentPlan]
+    shot: Callable[[int, Batch], Shot]  # may draw from the generator
+    loss_of: LossOf  # of the step whose shot was made last
+    follow: Callable[[tuple[Observation, ...], int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class _Begun:
+    """A step whose picture and gradients are queued; it has changed nothing."""
+
+    config: TrainConfig
+    batch: Batch
+    random_state: Tensor  # of the generator, before the shot was made
+    shot: Shot
+    plan: DescentPlan
+    drawing: Drawing
+    gradients: Gradients
+    gate: StepGate
+    numbers: ReadBack  # the loss, the instances and, where the plan asks for it, the PSNR
+
+
+@dataclass(frozen=True, eq=False)
+class _Queued:
+    """A step that is queued as a whole: what is still needed of it."""
+
+    batch: Batch
+    shot: Shot
+    picture: Tensor
+    room: int
+    numbers: ReadBack
+
+    def made(self, room: InstanceRoom) -> Descent | None:
+        """Return what the step did, as soon as the host knows; None where its gate was shut."""
+        loss, needed, *scores = self.numbers.read()
+        room.held(int(needed))  # which may have grown since the picture was queued
+        if not (needed <= self.room and math.isfinite(loss)):
+            return None
+        score = scores[0] if scores else None
+        return Descent((loss,), (self.picture,), (), (), psnr=score, followed=True)
+
+
+class Lookahead:
+    """The steps of a training on one GPU, of which the next is begun before the last is known to be made.
+
+    At most one is, and it can be taken back: then the photograph is the queue's next again, and the generator
+    as it was. Of a training on a CPU or on several ranks this makes no step.
+    """
+
+    def __init__(
+        self, population: Population, queue: PhotoQueue, generator: torch.Generator, course: Course
+    ) -> None:
+        self._possible = population.ranks.num_ranks == 1 and has_step_gates(population.gaussians.device)
+        self._population = population
+        self._queue = queue
+        self._generator = generator
+        self._course = course
+        self._begun: _Begun | None = None
+
+    def descend(
+        self, step: int, config: TrainConfig, before_change: Callable[[], None]
+    ) -> tuple[Batch, Shot, Descent | None] | None:
+        """Make the step after `step` others on the next photograph, and begin the one after it.
+
+        `before_change` is called before the model may change. None: it is no step for this, and nothing was
+        taken of the queue. Without a Descent the step changed nothing, for want of room or of a finite loss:
+        it is to be made on that shot in the usual way.
+        """
+        if not (self._possible and self._begin(step, config)):
+            return None
+        before_change()
+        queued, room = self._queue_step(step)
+        if step + 1 < config.steps:
+            self._begin(step + 1, config)
+        descent = queued.made(room)
+        if descent is None:
+            self._population.optimizer.uncount()
+            self.take_back()
+        return queued.batch, queued.shot, descent
+
+    def take_back(self) -> None:
+        """Give up the step that is begun, if any: whoever saves the training must find it between steps."""
+        if self._begun is not None:
+            self._queue.put_back(self._begun.batch)
+            self._generator.set_state(self._begun.random_state)
+            self._begun = None
+
+    def _begin(self, step: int, config: TrainConfig) -> bool:
+        """Queue the picture and the gradients of a step, unless they are; return whether they are then."""
+        if self._begun is not None and self._begun.config is config and not self._population.short:
+            return True
+        self.take_back()
+        plan = self._course.plan(step, config)
+        room = None if plan.room is None else plan.room.size
+        ready = self._course.quiet(step, config) and bool(self._queue.following(config))
+        if room is None or not ready or self._population.short:
+            return False
+        batch, before = self._queue.next(config), self._generator.get_state()
+        self._begun = unless_out_of_memory(lambda: self._begun_on(batch, before, step, config, plan))
+        if self._begun is None:
+            self._queue.put_back(batch)
+            self._generator.set_state(before)
+        return self._begun is not None
+
+    def _begun_on(
+        self, batch: Batch, before: Tensor, step: int, config: TrainConfig, plan: DescentPlan
+    ) -> _Begun:
+        assert plan.room is not None and plan.room.size is not None
+        room, model = plan.room.size, (self._population.gaussians, self._population.optimizer)
+        shot = self._course.shot(step, batch)
+        drawing = draw(*model, shot.camera, options_of(plan, shot), observed=plan.observed, room=room)
+        assert drawing.num_instances is not None, "only kernels have a room"
+        loss = self._course.loss_of(shot, drawing)
+        scores = ()
+        if plan.scored:
+            scores = (psnr_on_device(drawing.rgb.detach(), shot.target, shot.mask),)
+        numbers = ReadBack(loss, drawing.num_instances, *scores)
+        gate = StepGate(drawing.num_instances, room, loss.detach())
+        gradients = backward(drawing, loss)
+        return _Begun(config, batch, before, shot, plan, drawing, gradients, gate, numbers)
+
+    def _queue_step(self, step: int) -> tuple[_Queued, InstanceRoom]:
+        """Queue all that changes in the step that is begun; its gradients' memory is for the next ones."""
+        begun, self._begun = self._begun, None
+        assert begun is not None and begun.plan.room is not None
+        drawing, plan = begun.drawing, begun.plan
+        improve(
+            drawing,
+            begun.gradients,
+            self._population.optimizer,
+            plan.rates,
+            visible_only=plan.visible_only,
+            regularization=plan.regularization,
+            gate=begun.gate,
+        )
+        self._population.gate = begun.gate
+        try:
+            self._course.follow(observations_of(begun.shot, drawing, begun.gradients, plan), step)
+        finally:
+            self._population.gate = None
+        picture, room = drawing.rgb.detach(), begun.gate.room
+        return _Queued(begun.batch, begun.shot, picture, room, begun.numbers), begun.plan.room

@@ -1,0 +1,61 @@
+"""What is known of a step of a training before it: how it draws, at what rates, and whether it is quiet."""
+
+from __future__ import annotations
+
+from splatstudio.config import TrainConfig
+from splatstudio.descent import DescentPlan
+from splatstudio.instance_room import InstanceRoom
+from splatstudio.ops_training import Regularization
+from splatstudio.optim import learning_rates
+from splatstudio.rendering import RenderOptions
+from splatstudio.resolution import sh_degree_at
+from splatstudio.scene.scene import Scene
+from splatstudio.shapes import changes_shapes
+from splatstudio.step_stats import PSNR_EVERY
+from splatstudio.strategy import Strategy
+
+
+def options_at(index: int, config: TrainConfig, scene: Scene, strategy: Strategy) -> RenderOptions:
+    """Return how the step after `index` others draws, but for the background."""
+    return RenderOptions(
+        sh_degree=sh_degree_at(index, config, len(scene.train_indices)),
+        antialiased=config.antialiased,
+        near=config.near,
+        far=config.far,
+        absgrad=strategy.absgrad,
+    )
+
+
+def plan_at(
+    index: int,
+    config: TrainConfig,
+    scene: Scene,
+    strategy: Strategy,
+    *,
+    extent: float,
+    poses: bool,
+    room: InstanceRoom | None,
+) -> DescentPlan:
+    """Return how the step after `index` others goes down; `strategy` follows `config`.
+
+    `extent` is the unit of learning rates, in scene units; `poses` and `room` are as of `DescentPlan`.
+    """
+    return DescentPlan(
+        options=options_at(index, config, scene, strategy),
+        rates=learning_rates(config.optim, extent=extent, step=index, steps=config.steps),
+        observed=strategy.observes(index),
+        visible_only=config.optim.visible_only,
+        regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
+        poses=poses,
+        room=room,
+        scored=(index + 1) % PSNR_EVERY == 0,
+    )
+
+
+def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:
+    """Return whether after the optimiser nothing else changes the Gaussians in the step after `index` others.
+
+    And whether it learns from one photograph alone.
+    """
+    changed = strategy.changes(index) or changes_shapes(config.shapes, index)
+    return config.batch_size * config.accumulate == 1 and not changed

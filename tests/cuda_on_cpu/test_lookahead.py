@@ -1,0 +1,310 @@
+"""Steps on an emulated GPU that are queued before the host knows how the last one went: nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blob_models import blobs, ring_of_cameras
+from test_emulation import native
+from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of, step
+from test_steps import CONFIG, Watched, state
+from torch import Tensor
+
+from splatstudio import lookahead
+from splatstudio.checkpoint import Checkpoint
+from splatstudio.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName, TrainConfig
+from splatstudio.descent import RenderOptions, backward, draw, improve
+from splatstudio.lookahead import Lookahead
+from splatstudio.losses import photometric, psnr, psnr_on_device
+from splatstudio.ops import camera_numbers
+from splatstudio.ops_training import StepGate
+from splatstudio.optim import SplatAdam
+from splatstudio.scene.scene import Scene
+from splatstudio.strategy import trainable
+from splatstudio.trainer import StepStats, Trainer
+
+GROWING = replace(
+    CONFIG,
+    steps=24,
+    densify=DensifyConfig(start_step=3, every=7, reset_every=11, grow_grad=1e-5),
+    mcmc=McmcConfig(start_step=3, every=7, max_gaussians=90),
+    shapes=ShapeConfig(max_ratio=3.0),
+    random_background=True,
+)
+
+
+@contextmanager
+def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Iterator[Trainer]:
+    """Yield a training whose photographs are decoded; `waits`: the host asks how many instances there are."""
+    one = Trainer(scene, config)
+    if waits:
+        one._room = None
+    for index in scene.train_indices:
+        one._queue.photo(index)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def made(one: Trainer) -> StepStats:
+    return replace(one.train_step(), seconds=0.0)
+
+
+def same(one: Trainer, other: Trainer) -> bool:
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(state(one), state(other), strict=True))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[str]) -> None:
+    real = getattr(owner, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        notes.append(name)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, noted)
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("default", 24), ("absgrad", 24), ("fast", 16), ("mcmc", 9)])
+def test_a_training_is_the_same_to_the_bit(strategy: StrategyName, steps: int, blob_scene: Scene) -> None:
+    config = replace(GROWING, strategy=strategy)
+    ahead = 0
+    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
+        for _ in range(steps):
+            assert made(one) == made(other)
+            ahead += one._lookahead._begun is not None
+            assert other._lookahead._begun is None
+        assert same(one, other)
+        assert len(one.gaussians) != len(blob_scene.points)
+    assert ahead > steps // 2
+
+
+def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    with training(blob_scene, CONFIG) as one:
+        for _ in range(2):
+            one.train_step()
+        for owner, name in ((lookahead.ReadBack, "read"), *((lookahead, n) for n in ("improve", "draw"))):
+            counted(monkeypatch, owner, name, order)
+        counted(monkeypatch, lookahead, "backward", order)
+        waits = native.num_waits()
+        with Watched() as watched:
+            stats = [one.train_step() for _ in range(8)]
+    # All that is asked for in a step was queued in the step before; the tenth has its PSNR, too.
+    assert order == ["improve", "draw", "backward", "read"] * 8 and native.num_waits() == waits
+    assert watched.waiting == [] and stats[-1].step == 10 and stats[-1].psnr is not None
+
+
+@pytest.mark.parametrize(("number", "strategy"), [(3, "mcmc"), (6, "default")])
+def test_a_step_without_room_is_made_again_and_nothing_else_changes(
+    number: int, strategy: StrategyName, blob_scene: Scene
+) -> None:
+    config = replace(CONFIG, random_background=True, strategy=strategy)
+    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
+        for step_number in range(9):
+            if step_number == number:
+                assert one._room is not None
+                one._lookahead.take_back()
+                one._room.size = 7
+            assert made(one) == made(other)
+            assert one._room is not None and one._room.size is not None and one._room.size > 7
+            assert one._population.optimizer.num_steps == step_number + 1
+        assert same(one, other)
+
+
+def test_a_loss_that_is_no_number_changes_nothing_and_ends_the_training(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(blob_scene, CONFIG) as one:
+        for _ in range(3):
+            one.train_step()
+        assert one._lookahead._begun is not None
+        one._lookahead.take_back()
+        before, loss_of = state(one), one._loss_of
+        monkeypatch.setattr(one, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
+        with pytest.raises(FloatingPointError, match="the loss became nan at step 4"):
+            one.train_step()
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(one), before, strict=True))
+        assert one.whole and one.step == 3 and one._population.optimizer.num_steps == 3
+        assert one._lookahead._begun is None
+
+
+def test_who_saves_finds_the_training_between_two_steps(blob_scene: Scene, tmp_path: Path) -> None:
+    with training(blob_scene, GROWING) as one, training(blob_scene, GROWING) as other:
+        for number in range(9):
+            assert made(one) == made(other)
+            if one._lookahead._begun is not None:
+                saved = one.checkpoint()
+                assert isinstance(saved, Checkpoint) and saved.step == number + 1
+                assert saved.population.optimizer.num_steps == number + 1
+        folder = one.save(tmp_path)
+        resumed = Trainer.resume(blob_scene, folder)
+        for index in blob_scene.train_indices:
+            resumed._queue.photo(index)
+        for _ in range(7):
+            assert made(resumed) == made(other) == made(one)
+        assert same(one, other) and same(resumed, other)
+        resumed.close()
+
+
+def test_a_setting_holds_from_the_next_step_on(blob_scene: Scene) -> None:
+    with training(blob_scene, CONFIG) as one, training(blob_scene, CONFIG, waits=True) as other:
+        for number in range(9):
+            for each in (one, other):
+                if number == 4:
+                    each.update_setting("optim.means_lr", 5e-3)
+                if number == 7:
+                    each.update_setting("ssim_weight", 0.0)
+            assert made(one) == made(other)
+        assert same(one, other)
+
+
+def test_without_memory_to_look_ahead_the_steps_are_made_all_the_same(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, random_background=True)
+    begin: Callable[..., Any] = Lookahead._begun_on
+    short: list[int] = []
+
+    def no_memory(self: Lookahead, batch: Any, before: Any, number: int, *rest: Any) -> Any:
+        begun = begin(self, batch, before, number, *rest)
+        if number % 3 == 1:
+            short.append(number)
+            raise torch.OutOfMemoryError("out of memory")
+        return begun
+
+    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
+        expected = [made(other) for _ in range(9)]
+        monkeypatch.setattr(Lookahead, "_begun_on", no_memory)
+        assert [made(one) for _ in range(9)] == expected
+        assert same(one, other) and len(short) >= 3
+
+
+def test_a_step_whose_counts_had_no_memory_is_followed_by_one_that_tells_of_it(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(blob_scene, CONFIG) as one:
+        for _ in range(2):
+            one.train_step()
+        one._population.short = True
+        problem = one.train_step().problem
+        assert problem is not None and "Memory ran out" in problem and not one._population.short
+
+
+@pytest.mark.parametrize("visible_only", [False, True])
+@pytest.mark.parametrize("device", [0, 2])
+def test_a_gate_lets_a_step_through_whole_or_not_at_all(visible_only: bool, device: int) -> None:
+    camera, settings = camera_of(), settings_of()
+    view = camera_numbers(camera, settings, raw=True)
+    start, expected = state_of(camera, settings), state_of(camera, settings)
+    step(expected, camera, settings, visible_only=visible_only)
+    for count, room, loss, opened in (
+        (9, 9, 0.5, True),
+        (0, 9, -3.0, True),
+        (10, 9, 0.5, False),
+        (2**33, 9, 0.5, False),
+        (9, 9, float("nan"), False),
+        (9, 9, float("inf"), False),
+    ):
+        s = start.mapped(lambda tensor: native.to_device(tensor, device))
+        gate = (
+            native.to_device(torch.tensor([count]), device),
+            room,
+            native.to_device(torch.tensor(loss), device),
+        )
+        moving = (s.params, s.exp_avg, s.exp_avg_sq, s.radii, s.colors, s.v_projected)
+        native.project_adam_within(*moving, *view, RATES, NO_WEIGHTS, 6, USED, visible_only, *gate)
+        wanted = expected if opened else start
+        for ours, theirs in ((s.params, wanted.params), (s.exp_avg, wanted.exp_avg)):
+            assert all(torch.equal(native.to_host(a), b) for a, b in zip(ours, theirs, strict=True))
+        seconds = zip(s.exp_avg_sq, wanted.exp_avg_sq, strict=True)
+        assert all(torch.equal(native.to_host(a), b) for a, b in seconds)
+    assert native.current_device() == 0
+
+
+def test_a_gate_of_the_wrong_kind_is_refused() -> None:
+    camera, settings = camera_of(), settings_of()
+    s = state_of(camera, settings, num=10)
+    view = camera_numbers(camera, settings, raw=True)
+    moving = (s.params, s.exp_avg, s.exp_avg_sq, s.radii, s.colors, s.v_projected)
+    arguments = (*moving, *view, RATES, NO_WEIGHTS, 6, USED, False)
+    right = (torch.tensor([3]), 4, torch.tensor(0.5))
+    torch.library.opcheck(native.project_adam_within.default, (*arguments, *right), test_utils="test_schema")
+    with pytest.raises(RuntimeError, match="loss has the wrong data type"):
+        native.project_adam_within(*arguments, *right[:2], torch.tensor(0.5, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="num_instances must be on cuda:1"):
+        native.project_adam_within(*there(arguments), *right)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_what_a_strategy_does_has_the_gate_too(opened: bool) -> None:
+    s, random = state_of(camera_of(), settings_of(), num=700), torch.Generator().manual_seed(2)
+    gate = (torch.tensor([5]), 5 if opened else 4, torch.tensor(0.5))
+    rows = [*s.params[:3], s.params[3] - 3.0]
+    seen = (torch.rand(700, 2, generator=random), s.radii, 40, 30)
+    counts = [torch.rand(700, generator=random) for _ in range(3)]
+    before, total = rows[0].clone(), [count.clone() for count in counts]
+    if opened:
+        native.tremble(*rows, 0.5, 0.005, 99, 1)
+        native.count_seen(*seen, *counts, 1)
+    means = before.clone()
+    native.tremble_within(means, *rows[1:], 0.5, 0.005, 99, *gate)
+    native.count_seen_within(*seen, *total, *gate)
+    assert torch.equal(means, rows[0]) and torch.equal(means, before) != opened
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(total, counts, strict=True))
+    arguments = (before, *rows[1:], 0.5, 0.005, 99, *gate)
+    torch.library.opcheck(native.tremble_within.default, arguments, test_utils="test_schema")
+    torch.library.opcheck(native.count_seen_within.default, (*seen, *total, *gate), test_utils="test_schema")
+
+
+def there(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments whose tensors are on device 1."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], Tensor):
+            return [native.to_device(tensor, 1) for tensor in value]
+        return native.to_device(value, 1) if isinstance(value, Tensor) else value
+
+    return tuple(moved(value) for value in arguments)
+
+
+def test_a_psnr_that_waits_for_nothing_is_the_same() -> None:
+    image, target = torch.rand(20, 30, 3), torch.rand(20, 30, 3) * 1.1
+    mask = torch.rand(20, 30) > 0.4
+    assert float(psnr_on_device(image, target)) == psnr(image, target)
+    assert float(psnr_on_device(image, target, mask)) == pytest.approx(psnr(image, target, mask), abs=1e-6)
+    assert psnr_on_device(image, target, torch.zeros(20, 30, dtype=torch.bool)).isnan()
+    with Watched() as watched:
+        psnr_on_device(image, target, mask)
+    assert watched.waiting == []
+
+
+def test_what_is_launched_follows_from_the_room_and_the_size_alone() -> None:
+    gaussians = trainable(blobs(num=300))
+    optimizer = SplatAdam.zeros(gaussians)
+    rates = dict.fromkeys(gaussians.tensors(), 1e-3)
+    launched: list[str] = []
+    counts: list[int] = []
+    for camera in ring_of_cameras()[1:4]:
+        native.record_launches(True)
+        drawing = draw(gaussians, optimizer, camera, RenderOptions(sh_degree=1), observed=True, room=5000)
+        assert drawing.num_instances is not None
+        target = torch.full((camera.height, camera.width, 3), 0.4)
+        loss = photometric(drawing.rgb, target, ssim_weight=0.2)
+        gate = StepGate(drawing.num_instances, 5000, loss)
+        improve(drawing, backward(drawing, loss), optimizer, rates, gate=gate)
+        native.record_launches(False)
+        launched.append(native.recorded_launches())
+        counts.append(int(drawing.num_instances))
+    # So a step can be captured as a graph once, and of the next ones only the arguments change.
+    assert launched[0] == launched[1] == launched[2] and len(set(counts)) > 1
+    names = [line.split()[0] for line in launched[0].splitlines()]
+    assert {"project_fwd", "emit", "raster_fwd", "raster_bwd", "gather", "project_adam"} <= set(names)

@@ -1,0 +1,128 @@
+"""Steps on a real GPU that are queued before the host knows how the last one went: `pytest -m cuda`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from blob_models import blobs, ring_of_cameras
+from torch import Tensor
+
+from splatstudio import descent, ops
+from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.descent import RenderOptions, backward, draw, improve
+from splatstudio.gaussians import Gaussians
+from splatstudio.losses import photometric
+from splatstudio.ops_training import StepGate
+from splatstudio.optim import SplatAdam
+from splatstudio.scene.scene import Scene
+from splatstudio.strategy import trainable
+from splatstudio.trainer import StepStats, Trainer
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not ops.has_cuda_kernels(), reason="no GPU, or the extension has no CUDA kernels"),
+]
+
+CONFIG = TrainConfig(steps=60, seed=3, eval_steps=(), save_steps=())
+GROWING = DensifyConfig(start_step=3, every=8, reset_every=25, grow_grad=1e-5)
+
+
+@contextmanager
+def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Iterator[Trainer]:
+    """Yield a training whose photographs are decoded; `waits`: the host asks how many instances there are."""
+    one = Trainer(scene, config, device="cuda")
+    if waits:
+        one._room = None
+    for index in scene.train_indices:
+        one._queue.photo(index)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def made(one: Trainer) -> StepStats:
+    return replace(one.train_step(), seconds=0.0)
+
+
+def test_a_training_is_the_same_to_the_bit(blob_scene: Scene) -> None:
+    config = replace(CONFIG, densify=GROWING, random_background=True)
+    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
+        for number in range(config.steps):
+            if number == 20:
+                assert one._room is not None
+                one._lookahead.take_back()
+                one._room.size = 7
+            assert made(one) == made(other)
+        for ours, theirs in zip(
+            one.gaussians.tensors().values(), other.gaussians.tensors().values(), strict=True
+        ):
+            assert torch.equal(ours, theirs)
+
+
+def test_no_step_waits_for_the_queue(blob_scene: Scene) -> None:
+    with training(blob_scene, CONFIG) as one:
+        for _ in range(9):
+            one.train_step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            stats = [one.train_step() for _ in range(12)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert stats[0].psnr is not None and stats[-1].step == 21
+
+
+class Step:
+    """One and the same step of a model, again and again."""
+
+    def __init__(self, room: int):
+        self.gaussians: Gaussians = trainable(blobs(num=400).to("cuda"))
+        self.optimizer = SplatAdam.zeros(self.gaussians)
+        self.optimizer._columns_in_use(1)  # asks the device, once
+        self._room = room
+        self._camera = ring_of_cameras()[1]
+        generator = torch.Generator().manual_seed(1)
+        size = (self._camera.height, self._camera.width, 3)
+        self._target = torch.rand(size, generator=generator).cuda()
+        self._rates = dict.fromkeys(self.gaussians.tensors(), 1e-3)
+
+    def queue(self) -> Tensor:
+        """Queue the first step, with the numbers that it has, and return the loss."""
+        self.optimizer.num_steps = 0
+        options = RenderOptions(sh_degree=1)
+        drawing = draw(self.gaussians, self.optimizer, self._camera, options, observed=True, room=self._room)
+        loss = photometric(drawing.rgb, self._target, ssim_weight=0.2)
+        assert drawing.num_instances is not None
+        gate = StepGate(drawing.num_instances, self._room, loss.detach())
+        improve(drawing, backward(drawing, loss), self.optimizer, self._rates, gate=gate)
+        return loss.detach()
+
+    def captured(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Return the step as a graph, and where its replays leave the loss."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self.queue()
+        return graph, loss
+
+
+@pytest.mark.parametrize("room", [100_000, 20])
+def test_a_step_can_be_captured_as_a_graph_and_replayed(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    black = torch.zeros(3, device="cuda")  # a copy from the host is no part of a graph
+    monkeypatch.setattr(descent, "to_device", lambda tensor, device: black)
+    Step(room).queue()  # loads the kernels
+    eager, replayed = Step(room), Step(room)
+    before = replayed.gaussians.map(lambda tensor: tensor.detach().clone())
+    graph, loss = replayed.captured()
+    for _ in range(3):
+        expected = eager.queue()
+        graph.replay()
+        assert float(loss) == float(expected)
+    for name, ours in replayed.gaussians.tensors().items():
+        assert torch.equal(ours, eager.gaussians.tensors()[name])
+    moved = not torch.equal(replayed.gaussians.means, before.means)
+    assert moved == (room > 20), "a step without room changes nothing"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from splatstudio import launched_command
 from splatstudio.config import TrainConfig
@@ -111,19 +112,17 @@ def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str
 
 
 def test_a_machine_that_does_not_see_the_run_says_so(blob_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = [
         slurm_rank(rank, port, blob_folder, "--run", tmp_path / f"run{rank}", "--steps", "100000")
         for rank in (0, 1)
     ]
     try:
-        told = ranks[1].communicate(timeout=100)[0]
+        told = ranks[1].communicate(timeout=150)[0]
         assert ranks[1].returncode == 2, told
         assert "does not see" in told and "on a disk that all machines share" in told.replace("\n", " "), told
         assert f"waiting for 2 ranks at localhost:{port}" in told
-        first = ranks[0].communicate(timeout=60)[0]
+        first = ranks[0].communicate(timeout=100)[0]
         assert ranks[0].returncode != 0 and f"waiting for 2 ranks at localhost:{port}" in first
     finally:
         for rank in ranks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 import pytest
+from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.worker import launched_watch
@@ -65,9 +65,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = store.port
     else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
     context, started = process_context(), []
     for rank in range(NUM_RANKS):
         ours, theirs = context.Pipe()

@@ -30,7 +30,7 @@ from splatstudio.worker.messages import (
 from splatstudio.worker.ranks_report import RankFigures, RanksReport
 from splatstudio.worker.steering import SteeringServer
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 RUN = Path("/cluster/runs/garden")
 ROWS = [{"step": step, "loss": 1.0 / step, "num_gaussians": 9} for step in (10, 20, 30)]
 

@@ -67,7 +67,7 @@ def test_the_command_says_all_this_and_lets_in_by_the_names_it_was_given(
         assert status(match[1], "studio.example.org", match[2], "https://other.example.org") == 403
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def status(port: str, host: str, token: str, origin: str | None = None) -> int:
@@ -77,7 +77,7 @@ def status(port: str, host: str, token: str, origin: str | None = None) -> int:
     if origin is not None:
         request.add_header("Origin", origin)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -90,7 +90,7 @@ def test_a_port_in_use_is_an_error_that_names_it_and_what_to_do(blob_folder: Pat
         port = taken.getsockname()[1]
         command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "open", str(blob_folder)]
         result = subprocess.run(
-            [*command, "--port", str(port)], capture_output=True, text=True, cwd=tmp_path, timeout=60
+            [*command, "--port", str(port)], capture_output=True, text=True, cwd=tmp_path, timeout=200
         )
     assert result.returncode == 2
     assert f"Port {port} is already in use" in result.stderr and "--port auto" in result.stderr

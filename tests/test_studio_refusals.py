@@ -26,9 +26,9 @@ def test_what_ends_a_callback_is_told_and_viser_runs_all_of_them_in_that_pool() 
         on_failed_callback(server, told.append)
         for pool in (server.gui._thread_executor, server.scene._thread_executor):
             assert pool is server._thread_executor
-            assert pool.submit(lambda: 7).result(20) == 7
+            assert pool.submit(lambda: 7).result(60) == 7
             with pytest.raises(ValueError, match="not like this"):
-                pool.submit(refuse).result(20)
+                pool.submit(refuse).result(60)
     finally:
         server.stop()
         server._thread_executor.shutdown(wait=True)  # what is told is told by then

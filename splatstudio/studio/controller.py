@@ -362,6 +362,9 @@ class Controller(FrameSource):
         replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
         if replaced or isinstance(event, Frame):
             return
+        if isinstance(event, Failed) or (isinstance(event, StateChanged) and event.state == "ended"):
+            # Known before the status changes: from then on the button may be pressed.
+            self._resume_step = self.project.resume_step
         with self._following:
             self.status = followed(self.status, event)
             self.history.follow(event)
@@ -371,10 +374,7 @@ class Controller(FrameSource):
             self.last_export = event
         elif isinstance(event, Saved):
             self.last_saved = event
-        elif isinstance(event, StateChanged) and event.state == "ended":
-            self._resume_step = self.project.resume_step
         elif isinstance(event, Failed):
-            self._resume_step = self.project.resume_step
             log.error("%s (log: %s)", event.sentence, event.log_path)
         notice = notice_of(event)
         if notice is not None:

@@ -38,7 +38,7 @@ def test_the_offer_is_put_away_and_taken(open_page: Callable[..., Screen], blob_
     screen.button("Stop here").click()
     screen.wait(lambda: controller.status.state == "finished", "it stops")
     stop.wait_for(state="hidden")
-    assert screen.text("state") == "Stopped"
+    screen.wait(lambda: screen.text("state") == "Stopped", "the head says so")
     run_dir = controller.project.run_dir
     assert run_dir is not None
     newest = newest_checkpoint(run_dir)

@@ -18,7 +18,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.launched_command import launched_job
 from splatstudio.run import Run
-from splatstudio.worker import launched, launched_wire
+from splatstudio.worker import launched, launched_wire, save_retries
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.handshake import dial
 from splatstudio.worker.launched_rank import LaunchedRank
@@ -163,8 +163,8 @@ class _FullDisk:
 def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launched_wire, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(launched_wire, "RETRY_MINUTES", 0.0005)  # three times
+    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(save_retries, "RETRY_MINUTES", 0.0004)  # twice
     line, job = _FullDisk(), TrainJob(Path("scene"), Path("run"))
     wire = launched_wire.Wire(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()

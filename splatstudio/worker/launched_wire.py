@@ -14,6 +14,7 @@ from typing import Any
 
 from splatstudio.config import to_json
 from splatstudio.run import Run
+from splatstudio.worker import save_retries
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.handshake import RunCard
 from splatstudio.worker.messages import (
@@ -30,11 +31,10 @@ from splatstudio.worker.messages import (
     TrainJob,
     Warned,
 )
+from splatstudio.worker.save_retries import SaveRetries
 from splatstudio.worker.steering import SteeringServer, kind_of
 from splatstudio.worker.store_host import announce, own_address
 
-# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
-RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
 TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
 MAX_ROWS = 1000  # of the metrics, for who comes later
@@ -114,7 +114,7 @@ class Wire:
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
         self._send(Start())
-        retries = 0
+        retries = SaveRetries()
         while True:
             try:
                 event = self._connection.recv()
@@ -133,9 +133,8 @@ class Wire:
             elif isinstance(event, StateChanged):
                 self.unsaved = event.unsaved
             if self.unsaved and isinstance(event, StateChanged):
-                retries += 1
-                time.sleep(RETRY_SECONDS)
-                self._send(Stop() if retries < RETRY_MINUTES * 60 / RETRY_SECONDS else Close())
+                time.sleep(save_retries.RETRY_SECONDS)
+                self._send(Stop() if retries.fail() else Close())
 
     def _hand_on(self, frame: Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from splatstudio.worker.launched_wire import RETRY_MINUTES, RETRY_SECONDS
+# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
+RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 
 
 class SaveRetries:

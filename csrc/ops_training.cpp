@@ -4,6 +4,7 @@
 #include <tuple>
 #include <vector>
 
+#include "area.h"
 #include "binding_training.h"
 
 namespace {
@@ -108,6 +109,20 @@ void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
   splat::cpu::tremble(args, static_cast<int>(num_threads));
 }
 
+// Returns `image` at another size, [height, width, C].
+Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t num_threads) {
+  STD_TORCH_CHECK(image.dim() == 3, "image must have 3 dimensions, has ", image.dim());
+  STD_TORCH_CHECK(width > 0 && height > 0, "a picture of ", width, " x ", height, " pixels");
+  const int64_t channels = image.size(2);
+  const float* in = floats(image, {image.size(0), image.size(1), channels}, "image");
+  STD_TORCH_CHECK(image.size(0) > 0 && image.size(1) > 0, "image has no pixels");
+  const Tensor means = empty({height, width, channels});
+  splat::cpu::area_means(
+      {in, image.size(0), image.size(1), channels, height, width, mutable_floats(means)},
+      static_cast<int>(num_threads));
+  return means;
+}
+
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
                                   int64_t num_threads) {
@@ -124,5 +139,6 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("settle_adam", TORCH_BOX(&settle_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
   m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("area_means", TORCH_BOX(&area_means));
   m.impl("parted", TORCH_BOX(&parted));
 }

@@ -69,6 +69,7 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
       "float min_opacity, int seed, int num_threads) -> ()");
+  m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
   m.def("parted(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(
       "splat_shapes(Tensor means, Tensor quats, Tensor scales, Tensor radii, float[] view, "

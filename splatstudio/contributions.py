@@ -57,7 +57,8 @@ def contributions(
         sizes = RasterSettings(shot.camera.width, shot.camera.height, background)
         raster = stages_for(seen.means2d).rasterize(seen, sizes)
         maps = maps_of(shot, raster.rgb.detach(), raster.alpha.detach())
-        (weights,) = torch.autograd.grad(raster.rgb, seen.colors, maps)
+        # Of a scalar: for `grad_outputs` torch would load its symbolic shapes, which takes a second.
+        (weights,) = torch.autograd.grad((raster.rgb * maps).sum(), seen.colors)
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full

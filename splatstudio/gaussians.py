@@ -48,11 +48,11 @@ class Gaussians:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the six tensors by name, in declaration order."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in _NAMES}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Gaussians:
         """Return Gaussians made of `function` of each tensor."""
-        return Gaussians(**{name: function(tensor) for name, tensor in self.tensors().items()})
+        return Gaussians(*(function(getattr(self, name)) for name in _NAMES))
 
     def __getitem__(self, index: Tensor | slice) -> Gaussians:
         return self.map(lambda tensor: tensor[index])
@@ -64,6 +64,9 @@ class Gaussians:
     def to(self, device: torch.device | str) -> Gaussians:
         """Return the Gaussians on `device`."""
         return self.map(lambda tensor: tensor.to(device))
+
+
+_NAMES = tuple(field.name for field in fields(Gaussians))
 
 
 def concatenated(parts: list[Gaussians]) -> Gaussians:

@@ -155,15 +155,9 @@ def camera_numbers(camera: Camera, settings: ProjectSettings, *, raw: bool) -> t
 
     `raw`: the scales are logarithms and the opacities logits.
     """
-    position = camera.position
-    K = camera.K
-    view = [
-        *(float(value) for value in camera.viewmat[:3].reshape(-1)),
-        *(float(value) for value in position),
-        *(float(value) for value in (K[0, 0], K[1, 1], K[0, 2], K[1, 2])),
-        settings.near,
-        settings.far,
-    ]
+    (fx, _, cx), (_, fy, cy) = camera.K[:2].tolist()
+    viewmat, position = camera.viewmat[:3].reshape(-1).tolist(), camera.position.tolist()
+    view = [*viewmat, *position, fx, fy, cx, cy, settings.near, settings.far]
     model = CAMERA_MODELS.index(camera.model)
     options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased), int(raw)]
     return view, options

@@ -245,6 +245,15 @@ def tremble(
 
 
 @torch.no_grad()
+def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
+    """Return `image` [H, W, C] as [height, width, C], as `reference_training.area_means` does.
+
+    For the CPU alone, see `has_kernel`. Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().area_means(image.contiguous(), width, height, num_threads())
+
+
+@torch.no_grad()
 def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     """Return how `copies` [M] int64 equal parts look, as `reference_training.parted` does.
 

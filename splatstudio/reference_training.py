@@ -1,4 +1,4 @@
-"""What the strategy mcmc does to single Gaussians in plain torch: what the native kernels are tested against.
+"""What only a training needs, in plain torch: what the native kernels are tested against.
 
 Random numbers are made by counting (Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as
 1, 2, 3"): those of a row follow from the seed and the row alone, on every device.
@@ -53,6 +53,17 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
         term = -term * each * (num - k) / (k + 1)
         total += term / math.sqrt(k + 1)
     return each, whole / total
+
+
+def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
+    """Return `image` [H, W, C] as [height, width, C], whose pixels are means of areas.
+
+    Pixel i of n along a side of N is the mean of the pixels from floor(i N / n) to before
+    ceil((i + 1) N / n): neighbours share the pixels that lie in both.
+    """
+    planes = image.permute(2, 0, 1)[None]
+    means = torch.nn.functional.interpolate(planes, (height, width), mode="area")
+    return means[0].permute(1, 2, 0).contiguous()
 
 
 def normal_noise(num: int, seed: int, like: Tensor) -> Tensor:

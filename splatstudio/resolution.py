@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from splatstudio import ops, ops_training, reference_training
 from splatstudio.config import TrainConfig
 from splatstudio.descent import Shot
 
@@ -48,10 +49,8 @@ def reduced(shot: Shot, divisor: float) -> Shot:
 
 
 def _means(image: Tensor, height: int, width: int) -> Tensor:
-    planes = image.permute(2, 0, 1)[None]
-    return (
-        torch.nn.functional.interpolate(planes, (height, width), mode="area")[0].permute(1, 2, 0).contiguous()
-    )
+    native = image.dtype == torch.float32 and ops.has_kernel("area_means", image.device.type)
+    return (ops_training if native else reference_training).area_means(image, width=width, height=height)
 
 
 def sh_degree_at(index: int, config: TrainConfig, num_photos: int) -> int:

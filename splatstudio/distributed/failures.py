@@ -62,12 +62,15 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
     `work` talks to no other rank. Raises OutOfMemory on all ranks alike where any had no memory, and
     FailedTogether where any raised ValueError; one process raises that itself.
     """
+    if ranks.num_ranks == 1:
+        done = unless_out_of_memory(lambda: (work(),))
+        if done is None:
+            raise OutOfMemory([ranks.rank])
+        return done[0]
     result, wrong = None, ""
     try:
         result = unless_out_of_memory(lambda: (work(),))
     except ValueError as error:
-        if ranks.num_ranks == 1:
-            raise
         wrong = str(error) or type(error).__name__
     ends = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
     ends[ranks.rank] = _WRONG if wrong else int(result is None)

@@ -224,14 +224,17 @@ namespace cpu {
 void project_fwd(const ProjectFwd& args, int num_threads);
 void project_bwd(const ProjectBwd& args, int num_threads);
 
+// Each of these needs what the one before has left in `walk` (cpu/tile_walk.h).
+struct TileWalk;
+
 // Visible Gaussians are counted in blocks of consecutive ones, so that the next step can list them
 // in parallel; `block_starts` [num_blocks(num)] holds each block's first place in the list.
 int64_t num_blocks(int64_t num);
-int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, int num_threads);
+int64_t count_visible(const ProjectedArrays& projected, const ImageGrid& grid,
+                      int32_t* block_starts, TileWalk& walk, int num_threads);
 
-// The list is in the order of the Gaussians; `walk` (cpu/tile_walk.h) gets their order by depth,
-// then their tiles. Each step needs what the one before has left there.
-struct TileWalk;
+// The list is in the order of the tiles that hold the centres; `walk` gets the order by depth, then
+// the tiles.
 void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
                  const int32_t* block_starts, const SplatList& out, TileWalk& walk,
                  int num_threads);

@@ -86,11 +86,11 @@ Six bin(const Tensor& means2d, const Tensor& conics, const Tensor& depths, const
                                             num};
   const Tensor blocks = empty({splat::cpu::num_blocks(num)}, ScalarType::Int);
   int32_t* block_starts = static_cast<int32_t*>(blocks.data_ptr());
-  const int64_t visible = splat::cpu::count_visible(projected, block_starts, threads);
+  splat::cpu::TileWalk walk;
+  const int64_t visible = splat::cpu::count_visible(projected, grid, block_starts, walk, threads);
   const Tensor splats = empty({visible, splat::kSplatSize});
   const Tensor order = empty({visible}, ScalarType::Int);
   const splat::SplatList list = splats_of(splats, order);
-  splat::cpu::TileWalk walk;
   splat::cpu::pack_splats(projected, grid, block_starts, list, walk, threads);
 
   const Tensor splat_starts = empty({visible + 1}, ScalarType::Long);

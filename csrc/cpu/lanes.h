@@ -52,15 +52,18 @@ struct AdamGradients {
 
 struct TileBuffer {
   int32_t* tiles;
-  int64_t num, capacity;
+  int64_t num, capacity;  // whole images and kMostWritten more at least
 };
+
+constexpr int kMostWritten =
+    4;  // tiles that `walk_tiles` writes at once, whether there are as many
 
 struct Lanes {
   const char* name;
   void (*project_fwd)(const ProjectFwd&, int64_t begin, int64_t end);
   void (*project_bwd)(const ProjectBwd&, int64_t begin, int64_t end);
-  // Appends the tiles of the splats from `begin` on as long as there is room for any one of them,
-  // writes their numbers to counts[i], and returns where it stopped.
+  // Appends the tiles of the splats from `begin` on as long as there is room for the most that the
+  // next may have, writes their numbers to counts[i], and returns where it stopped.
   int64_t (*walk_tiles)(const Splat*, int64_t begin, int64_t end, const ImageGrid&, int64_t* counts,
                         TileBuffer&);
   void (*raster_fwd_tile)(const RasterFwd&, int64_t tile);

@@ -60,11 +60,11 @@ int32_t start_positions(int32_t* counters, int64_t num_buckets, int64_t num_chun
 }
 
 // The tile that holds a splat's centre, or the nearest.
-int64_t home_tile(const ProjectedArrays& p, const ImageGrid& grid, int64_t i) {
+int32_t home_tile(const ProjectedArrays& p, const ImageGrid& grid, int64_t i) {
   const auto tile = [](float x, int num) {
     return static_cast<int>(clamped(x * (1.0f / kTileSize), 0.0f, static_cast<float>(num - 1)));
   };
-  return static_cast<int64_t>(tile(p.means2d[2 * i + 1], grid.tiles_y)) * grid.tiles_x +
+  return tile(p.means2d[2 * i + 1], grid.tiles_y) * grid.tiles_x +
          tile(p.means2d[2 * i], grid.tiles_x);
 }
 
@@ -107,10 +107,16 @@ void for_each_instance(const TileWalk& walk, const int64_t* splat_starts, int64_
 
 int64_t num_blocks(int64_t num) { return (num + kBlock - 1) / kBlock; }
 
-int64_t count_visible(const ProjectedArrays& projected, int32_t* block_starts, int num_threads) {
+int64_t count_visible(const ProjectedArrays& projected, const ImageGrid& grid,
+                      int32_t* block_starts, TileWalk& walk, int num_threads) {
+  walk.homes.reset(new int32_t[projected.num]);
   parallel_ranges(num_threads, projected.num, kBlock, [&](int64_t begin, int64_t end) {
     int32_t num = 0;
-    for (int64_t i = begin; i < end; ++i) num += is_visible(projected, i) ? 1 : 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const bool visible = is_visible(projected, i);
+      walk.homes[i] = visible ? home_tile(projected, grid, i) : -1;
+      num += visible ? 1 : 0;
+    }
     block_starts[begin / kBlock] = num;
   });
   int32_t total = 0;
@@ -134,7 +140,7 @@ void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
   parallel_ranges(num_threads, projected.num, grain, [&](int64_t begin, int64_t end) {
     int32_t* count = &counters[begin / grain * num_tiles];
     for (int64_t i = begin; i < end; ++i) {
-      if (is_visible(projected, i)) ++count[home_tile(projected, grid, i)];
+      if (walk.homes[i] >= 0) ++count[walk.homes[i]];
     }
   });
   start_positions(counters.data(), num_tiles, num_chunks, nullptr);
@@ -145,8 +151,8 @@ void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
     int32_t* next = &counters[begin / grain * num_tiles];
     int32_t number = block_starts[begin / kBlock];
     for (int64_t i = begin; i < end; ++i) {
-      if (!is_visible(projected, i)) continue;
-      const int32_t at = next[home_tile(projected, grid, i)]++;
+      if (walk.homes[i] < 0) continue;
+      const int32_t at = next[walk.homes[i]]++;
       keyed[number++] = {depth_key(projected.depths[i]), at};
       out.order[at] = static_cast<int32_t>(i);
       splats[at] = pack_splat(projected, i);
@@ -167,7 +173,7 @@ int64_t count_instances(const SplatList& splats, const ImageGrid& grid, int64_t*
   const Splat* list = packed(splats);
   walk.tiles.resize(num_blocks(splats.num));
   parallel_ranges(num_threads, splats.num, kBlock, [&](int64_t begin, int64_t end) {
-    const int64_t capacity = grid.num_tiles() + 4 * kBlock;
+    const int64_t capacity = grid.num_tiles() + kMostWritten + 4 * kBlock;
     const std::unique_ptr<int32_t[]> room(new int32_t[capacity]);
     std::vector<int32_t> tiles;
     for (int64_t i = begin; i < end;) {

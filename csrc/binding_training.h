@@ -93,14 +93,15 @@ inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii,
 }
 
 inline Tremble tremble_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
-                          const Tensor& opacities, double amount, double min_opacity,
-                          int64_t seed) {
+                          const Tensor& opacities, const OptionalTensor& places, double amount,
+                          double min_opacity, int64_t seed) {
   const int64_t num = means.size(0);
   floats(means, {num, 3}, "means");
   return {mutable_floats(means),
           floats(quats, {num, 4}, "quats"),
           floats(scales, {num, 3}, "scales"),
           floats(opacities, {num}, "opacities"),
+          places.has_value() ? ints<int64_t>(*places, {num}, "places") : nullptr,
           num,
           static_cast<float>(amount),
           static_cast<float>(min_opacity),

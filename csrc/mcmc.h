@@ -19,6 +19,7 @@ struct Tremble {
   const float* quats;      // [N, 4]
   const float* scales;     // [N, 3] logarithms
   const float* opacities;  // [N] logits
+  const int64_t* places;   // [N] whose noise each has; null: its own row's
   int64_t num;
   float amount, min_opacity;
   uint64_t seed;
@@ -73,7 +74,8 @@ SPLAT_HD void tremble_row(const Tremble& args, int64_t i) {
   const float* q = args.quats + 4 * i;
   const float* s = args.scales + 3 * i;
   const Mat3<float> axes = rotation_of(Quat<float>{q[0], q[1], q[2], q[3]});
-  const Vec3<float> noise = normal_noise(args.seed, static_cast<uint64_t>(i));
+  const int64_t place = args.places == nullptr ? i : args.places[i];
+  const Vec3<float> noise = normal_noise(args.seed, static_cast<uint64_t>(place));
   const Vec3<float> turned = times(noise, axes.m);  // the transpose of `axes` times the noise
   const Vec3<float> along = {scale_of(2.0f * s[0]) * turned.x, scale_of(2.0f * s[1]) * turned.y,
                              scale_of(2.0f * s[2]) * turned.z};

@@ -69,19 +69,20 @@ void count_seen_within(const Tensor& gradients2d, const Tensor& radii, int64_t w
 
 void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
              const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-             int64_t /*num_threads*/) {
+             int64_t /*num_threads*/, const OptionalTensor& places) {
   const OnDevice device(means);
   const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
   splat::cuda::tremble(args, {}, device.stream());
 }
 
 void tremble_within(const Tensor& means, const Tensor& quats, const Tensor& scales,
                     const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-                    const Tensor& num_instances, int64_t room, const Tensor& loss) {
+                    const Tensor& num_instances, int64_t room, const Tensor& loss,
+                    const OptionalTensor& places) {
   const OnDevice device(means);
   const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
   splat::cuda::tremble(args, gate_of(num_instances, room, loss), device.stream());
 }
 

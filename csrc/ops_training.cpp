@@ -103,9 +103,9 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
 
 void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
              const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-             int64_t num_threads) {
+             int64_t num_threads, const OptionalTensor& places) {
   const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, amount, min_opacity, seed);
+      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
   splat::cpu::tremble(args, static_cast<int>(num_threads));
 }
 

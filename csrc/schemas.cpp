@@ -64,11 +64,11 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "int room, Tensor loss) -> ()");
   m.def(
       "tremble_within(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, "
-      "float amount, float min_opacity, int seed, Tensor num_instances, int room, Tensor loss) "
-      "-> ()");
+      "float amount, float min_opacity, int seed, Tensor num_instances, int room, Tensor loss, "
+      "Tensor? places=None) -> ()");
   m.def(
       "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
-      "float min_opacity, int seed, int num_threads) -> ()");
+      "float min_opacity, int seed, int num_threads, Tensor? places=None) -> ()");
   m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
   m.def("parted(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(

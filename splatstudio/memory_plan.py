@@ -31,6 +31,7 @@ EXCHANGED_BYTES = 4 * 56
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
 COUNTS_BYTES = 12
+PLACE_BYTES = 8  # of several ranks: where a Gaussian stands among those of all
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
 PIXEL_BYTES = 280
@@ -76,7 +77,7 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
     floats = 14 + 3 * ((config.sh_degree + 1) ** 2 - 1)
     # Parameters and both moments; and the gradients, or while the number changes the new parameters.
-    state = 4 * floats * 4 + COUNTS_BYTES
+    state = 4 * floats * 4 + COUNTS_BYTES + (PLACE_BYTES if num_ranks > 1 else 0)
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES
     row = EXCHANGED_BYTES + (PACKED_BYTES if config.precision == "mixed" else 0)

@@ -229,7 +229,13 @@ def count_seen(
 
 @torch.no_grad()
 def tremble(
-    gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int, gate: StepGate | None = None
+    gaussians: Gaussians,
+    *,
+    amount: float,
+    min_opacity: float,
+    seed: int,
+    places: Tensor | None = None,
+    gate: StepGate | None = None,
 ) -> None:
     """Move positions at random, in place, as `reference_training.tremble` does; contiguous tensors.
 
@@ -239,9 +245,9 @@ def tremble(
     rows = (g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous())
     numbers = (amount, min_opacity, seed)
     if gate is None:
-        _native().tremble(*rows, *numbers, num_threads())
+        _native().tremble(*rows, *numbers, num_threads(), places)
     else:
-        _native().tremble_within(*rows, *numbers, *gate.arguments)
+        _native().tremble_within(*rows, *numbers, *gate.arguments, places)
 
 
 @torch.no_grad()

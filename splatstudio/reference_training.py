@@ -22,16 +22,20 @@ _LOW = 0xFFFFFFFF
 
 
 @torch.no_grad()
-def tremble(gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int) -> None:
+def tremble(
+    gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int, places: Tensor | None = None
+) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
     The offsets are `amount` times the covariance times normal noise, times a logistic curve of the opacity
-    that is a half at `min_opacity` (Kheradmand et al. 2024, equation 8). `seed` is 0 or more, below 2^63. An
-    offset that is no number is left out.
+    that is a half at `min_opacity` (Kheradmand et al. 2024, equation 8). `seed` is 0 or more, below 2^63. The
+    noise of a row is that of its number in `places` [N] int64; None: of its own number. An offset that is no
+    number is left out.
     """
     opacities = gaussians.opacities.sigmoid()
     axes = rotation_matrices(gaussians.quats)
-    noise = normal_noise(len(gaussians), seed, gaussians.means)
+    rows = torch.arange(len(gaussians), device=gaussians.device) if places is None else places
+    noise = normal_noise(rows, seed, gaussians.means)
     along = (axes.transpose(1, 2) @ noise[..., None]) * (2.0 * gaussians.scales).exp()[..., None]
     share = torch.sigmoid(NOISE_STEEPNESS * (min_opacity - opacities))
     offsets = (axes @ along).squeeze(-1) * (amount * share)[:, None]
@@ -66,9 +70,9 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     return means[0].permute(1, 2, 0).contiguous()
 
 
-def normal_noise(num: int, seed: int, like: Tensor) -> Tensor:
-    """Return normal numbers [num, 3] of `seed`, of the kind of `like` (Box and Muller 1958)."""
-    bits = random_bits(torch.arange(num, device=like.device), seed)
+def normal_noise(rows: Tensor, seed: int, like: Tensor) -> Tensor:
+    """Return normal numbers of `rows` [N] int64, [N, 3], of the kind of `like` (Box and Muller 1958)."""
+    bits = random_bits(rows, seed)
     units = ((bits >> 8).to(like.dtype) + 1.0) / 2.0**24
     lengths, angles = (-2.0 * units[:, [0, 2]].log()).sqrt(), 2.0 * math.pi * units[:, [1, 3]]
     (first, second), (turn, other) = lengths.unbind(1), angles.unbind(1)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from splatstudio.contributions import contributions
 from splatstudio.descent import Shot
-from splatstudio.distributed import ALONE
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Population
+from splatstudio.strategy.chance import generator_of
 
 
 def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[int]:
@@ -20,7 +20,7 @@ def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[i
 
     All, where there are fewer or `num` is None.
     """
-    order = torch.randperm(len(scene.train_indices), generator=ALONE.generator(seed, step))
+    order = torch.randperm(len(scene.train_indices), generator=generator_of(seed, step))
     return [scene.train_indices[i] for i in order[:num].tolist()]
 
 

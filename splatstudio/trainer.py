@@ -42,7 +42,7 @@ from splatstudio.sharded_descent import Work, descend_together
 from splatstudio.starting_model import first_gaussians
 from splatstudio.step_plan import is_quiet, options_at, plan_at
 from splatstudio.step_stats import StepStats, TrainingDiverged
-from splatstudio.strategy import Population, trainable
+from splatstudio.strategy import Population, number_rows, trainable
 from splatstudio.strategy.choice import make_strategy
 from splatstudio.survey import survey, views_of_step
 
@@ -149,7 +149,7 @@ class Trainer:
             follow=partial(self._strategy.after_step, population),
         )
         self._lookahead = Lookahead(population, self._queue, self._generator, course)
-        self.num_gaussians = population.num_all()  # of all ranks
+        self.num_gaussians = number_rows(population)  # of all ranks
 
     @property
     def gaussians(self) -> Gaussians:

@@ -64,6 +64,8 @@ def test_noise_and_parts_are_those_of_the_cpu() -> None:
     ours = gaussians.to("cuda")
     for each in (gaussians, ours):
         tremble(each, amount=0.7, min_opacity=0.3, seed=2**62 + 9)
+        places = torch.arange(4999, -1, -1, device=each.device)
+        tremble(each, amount=0.7, min_opacity=0.3, seed=3, places=places)
     assert not torch.equal(gaussians.means, model(5000).means) and close(ours.means.cpu(), gaussians.means)
     opacities, copies = gaussians.opacities.sigmoid(), torch.arange(5000) % 50 + 2
     parts = zip(parted(opacities.cuda(), copies.cuda()), parted(opacities, copies), strict=True)

@@ -15,8 +15,8 @@ from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import render
 from splatstudio.strategy import Population, trainable
-from splatstudio.strategy.chance import drawn, share_out
-from splatstudio.strategy.mcmc import McmcStrategy, beside, part, parted, tremble
+from splatstudio.strategy.chance import drawn
+from splatstudio.strategy.mcmc import Births, McmcStrategy, beside, part, parted, tremble
 
 STEP = 600
 QUIET = McmcConfig(noise=0.0, grow_factor=1.0)
@@ -26,6 +26,10 @@ PAPER = {"guided": False, "spread": 0.0, "noise": 0.0}  # as the paper has it, b
 def strategy(mcmc: McmcConfig = QUIET, *, steps: int = 30_000, **settings: object) -> McmcStrategy:
     config = TrainConfig(steps=steps, strategy="mcmc", mcmc=mcmc, **settings)  # type: ignore[arg-type]
     return McmcStrategy(config, extent=1.0, detail=10_000.0)
+
+
+def births(parents: torch.Tensor) -> Births:
+    return Births(parents, torch.arange(len(parents)), len(parents))
 
 
 @pytest.mark.parametrize(("opacity", "copies"), [(0.5, 2), (0.9, 3), (0.1, 51), (0.999999, 51), (0.3, 1)])
@@ -54,7 +58,7 @@ def test_a_parted_gaussian_looks_as_before() -> None:
     model = trainable(blob.map(torch.clone))
     group = Population(model, SplatAdam.zeros(model), {})
     parents = torch.tensor([0, 0])
-    born = part(group, parents, McmcConfig(spread=0.0), torch.Generator())
+    born = part(group, births(parents), McmcConfig(spread=0.0), torch.Generator())
     three = concatenated([group.gaussians.detach(), born])
     doubled = blob[torch.tensor([0, 0, 0])]
     error = (render(three, camera).rgb - before).abs().max()
@@ -164,7 +168,8 @@ def test_the_faint_tremble_along_their_axes_and_the_opaque_stay() -> None:
     turn = math.sqrt(0.5)  # by 90 degrees about z: the longest axis, x, points along y
     quats = torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4)
     gaussians = replace(group.gaussians.detach(), means=torch.zeros(many, 3), quats=quats.contiguous())
-    tremble(gaussians, 2.0, 0.005, torch.Generator().manual_seed(1))
+    group.gaussians = gaussians
+    tremble(group, 2.0, 0.005, torch.Generator().manual_seed(1))
     assert not gaussians.means[-1].any()
     share = 1.0 / (1.0 + math.exp(-100.0 * (0.005 - 0.001)))
     spread = 2.0 * share * torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)]) ** 2
@@ -199,19 +204,20 @@ def test_parts_lie_in_the_whole_by_its_own_axes_and_cover_what_it_did() -> None:
     turn = math.sqrt(0.5)
     quats = torch.tensor([turn, 0.0, 0.0, turn]).expand(many, 4).contiguous()
     wholes = replace(wholes, means=torch.zeros(many, 3), quats=quats)
-    parts = beside(wholes, 0.5, torch.Generator().manual_seed(1))
+    parts = beside(wholes, 0.5, torch.randn(many, 3, generator=torch.Generator().manual_seed(1)))
     sizes = torch.tensor([0.1 * math.exp(-1), 0.1, 0.1 * math.exp(-2)])  # along the axes of the world
     torch.testing.assert_close(parts.means.std(dim=0), 0.5 * sizes, rtol=0.05, atol=0.0)
     own = parts.scales[:, [1, 0, 2]].exp()
     torch.testing.assert_close((own[0] ** 2 + parts.means.var(dim=0)).sqrt(), sizes, rtol=0.05, atol=0.0)
-    assert beside(wholes, 0.0, torch.Generator()) is wholes
+    assert torch.equal(beside(wholes, 0.0, torch.ones(many, 3)).means, wholes.means)
 
 
 def test_a_birth_moves_and_shrinks_parent_and_child_alike() -> None:
     many = 500
     group = population(scales=[0.01] * many, opacities=[0.5] * many)
     old = group.gaussians.detach().map(torch.clone)
-    born = part(group, torch.arange(0, many, 2), McmcConfig(spread=0.6), torch.Generator().manual_seed(1))
+    chosen = births(torch.arange(0, many, 2))
+    born = part(group, chosen, McmcConfig(spread=0.6), torch.Generator().manual_seed(1))
     parents, others = (group.gaussians.detach()[first::2] for first in (0, 1))
     factor = (
         parted(torch.tensor([0.5]), torch.tensor([2]))[1].float() * 0.8
@@ -231,10 +237,3 @@ def test_disabled_it_changes_nothing() -> None:
     before = rows(group.gaussians)
     rule = strategy(McmcConfig(), densify=DensifyConfig(enabled=False))
     assert rule.after_step(group, (), STEP) is None and torch.equal(rows(group.gaussians), before)
-
-
-def test_things_are_shared_out_wholly_and_in_proportion() -> None:
-    assert share_out(10, [1.0, 1.0, 2.0]) == [3, 2, 5]
-    assert share_out(7, [0.0, 3.0]) == [0, 7]
-    assert share_out(5, [0.0, 0.0]) == [0, 0]
-    assert sum(share_out(1001, [0.1, 0.7, 0.3, 0.9])) == 1001

@@ -27,7 +27,7 @@ def faint(num: int) -> Gaussians:
     return Gaussians(normal(num, 3), normal(num, 4), scales, 2.0 * normal(num) - 2.5, color, color[:, :0])
 
 
-def trembled(gaussians: Gaussians, **numbers: float) -> Tensor:
+def trembled(gaussians: Gaussians, **numbers: float | Tensor) -> Tensor:
     ours = replace(gaussians, means=gaussians.means.clone())
     ops_training.tremble(ours, **{**NOISE, **numbers})  # type: ignore[arg-type]
     return ours.means
@@ -41,7 +41,8 @@ def test_the_bits_are_those_of_the_authors() -> None:
 
 def test_the_noise_is_normal_and_every_seed_has_its_own() -> None:
     like = torch.zeros(0, dtype=torch.float64)
-    one, other = (reference_training.normal_noise(40_000, seed, like) for seed in (5, 6))
+    rows = torch.arange(40_000)
+    one, other = (reference_training.normal_noise(rows, seed, like) for seed in (5, 6))
     both = torch.cat([one, other], dim=1)
     assert both.mean(dim=0).abs().max() < 0.02
     torch.testing.assert_close(both.T.cov(), torch.eye(6, dtype=torch.float64), rtol=0, atol=0.03)
@@ -70,6 +71,19 @@ def test_the_noise_follows_the_seed_and_the_row_alone() -> None:
     assert torch.equal(trembled(gaussians, amount=0.0), gaussians.means)
 
 
+def test_the_noise_of_a_row_is_that_of_its_place() -> None:
+    gaussians = faint(6000)
+    once = trembled(gaussians)
+    shuffled = torch.randperm(6000, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(trembled(gaussians[shuffled], places=shuffled), once[shuffled])
+    assert torch.equal(trembled(gaussians, places=torch.arange(6000)), once)
+    far = gaussians[shuffled[:2000]].map(Tensor.double)
+    reference_training.tremble(far, **NOISE, places=shuffled[:2000])  # type: ignore[arg-type]
+    torch.testing.assert_close(far.means.float(), once[shuffled[:2000]], rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="places"):
+        trembled(gaussians, places=torch.arange(5999))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_moves_nobody_away(bad: float) -> None:
     gaussians = faint(60)
@@ -96,6 +110,8 @@ def test_parts_are_those_of_the_reference() -> None:
 def test_the_operators_say_truly_what_they_change() -> None:
     native, g = ops._native(), faint(10)
     arguments = (g.means, g.quats, g.scales, g.opacities, 0.5, 0.005, 7, 1)
+    torch.library.opcheck(native.tremble.default, arguments, test_utils="test_schema")
+    arguments = (*arguments, torch.arange(10).flip(0))
     torch.library.opcheck(native.tremble.default, arguments, test_utils="test_schema")
     parting = (torch.rand(10), torch.full((10,), 3), 1)
     torch.library.opcheck(native.parted.default, parting, test_utils="test_schema")

@@ -9,12 +9,10 @@ import pytest
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, Trained, train
 
-# dB between the same training on one and on several ranks. Each rank places what is born there with random
-# numbers of its own, so that of a few dozen Gaussians single ones lie elsewhere; without births the trainings
-# are equal. What three ranks have more than one with a batch of three, over 12 to 36 seeds, 60 steps: mcmc
-# -0.03 +- 0.06, fast -0.19 +- 0.13, default 0.15 +- 0.21, absgrad 0.22 +- 0.16 dB, while single seeds have
-# standard deviations of 0.25 (mcmc) to 0.55 dB: chance explains them all.
-SPREAD = 0.7
+# dB between the same training on one and on several ranks, 26 steps with two to four changes of the number of
+# Gaussians: measured 0.0000 to 0.0002 for each strategy and three seeds. In longer trainings the rounding of
+# sums in another order comes to decide over single Gaussians near a threshold, and they go apart.
+SPREAD = 0.02
 COMMON: dict[str, Any] = {
     "sh_degree": 1,
     "densify.start_step": 5,
@@ -33,26 +31,27 @@ def even(parts: list[Trained]) -> bool:
 
 
 def test_mcmc_has_as_many_gaussians_as_are_wanted_over_all_ranks(pool: RankPool, blob_folder: Path) -> None:
-    one = pool.run(1, train, Plan(blob_folder, {**COMMON, **MCMC, "batch_size": 3}, 60))[0]
-    three = pool.run(3, train, Plan(blob_folder, {**COMMON, **MCMC}, 60))
+    one = pool.run(1, train, Plan(blob_folder, {**COMMON, **MCMC, "batch_size": 3}, 36))[0]
+    three = pool.run(3, train, Plan(blob_folder, {**COMMON, **MCMC}, 36))
     assert {part.num_gaussians for part in three} == {one.num_gaussians}
     assert one.num_gaussians > 80 and even(three)
     assert three[0].changes == three[1].changes == three[2].changes
-    assert abs(three[0].psnr - one.psnr) < SPREAD
 
 
-@pytest.mark.parametrize("settings", [FAST, {"strategy": "absgrad"}], ids=["fast", "absgrad"])
-def test_a_growing_model_is_of_the_same_kind(
+@pytest.mark.parametrize(
+    "settings", [{}, {"strategy": "absgrad"}, MCMC, FAST], ids=lambda each: each.get("strategy")
+)
+def test_a_training_is_the_same_on_any_number_of_ranks(
     pool: RankPool, blob_folder: Path, settings: dict[str, Any]
 ) -> None:
-    one = pool.run(1, train, Plan(blob_folder, {**COMMON, **settings, "batch_size": 2}, 40))[0]
-    two = pool.run(2, train, Plan(blob_folder, {**COMMON, **settings}, 40))
-    assert two[0].changes == two[1].changes and even(two)
-    # The first decision is that of one process, but for how the halves of what was split fall.
-    ours, theirs = two[0].changes[0], one.changes[0]
-    assert (ours.cloned, ours.split) == (theirs.cloned, theirs.split)
-    assert sum(change.num_changed for change in one.changes) > 0
-    assert abs(two[0].psnr - one.psnr) < SPREAD
+    one = pool.run(1, train, Plan(blob_folder, {**COMMON, **settings, "batch_size": 6}, 26))[0]
+    assert len(one.changes) >= 2 and one.changes[-1].num_changed + one.changes[-1].cloned > 0
+    for num_ranks in (2, 3):
+        plan = Plan(blob_folder, {**COMMON, **settings, "batch_size": 6 // num_ranks}, 26)
+        parts = pool.run(num_ranks, train, plan)
+        assert all(part.changes == one.changes for part in parts) and even(parts)
+        assert abs(parts[0].psnr - one.psnr) < SPREAD
+        assert parts[0].losses == pytest.approx(one.losses, rel=1e-3)
 
 
 def test_what_few_photographs_show_goes_on_all_ranks_alike(pool: RankPool, blob_folder: Path) -> None:

@@ -53,10 +53,9 @@ def test_the_same_batch_gives_the_same_model(pool: RankPool, blob_folder: Path) 
 def test_a_growing_model_is_as_good(pool: RankPool, blob_folder: Path) -> None:
     one = pool.run(1, train, Plan(blob_folder, {**SETTINGS, "batch_size": 2}, 100))[0]
     two = pool.run(2, train, Plan(blob_folder, SETTINGS, 100))[0]
-    # The halves of what is split fall elsewhere: each rank has random numbers of its own.
+    # Both make the same choices, until rounding decides over one Gaussian first: each split adds to the next.
     assert abs(two.psnr - one.psnr) < 0.5
-    # By three seeds and two ways to draw numbers they are 0.4 to 6.7 % apart: each split adds to the next.
-    assert two.num_gaussians == pytest.approx(one.num_gaussians, rel=0.15) and one.num_gaussians > 100
+    assert two.num_gaussians == pytest.approx(one.num_gaussians, rel=0.1) and one.num_gaussians > 100
 
 
 def test_what_is_learnt_beside_the_model_is_the_same(pool: RankPool, blob_folder: Path) -> None:
@@ -119,7 +118,8 @@ def test_any_number_of_ranks_goes_on(
     settings = {"accumulate": 12 // num_ranks}  # the same twelve photographs
     other = pool.run(num_ranks, train, Plan(blob_folder, settings, 10, resume=saved_by_two[0].saved))
     assert other[0].losses[0] == pytest.approx(two[0].losses[0], rel=1e-7)
-    assert other[0].losses == pytest.approx(two[0].losses, rel=0.1)
+    assert other[0].losses == pytest.approx(two[0].losses, rel=1e-3)
+    assert two[0].changes and other[0].changes == two[0].changes
     sizes = [part.sizes[0] for part in other]
     assert sum(sizes) == saved_by_two[0].num_gaussians and max(sizes) - min(sizes) <= 1
 

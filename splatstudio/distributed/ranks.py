@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 
@@ -54,13 +52,6 @@ class Ranks:
     def share(self, num: int) -> slice:
         """Return which of `num` things in order are this rank's when all ranks share them evenly."""
         return slice(num * self.rank // self.num_ranks, num * (self.rank + 1) // self.num_ranks)
-
-    def generator(self, seed: int, step: int) -> torch.Generator:
-        """Return a generator for random numbers of this rank's own rows at a step, the same when repeated."""
-        name = f"{seed} {step} {self.rank}".encode()
-        # A hash of four bytes: torch's generators for the CPU look at 32 bits of a seed and at no more.
-        number = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little")
-        return torch.Generator().manual_seed(number)
 
 
 ALONE = Ranks()

@@ -1,11 +1,19 @@
-"""Random choices among Gaussians that may lie on several ranks."""
+"""What is random: generators that follow from a seed and a step, and a draw by masses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
 
 import torch
 from torch import Tensor
+
+
+def generator_of(seed: int, step: int) -> torch.Generator:
+    """Return a generator for a step's random numbers, on the CPU: the same on all ranks and when repeated."""
+    # A hash of four bytes: torch's generators for the CPU look at 32 bits of a seed and at no more. The zero
+    # stands for the first rank, whose numbers are those of all of them.
+    number = int.from_bytes(hashlib.blake2b(f"{seed} {step} 0".encode(), digest_size=4).digest(), "little")
+    return torch.Generator().manual_seed(number)
 
 
 def drawn(masses: Tensor, num: int, generator: torch.Generator) -> Tensor:
@@ -21,19 +29,3 @@ def drawn(masses: Tensor, num: int, generator: torch.Generator) -> Tensor:
     # What rounding puts at the very end belongs to the last row that has a mass.
     last = int((masses > 0).nonzero()[-1])
     return torch.searchsorted(ends, points, right=True).clamp_max(last)
-
-
-def share_out(total: int, masses: Sequence[float]) -> list[int]:
-    """Share `total` things out in proportion to `masses`, as evenly as whole numbers allow.
-
-    The largest remainders get one more, of equal ones the first. Without any mass nobody gets anything.
-    """
-    whole = sum(masses)
-    if not whole > 0:
-        return [0] * len(masses)
-    exact = [total * mass / whole for mass in masses]
-    shares = [int(share) for share in exact]
-    order = sorted(range(len(masses)), key=lambda i: shares[i] - exact[i])
-    for i in order[: total - sum(shares)]:
-        shares[i] += 1
-    return shares

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from splatstudio import ops
 from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.distributed import Ranks
 from splatstudio.gaussians import Gaussians, concatenated
 from splatstudio.ops_training import StepGate, count_seen
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
-from splatstudio.strategy.population import Population, edit, largest
+from splatstudio.strategy.places import in_order, largest, normal_numbers
+from splatstudio.strategy.population import Population, count_anew, edit
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
 
@@ -103,29 +103,21 @@ class DefaultStrategy:
             # Ranks that got to different places draw the next photographs alike.
             population.steps_back.append(partial(self.generator.set_state, self.generator.get_state()))
         clone, split, capped = self._to_grow(population, step)
-        clones, halves = clone.nonzero().squeeze(1), split.nonzero().squeeze(1).repeat(2)
-        born = concatenated(
-            [gaussians[clones], _halves(gaussians[halves], self._generator_of_rows(ranks, step))]
-        )
-        parents = torch.cat([clones, halves])
+        clones, splits = clone.nonzero().squeeze(1), split.nonzero().squeeze(1)
+        parents, order, numbers = _to_be_born(population, clones, splits)
+        noise = normal_numbers(*numbers, self.generator)
+        born = concatenated([gaussians[clones], _halves(gaussians[splits.repeat(2)], noise)])
         keep = ~split & ~self._to_prune(gaussians, counts["radius2d"], step)
         viable = ~self._to_prune(born, counts["radius2d"][parents], step)
         num_removed = int((~split & ~keep).sum()) + int((~viable).sum())
         del gaussians  # the old model can go as soon as there is a new one
         if not bool(viable.all()):
-            born, parents = born[viable], parents[viable]
-        edit(population, keep=keep, newborn=born, parents=parents)
-        for count in population.counts.values():
-            count.zero_()
-        numbers = torch.tensor([len(clones), len(halves) // 2, num_removed], device="cpu")
-        cloned, split_up, pruned = ranks.sum(numbers).tolist()
+            born, parents, order = born[viable], parents[viable], order[viable]
+        edit(population, keep=keep, newborn=born, parents=parents, order=order)
+        count_anew(population)
+        changes = torch.tensor([len(clones), len(splits), num_removed], device="cpu")
+        cloned, split_up, pruned = ranks.sum(changes).tolist()
         return Change(cloned=cloned, split=split_up, pruned=pruned, capped=capped)
-
-    def _generator_of_rows(self, ranks: Ranks, step: int) -> torch.Generator:
-        if ranks.num_ranks == 1:
-            return self.generator
-        seed = int(torch.randint(2**31, (1,), generator=self.generator))  # the same on all ranks
-        return ranks.generator(seed, step)
 
     def _to_grow(self, population: Population, step: int) -> tuple[Tensor, Tensor, int]:
         """Return who is cloned and who is split, [N] bool each, and how many more would have been."""
@@ -141,9 +133,9 @@ class DefaultStrategy:
         room = max(config.max_gaussians - population.num_all(), 0)
         capped = max(int(ranks.sum(grow.sum().cpu())) - room, 0)
         if capped:
-            # The largest gradients of all ranks grow first; ties go to the lower index, so that runs repeat.
-            chosen = torch.zeros_like(grow)
-            chosen[grow] = largest(ranks, gradient[grow], room)
+            # The largest gradients of all ranks grow first; ties go to the first place, so that runs repeat.
+            chosen, rows = torch.zeros_like(grow), grow.nonzero().squeeze(1)
+            chosen[rows] = largest(population, rows, gradient[rows], room)
             clone, split = clone & chosen, split & chosen
         return clone, split, capped
 
@@ -192,9 +184,24 @@ def reset_opacities(population: Population, opacity: float) -> None:
     population.optimizer.forget("opacities")
 
 
-def _halves(parents: Gaussians, generator: torch.Generator) -> Gaussians:
-    noise = torch.randn(parents.means.shape, generator=generator, dtype=torch.float32).to(parents.means)
-    offsets = rotation_matrices(parents.quats) @ (noise * parents.scales.exp())[..., None]
+def _to_be_born(
+    population: Population, clones: Tensor, splits: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, int]]:
+    """Return the parents of those to be born, their order among all ranks', and the numbers of the halves.
+
+    The clones come first, then one half each of `splits` (indices, as `clones`), then the others; numbers are
+    among all ranks' halves, with how many these are.
+    """
+    clone, num_clones = in_order(population, clones)
+    half, num_splits = in_order(population, splits)
+    halves = torch.cat([half, num_splits + half])
+    parents, order = torch.cat([clones, splits, splits]), torch.cat([clone, num_clones + halves])
+    return parents, order, (halves, 2 * num_splits)
+
+
+def _halves(parents: Gaussians, noise: Tensor) -> Gaussians:
+    along = noise.to(parents.means) * parents.scales.exp()
+    offsets = rotation_matrices(parents.quats) @ along[..., None]
     return replace(
         parents, means=parents.means + offsets.squeeze(-1), scales=parents.scales - math.log(SPLIT_SHRINK)
     )

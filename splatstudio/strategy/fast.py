@@ -17,7 +17,8 @@ from splatstudio.config import TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none
 from splatstudio.strategy.default import DefaultStrategy
-from splatstudio.strategy.population import Population, edit, largest
+from splatstudio.strategy.places import largest
+from splatstudio.strategy.population import Population, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
 LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
@@ -111,7 +112,8 @@ class FastStrategy(DefaultStrategy):
     def _thin_out(self, population: Population, step: int) -> Change:
         weights = self._largest_weights(population, step)
         num_kept = population.num_all() - int(population.num_all() * self.fast.thin_share)
-        kept = largest(population.ranks, weights, num_kept) & (weights >= self.fast.min_weight)
+        everybody = torch.arange(len(population), device=weights.device)
+        kept = largest(population, everybody, weights, num_kept) & (weights >= self.fast.min_weight)
         return Change(pruned=_keep(population, kept))
 
     def _densify(self, population: Population, step: int) -> Change:
@@ -139,7 +141,7 @@ class FastStrategy(DefaultStrategy):
 def _keep(population: Population, kept: Tensor) -> int:
     """Drop the rows outside `kept` [N] bool; return how many of all ranks were dropped."""
     num = int(population.ranks.sum((~kept).sum().cpu()))
-    if not bool(kept.all()):
+    if num > 0:
         nobody = torch.zeros(0, dtype=torch.int64, device=kept.device)
         edit(population, keep=kept, newborn=population.gaussians.detach()[nobody], parents=nobody)
     return num

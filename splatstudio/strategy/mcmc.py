@@ -11,7 +11,7 @@ In a step on several photographs the noise grows by the square root of their num
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 
@@ -27,9 +27,10 @@ from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
-from splatstudio.strategy.chance import drawn, share_out
+from splatstudio.strategy.chance import drawn, generator_of
 from splatstudio.strategy.default import count
-from splatstudio.strategy.population import Population, edit
+from splatstudio.strategy.places import in_order, listed, normal_numbers
+from splatstudio.strategy.population import PLACE, Population, count_anew, edit
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
 
@@ -38,7 +39,7 @@ class McmcStrategy:
     """Move the dead to where more is needed, add as many as are missing, and let positions tremble.
 
     `extent` is the scene's radius in scene units, `detail` what the number of Gaussians is in proportion to,
-    see `McmcConfig.density`. What is drawn at random follows from the seed, the step and the rank.
+    see `McmcConfig.density`. What is drawn at random follows from the seed and the step.
     Counts: `grad2d` (sum of gradient norms) and `visible` (how often seen) since the last relocation. The
     method needs the weights of mean opacity and mean scale, see `ShapeConfig`.
     """
@@ -97,33 +98,31 @@ class McmcStrategy:
             return None
         for observation in seen:
             unless_short(population, partial(count, population.counts, observation, gate=population.gate))
-        generator = population.ranks.generator(self.config.seed, step)
+        generator = generator_of(self.config.seed, step)
         change = None
         if self._redistributes(step):
             change = change_or_none(population, lambda: self._redistribute(population, step, generator))
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
         amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        moved = (population.gaussians, amount, mcmc.min_opacity, generator, population.gate)
-        unless_short(population, lambda: tremble(*moved))
+        unless_short(population, lambda: tremble(population, amount, mcmc.min_opacity, generator))
         return change
 
     def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
         population.optimizer.settle(population.gaussians)
+        if population.steps_back is not None:
+            # Ranks that got to different places let all tremble alike.
+            population.steps_back.append(partial(generator.set_state, generator.get_state()))
         alive, masses = self._judged(population, step)
-        numbers = [[len(population), int(alive.sum()), float(masses.sum())]]
-        known = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        table = torch.cat(ranks.gather(known))
-        num, num_alive = int(table[:, 0].sum()), int(table[:, 1].sum())
+        numbers = torch.tensor([len(population), int(alive.sum())], device="cpu")
+        num, num_alive = ranks.sum(numbers).tolist()
         num_wanted, capped = self._wanted(num, num_alive, step)
-        shares = share_out(num_wanted - num_alive, table[:, 2].tolist())
-        parents = drawn(masses, shares[ranks.rank], generator)
-        newborn = part(population, parents, mcmc, generator)
-        edit(population, keep=alive, newborn=newborn, parents=parents)
-        for each in population.counts.values():
-            each.zero_()
-        num_dead, num_born = num - num_alive, sum(shares)
+        births = _births(population, masses, num_wanted - num_alive, generator)
+        newborn = part(population, births, mcmc, generator)
+        edit(population, keep=alive, newborn=newborn, parents=births.parents, order=births.numbers)
+        count_anew(population)
+        num_dead, num_born = num - num_alive, births.num_all
         moved = min(num_dead, num_born)
         return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved, capped=capped)
 
@@ -156,15 +155,41 @@ class McmcStrategy:
         return wanted, free - wanted
 
 
+@dataclass(frozen=True, eq=False)
+class Births:
+    """Of whom more shall be: births of all ranks, of which this one knows those from its rows."""
+
+    parents: Tensor  # [M] int64 rows of this rank, that of each birth
+    numbers: Tensor  # [M] int64, of each birth among those of all ranks
+    num_all: int  # births of all ranks
+
+
+def _births(population: Population, masses: Tensor, num: int, generator: torch.Generator) -> Births:
+    """Return `num` births of all ranks, drawn with a probability in proportion to `masses` [N]."""
+    if not population.ranks.any(bool((masses > 0).any())):
+        num = 0  # nobody is there to be parted
+    rows = torch.arange(len(population), device=masses.device)
+    everybody, own = listed(population, rows, masses)
+    chosen = drawn(everybody, num, generator)
+    if PLACE not in population.counts:
+        return Births(chosen, torch.arange(num, device=chosen.device), num)
+    row_of = torch.full((len(everybody),), -1, dtype=torch.int64, device="cpu")
+    row_of[own.cpu()] = rows.cpu()
+    parents = row_of[chosen]
+    numbers = (parents >= 0).nonzero().squeeze(1)
+    return Births(parents[numbers].to(rows), numbers.to(rows), num)
+
+
 @torch.no_grad()
-def part(population: Population, parents: Tensor, mcmc: McmcConfig, generator: torch.Generator) -> Gaussians:
-    """Make each row of `parents` [M] int64 one of as many equal parts as it is named there, and one more.
+def part(population: Population, births: Births, mcmc: McmcConfig, generator: torch.Generator) -> Gaussians:
+    """Make each parent of `births` one of as many equal parts as it is named there, and one more.
 
     Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9, and
-    `beside` says where they lie. In place; the other parts, [M] in the order of `parents`, are returned.
+    `beside` says where they lie. In place; the other parts, [M] in the order of the births, are returned.
+    Called by all ranks.
     """
     model = population.gaussians.detach()
-    rows, of_row, times = torch.unique(parents, return_inverse=True, return_counts=True)
+    rows, of_row, times = torch.unique(births.parents, return_inverse=True, return_counts=True)
     whole = model[rows]
     opacity, factor = parted(torch.sigmoid(whole.opacities), times + 1)
     opacity = torch.logit(opacity.clamp(mcmc.min_opacity, 1.0 - 1e-6)).to(whole.opacities)
@@ -174,8 +199,11 @@ def part(population: Population, parents: Tensor, mcmc: McmcConfig, generator: t
         # Not `whole`, whose colours nobody changes: this waits through the edit, where memory is shortest.
         before = (whole.means, whole.scales, whole.opacities)
         population.steps_back.append(partial(_put, population, rows, before))
-    newborn = beside(parts[of_row], mcmc.spread, generator)
-    moved = beside(parts, mcmc.spread, generator)
+    newborn, moved = parts[of_row], parts
+    if mcmc.spread > 0:
+        noise = normal_numbers(births.numbers, births.num_all, generator)
+        newborn = beside(newborn, mcmc.spread, noise)
+        moved = beside(parts, mcmc.spread, normal_numbers(*in_order(population, rows), generator))
     _put(population, rows, (moved.means, moved.scales, moved.opacities))
     return newborn
 
@@ -194,39 +222,35 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     return _kernels(opacities).parted(opacities, copies.clamp_max(MOST_COPIES))
 
 
-def beside(gaussians: Gaussians, spread: float, generator: torch.Generator) -> Gaussians:
-    """Return the same Gaussians, each somewhere at random in itself, by `spread` (below 1) of its size.
+def beside(gaussians: Gaussians, spread: float, noise: Tensor) -> Gaussians:
+    """Return the same Gaussians, each somewhere in itself, by `spread` (0 to below 1) of its size.
 
-    They are as much smaller: many parts of one have together the covariance that it had.
+    They are as much smaller: many parts of one have together the covariance that it had. `noise` [N, 3] are
+    normal numbers.
     """
-    if not spread > 0:
-        return gaussians
-    noise = torch.randn(gaussians.means.shape, generator=generator, device="cpu").to(gaussians.means)
-    offsets = rotation_matrices(gaussians.quats) @ (spread * noise * gaussians.scales.exp())[..., None]
+    along = spread * noise.to(gaussians.means) * gaussians.scales.exp()
+    offsets = rotation_matrices(gaussians.quats) @ along[..., None]
     means = gaussians.means + offsets.squeeze(-1)
     return replace(gaussians, means=means, scales=gaussians.scales + 0.5 * math.log1p(-(spread**2)))
 
 
 @torch.no_grad()
-def tremble(
-    gaussians: Gaussians,
-    amount: float,
-    min_opacity: float,
-    generator: torch.Generator,
-    gate: StepGate | None = None,
-) -> None:
+def tremble(population: Population, amount: float, min_opacity: float, generator: torch.Generator) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
-    See `reference_training.tremble`; what is random follows from one number of the generator. On kernels, a
-    `gate` may keep them from moving.
+    See `reference_training.tremble`; what is random follows from one number of the generator, and the place.
+    On kernels, the population's gate may keep them from moving.
     """
     if not amount > 0:
         return
-    seed, still = int(torch.randint(2**62, (), generator=generator, device="cpu")), gaussians.detach()
-    if gate is None:
-        _kernels(still.means).tremble(still, amount=amount, min_opacity=min_opacity, seed=seed)
-    else:
-        ops_training.tremble(still, amount=amount, min_opacity=min_opacity, seed=seed, gate=gate)
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
+    gaussians, places = population.gaussians.detach(), population.counts.get(PLACE)
+    if population.gate is None:
+        kernels = _kernels(gaussians.means)
+        kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=places)
+        return
+    numbers = {"amount": amount, "min_opacity": min_opacity, "seed": seed}
+    ops_training.tremble(gaussians, **numbers, places=places, gate=population.gate)
 
 
 def _kernels(tensor: Tensor) -> ModuleType:

@@ -14,6 +14,8 @@ from splatstudio.gaussians import Gaussians, with_rows
 from splatstudio.ops_training import StepGate
 from splatstudio.optim import SplatAdam, with_zero_rows
 
+PLACE = "place"  # the count that says where a row stands among those of all ranks, see `places`
+
 
 @dataclass(eq=False)
 class Population:
@@ -58,31 +60,40 @@ class Population:
         )
 
 
-def largest(ranks: Ranks, values: Tensor, num: int) -> Tensor:
-    """Return which of `values` [n] are among the `num` largest of all ranks, [n] bool.
+def standing(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, int]:
+    """Return how many of all ranks' `numbers` [n] int64 are below each of these, and how many there are.
 
-    Of equal ones the first count, rank 0's before rank 1's. Called by all ranks with the same `num`.
+    They are 0 or more, and all different. Called by all ranks.
     """
-    # Those of all ranks may be more than a GPU has room for beside its own.
-    parts = ranks.gather(values if ranks.num_ranks == 1 else values.cpu())
-    order = torch.cat(parts).sort(descending=True, stable=True).indices
-    first = sum(len(part) for part in parts[: ranks.rank])
-    chosen = torch.zeros(len(order), dtype=torch.bool, device=order.device)
-    chosen[order[:num]] = True
-    return chosen[first : first + len(values)].to(values.device)
+    own = numbers.cpu()
+    ends = torch.cat(ranks.gather(own.max()[None] + 1 if len(own) else own.new_zeros(1)))
+    named = torch.zeros(int(ends.max()), dtype=torch.uint8, device="cpu")
+    named[own] = 1
+    until = ranks.sum(named).cumsum(0)
+    return (until[own] - 1).to(numbers.device), int(until[-1]) if len(until) else 0
 
 
 @torch.no_grad()
-def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: Tensor) -> None:
+def edit(
+    population: Population,
+    *,
+    keep: Tensor,
+    newborn: Gaussians,
+    parents: Tensor,
+    order: Tensor | None = None,
+) -> None:
     """Drop the rows outside `keep` and add `newborn` behind the rest.
 
     `keep` [N] bool; `newborn` has M rows, `parents` [M] int64 names each one's parent among the N rows before
     the edit. Survivors keep their moments, newborns start with zero moments and their parent's counts.
+    Called by all ranks, where there are several; `order` [M] int64 says then in which order one process would
+    have born the newborns of all of them, from low to high, and no number comes twice.
     """
     assert keep.shape == (len(population),), "one flag for each Gaussian"
     assert parents.shape == (len(newborn),), "one parent for each newborn"
     population.optimizer.settle(population.gaussians)
     rows = keep.nonzero().squeeze(1)
+    places = _places_after(population, rows, parents if order is None else order)
     gone = None if population.steps_back is None else (~keep).nonzero().squeeze(1)
     old, new = population.gaussians.detach().tensors(), newborn.detach().tensors()
     lost = {} if gone is None else {name: _apart(tensor, gone) for name, tensor in old.items()}
@@ -96,6 +107,25 @@ def edit(population: Population, *, keep: Tensor, newborn: Gaussians, parents: T
     population.counts = {
         name: with_rows(count, rows, count[parents]) for name, count in population.counts.items()
     }
+    if places is not None:
+        population.counts[PLACE] = places
+
+
+def _places_after(population: Population, rows: Tensor, order: Tensor) -> Tensor | None:
+    """Return the places after an edit that keeps `rows` (indices); None for those of one process."""
+    if PLACE not in population.counts:
+        assert population.ranks.num_ranks == 1, "the rows of several ranks have their places"
+        return None
+    kept, num_kept = standing(population.ranks, population.counts[PLACE][rows])
+    born, _ = standing(population.ranks, order)
+    return torch.cat([kept, num_kept + born])
+
+
+def count_anew(population: Population) -> None:
+    """Set the strategy's counts to zero, in place."""
+    for name, count in population.counts.items():
+        if name != PLACE:
+            count.zero_()
 
 
 # An edit is taken back in the opposite order: each tensor finds the room that it had before. What was dropped

@@ -273,11 +273,13 @@ def test_noise_and_parts_on_another_device_and_in_any_order() -> None:
     rows = [*state.params[:3], state.params[3] - 3.0]
     opacities, copies = torch.rand(700), torch.arange(700) % 50 + 2
     there = [native.to_device(row, 2) for row in rows]
-    before = rows[0].clone()
+    before, places = rows[0].clone(), torch.arange(700).flip(0)
     native.tremble(*rows, 0.5, 0.005, 99, 1)
+    native.tremble(*rows, 0.5, 0.005, 7, 1, places)
     expected = native.parted(opacities, copies, 1)
     native.set_order_seed(3)
     native.tremble(*there, 0.5, 0.005, 99, 1)
+    native.tremble(*there, 0.5, 0.005, 7, 1, native.to_device(places, 2))
     parts = native.parted(native.to_device(opacities, 2), native.to_device(copies, 2), 1)
     native.set_order_seed(-1)
     assert torch.equal(native.to_host(there[0]), rows[0]) and not torch.equal(rows[0], before)

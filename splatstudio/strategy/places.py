@@ -1,0 +1,86 @@
+"""The order of all ranks' Gaussians: that in which one process would hold them, whoever holds them here.
+
+With it, what is drawn at random is drawn for all Gaussians as one list, alike on every rank, and each rank
+takes what belongs to its rows. So a training makes the same random choices on however many ranks.
+A row's place is a count of its population by the name PLACE, int64. A population of one process has none, as
+its rows lie in this order, unless it goes on from a checkpoint of several ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splatstudio.distributed import Ranks
+from splatstudio.strategy.population import PLACE, Population, standing
+
+
+def number_rows(population: Population) -> int:
+    """Give the rows of several ranks their places before the first step; return how many rows all have.
+
+    Called by all ranks. Places of a checkpoint stay where each of them is there once. Otherwise the rows of
+    rank 0 come first.
+    """
+    ranks, known = population.ranks, population.counts.get(PLACE)
+    if ranks.num_ranks == 1 and known is None:
+        return len(population)
+    sizes = torch.cat(ranks.gather(torch.tensor([len(population)], device="cpu")))
+    num, first = int(sizes.sum()), int(sizes[: ranks.rank].sum())
+    if not _is_order(ranks, known, num):
+        own = torch.arange(first, first + len(population), device=population.gaussians.device)
+        population.counts[PLACE] = own
+    return num
+
+
+def in_order(population: Population, rows: Tensor) -> tuple[Tensor, int]:
+    """Return where each of `rows` (indices) stands among those that all ranks name, and how many these are.
+
+    [n] int64, 0 for the first. Called by all ranks. The rows of one process must rise.
+    """
+    if PLACE in population.counts:
+        return standing(population.ranks, population.counts[PLACE][rows])
+    return torch.arange(len(rows), device=rows.device), len(rows)
+
+
+def listed(population: Population, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the `values` [n] of the rows that all ranks name as one list, and where in it these are, [n].
+
+    Called by all ranks. The list of several lies on the CPU: it may be more than a GPU has room for.
+    """
+    numbers, num = in_order(population, rows)
+    if PLACE not in population.counts:
+        return values, numbers
+    everybody = torch.zeros(num, dtype=values.dtype, device="cpu")
+    everybody[numbers.cpu()] = values.cpu()
+    return population.ranks.sum(everybody), numbers
+
+
+def largest(population: Population, rows: Tensor, values: Tensor, num: int) -> Tensor:
+    """Return which of `rows` (indices) have one of the `num` largest `values` [n] of all ranks', [n] bool.
+
+    Of equal ones the first in order count. Called by all ranks with the same `num`.
+    """
+    everybody, numbers = listed(population, rows, values)
+    order = everybody.sort(descending=True, stable=True).indices
+    chosen = torch.zeros(len(everybody), dtype=torch.bool, device=everybody.device)
+    chosen[order[:num]] = True
+    return chosen[numbers.to(chosen.device)].to(values.device)
+
+
+def normal_numbers(numbers: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Return those of `num` normal numbers, three each, that have the given `numbers` [n], [n, 3] float32.
+
+    `generator`, on the CPU, must be in the same state on all ranks, and is afterwards.
+    """
+    noise = torch.randn((num, 3), generator=generator, dtype=torch.float32, device="cpu")
+    return noise[numbers.cpu()]
+
+
+def _is_order(ranks: Ranks, places: Tensor | None, num: int) -> bool:
+    """Say whether all ranks' `places` together are 0 to `num` - 1, each once."""
+    own = torch.full((1,), -1, device="cpu") if places is None else places.cpu()
+    if ranks.any(own.dtype != torch.int64 or not bool(((own >= 0) & (own < num)).all())):
+        return False
+    once = torch.zeros(num, dtype=torch.uint8, device="cpu")
+    once[own] = 1
+    return bool((ranks.sum(once) == 1).all())

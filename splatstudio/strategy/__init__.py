@@ -10,9 +10,10 @@ from torch import Tensor
 from splatstudio.config import TrainConfig
 from splatstudio.descent import Observation
 from splatstudio.gaussians import Gaussians
+from splatstudio.strategy.places import number_rows
 from splatstudio.strategy.population import Population, edit, trainable
 
-__all__ = ["Change", "Observation", "Population", "Strategy", "edit", "trainable"]
+__all__ = ["Change", "Observation", "Population", "Strategy", "edit", "number_rows", "trainable"]
 
 
 @dataclass(frozen=True)

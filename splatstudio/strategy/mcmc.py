@@ -21,7 +21,6 @@ from torch import Tensor
 from splatstudio import ops, ops_training, reference_training
 from splatstudio.config import McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import StepGate
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
@@ -249,8 +248,10 @@ def tremble(population: Population, amount: float, min_opacity: float, generator
         kernels = _kernels(gaussians.means)
         kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=places)
         return
-    numbers = {"amount": amount, "min_opacity": min_opacity, "seed": seed}
-    ops_training.tremble(gaussians, **numbers, places=places, gate=population.gate)
+    gate = population.gate
+    ops_training.tremble(
+        gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=places, gate=gate
+    )
 
 
 def _kernels(tensor: Tensor) -> ModuleType:

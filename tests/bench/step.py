@@ -198,7 +198,7 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
     optimizer = SplatAdam.zeros(params)
     # Rates of 0: the same picture in every repetition, at the cost of any other rate.
     rates = dict.fromkeys(learning_rates(OptimConfig(), extent=1.0, step=0, steps=1), 0.0)
-    counts = torch.zeros(3, len(model))
+    grad2d, visible, radius2d = torch.zeros(3, len(model))
     parts: dict[str, list[float]] = {"forward_ms": [], "loss_ms": [], "backward_ms": [], "optimizer_ms": []}
     for camera, target, mask in examples * (repeats + 1):
         marks = [time.perf_counter()]
@@ -210,7 +210,8 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
         marks.append(time.perf_counter())
         improve(drawing, gradients, optimizer, rates)
         assert gradients.means2d is not None
-        count_seen(gradients.means2d, drawing.radii, (camera.width, camera.height), *counts)
+        size = (camera.width, camera.height)
+        count_seen(gradients.means2d, drawing.radii, size, grad2d, visible, radius2d)
         marks.append(time.perf_counter())
         del drawing, loss, gradients
         for number, samples in enumerate(parts.values()):

@@ -42,7 +42,8 @@ def reduced(shot: Shot, divisor: float) -> Shot:
         return shot
     mask = None
     if shot.mask is not None:
-        mask = _means(shot.mask[..., None].float(), height, width)[..., 0] >= 1.0
+        # Of what does not count: a mean of zeros is zero always, one of ones may be a last bit below one.
+        mask = _means((~shot.mask)[..., None].float(), height, width)[..., 0] == 0.0
     alpha = None if shot.alpha is None else _means(shot.alpha[..., None], height, width)[..., 0]
     target = _means(shot.target, height, width)
     return replace(shot, camera=camera.resized(width, height), target=target, mask=mask, alpha=alpha)

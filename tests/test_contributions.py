@@ -108,6 +108,17 @@ def test_a_smaller_shot_shows_the_same_in_means() -> None:
     assert min(tiny.camera.width, tiny.camera.height) == SMALLEST_SIDE
 
 
+@pytest.mark.parametrize("divisor", [5, 10, 11])
+def test_a_mask_that_leaves_out_nothing_does_so_at_every_size(divisor: int) -> None:
+    size = SMALLEST_SIDE * divisor
+    camera = ring_of_cameras()[0].resized(size, size)
+    mask = torch.ones(size, size, dtype=torch.bool)
+    shot = Shot(0, "0", camera, torch.rand(size, size, 3), mask, (0.0, 0.0, 0.0))
+    # The mean of 121 ones is the last bit below one where they are multiplied by 1 / 121.
+    small = reduced(shot, divisor).mask
+    assert small is not None and small.shape == (SMALLEST_SIDE, SMALLEST_SIDE) and bool(small.all())
+
+
 def test_a_training_begins_with_smaller_pictures(blob_scene: Scene) -> None:
     config = TrainConfig(steps=20, coarse=CoarseConfig(first=1.25, until=0.5))
     trainer = Trainer(blob_scene, config)

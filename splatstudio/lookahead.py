@@ -36,7 +36,7 @@ from splatstudio.instance_room import InstanceRoom
 from splatstudio.losses import psnr_on_device
 from splatstudio.ops_training import StepGate, has_step_gates
 from splatstudio.photo_queue import Batch, PhotoQueue
-from splatstudio.strategy import Population
+from splatstudio.strategy import Change, Population
 from splatstudio.transfer import ReadBack
 
 
@@ -45,14 +45,14 @@ class Course:
     """What a training knows of a step beforehand, by the number of steps before it.
 
     `quiet`: whether all that changes in it can have a gate, and it learns from one photograph. `follow`: what
-    is to be done, with the population's gate, once the optimiser's step is queued.
+    is to be done, with the population's gate, once the optimiser's step is queued; in a quiet one no Change.
     """
 
     quiet: Callable[[int, TrainConfig], bool]
     plan: Callable[[int, TrainConfig], DescentPlan]
     shot: Callable[[int, Batch], Shot]  # may draw from the generator
     loss_of: LossOf  # of the step whose shot was made last
-    follow: Callable[[tuple[Observation, ...], int], object]
+    follow: Callable[[tuple[Observation, ...], int], Change | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +185,10 @@ class Lookahead:
         )
         self._population.gate = begun.gate
         try:
-            self._course.follow(observations_of(begun.shot, drawing, begun.gradients, plan), step)
+            seen = observations_of(begun.shot, drawing, begun.gradients, plan)
+            change = self._course.follow(seen, step)
         finally:
             self._population.gate = None
+        assert change is None, "what a quiet step does has the gate"
         picture, room = drawing.rgb.detach(), begun.gate.room
         return _Queued(begun.batch, begun.shot, picture, room, begun.numbers), begun.plan.room

@@ -34,11 +34,15 @@ def psnr(image: Tensor, target: Tensor, mask: Tensor | None = None) -> float:
 
 @torch.no_grad()
 def psnr_on_device(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return what `psnr` does as a tensor, float64 and a scalar, for which the host does not wait."""
+    """Return what `psnr` does as a tensor, float64 and a scalar, for which the host does not wait.
+
+    With a mask the sum has another order, and the last bits may differ.
+    """
     error = (image.clamp(0.0, 1.0) - target.clamp(0.0, 1.0)) ** 2
     mean = error.double().mean()
     if mask is not None:  # to select by it the host would need to know how many pixels it has
-        mean = (error.double() * mask[..., None]).sum() / (mask.sum() * error.shape[-1])
+        counted = error.double().masked_fill(~mask[..., None], 0.0)  # what it leaves out may be no number
+        mean = counted.sum() / (mask.sum() * error.shape[-1])
     return -10.0 * torch.log10(mean)
 
 

@@ -156,8 +156,9 @@ class Trainer:
         """Return the current model, without gradients.
 
         The tensors are the ones that are trained: a later step changes them in place. For the thread that
-        trains; others take `live_gaussians`.
+        trains, which lets go what it has begun of the next step; others take `live_gaussians`.
         """
+        self._lookahead.take_back()
         self._population.optimizer.settle(self._population.gaussians)
         return self.live_gaussians
 

@@ -27,6 +27,14 @@ def half_mask(height: int, width: int) -> Tensor:
     return mask
 
 
+def test_what_is_no_number_outside_the_mask_is_in_no_psnr() -> None:
+    image, target = pair()
+    mask = half_mask(*image.shape[:2])
+    image[0, -1] = math.nan
+    found = float(losses.psnr_on_device(image, target, mask))
+    assert found == pytest.approx(losses.psnr(image, target, mask), abs=1e-6) and math.isfinite(found)
+
+
 @each_backend
 @pytest.mark.parametrize("ssim_weight", [0.0, 0.2, 1.0])
 def test_what_lies_outside_the_mask_has_no_influence(backend: str, ssim_weight: float) -> None:

@@ -155,6 +155,16 @@ def test_who_saves_finds_the_training_between_two_steps(blob_scene: Scene, tmp_p
         resumed.close()
 
 
+def test_who_takes_the_model_finds_the_memory_of_what_was_begun_free(blob_scene: Scene) -> None:
+    config = replace(CONFIG, random_background=True)
+    with training(blob_scene, config) as one, training(blob_scene, config) as other:
+        for _ in range(4):
+            assert made(one) == made(other)
+            one.gaussians  # noqa: B018 - as an evaluation does
+            assert one._lookahead._begun is None
+        assert other._lookahead._begun is not None and same(one, other)
+
+
 def test_a_setting_holds_from_the_next_step_on(blob_scene: Scene) -> None:
     with training(blob_scene, CONFIG) as one, training(blob_scene, CONFIG, waits=True) as other:
         for number in range(9):

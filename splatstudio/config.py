@@ -129,7 +129,7 @@ class TrainConfig:
     order: Order = setting(  # noqa: RUF009 - likewise
         "born",
         "How Gaussians lie in memory: as born, or after each densification along a Morton curve (morton),"
-        " neighbours together, which is faster where there are very many.",
+        " neighbours together, which is faster where there are very many. Choices by chance are the same.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default", "Who is born and who dies while the model trains."

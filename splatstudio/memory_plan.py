@@ -31,7 +31,7 @@ EXCHANGED_BYTES = 4 * 56
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
 COUNTS_BYTES = 12
-PLACE_BYTES = 8  # of several ranks: where a Gaussian stands among those of all
+PLACE_BYTES = 8  # of several ranks, or in the order of space: where a Gaussian stands among all
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
 PIXEL_BYTES = 280
@@ -70,14 +70,15 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     """Return what a training needs on each rank.
 
     `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree, batch_size, accumulate, strategy and precision alone: of what is accumulated the pictures are
-    held, and all else one round at a time.
+    sh_degree, batch_size, accumulate, strategy, precision and order alone: of what is accumulated the
+    pictures are held, and all else one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
     floats = 14 + 3 * ((config.sh_degree + 1) ** 2 - 1)
     # Parameters and both moments; and the gradients, or while the number changes the new parameters.
-    state = 4 * floats * 4 + COUNTS_BYTES + (PLACE_BYTES if num_ranks > 1 else 0)
+    placed = num_ranks > 1 or config.order == "morton"
+    state = 4 * floats * 4 + COUNTS_BYTES + (PLACE_BYTES if placed else 0)
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES
     row = EXCHANGED_BYTES + (PACKED_BYTES if config.precision == "mixed" else 0)

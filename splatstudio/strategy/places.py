@@ -3,7 +3,7 @@
 With it, what is drawn at random is drawn for all Gaussians as one list, alike on every rank, and each rank
 takes what belongs to its rows. So a training makes the same random choices on however many ranks.
 A row's place is a count of its population by the name PLACE, int64. A population of one process has none, as
-its rows lie in this order, unless it goes on from a checkpoint of several ranks.
+its rows lie in this order, unless `reorder` has moved them or it goes on from a checkpoint of several ranks.
 """
 
 from __future__ import annotations

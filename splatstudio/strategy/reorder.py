@@ -7,14 +7,15 @@ from torch import Tensor
 
 from splatstudio.spatial_order import morton_order
 from splatstudio.strategy.attempt import attempt
-from splatstudio.strategy.population import Population, trainable
+from splatstudio.strategy.population import PLACE, Population, trainable
 
 
 def reorder(population: Population) -> None:
     """Put each rank's own rows in the order of a Morton curve through their positions.
 
-    Moments and counts move with the rows: the model is the same as before. Called by all ranks. Where any has
-    no memory for it all keep the order that they had, and raise OutOfMemory.
+    Moments and counts move with the rows, which keep their places or, in one process, get them: the model is
+    the same as before, and so are the choices by chance that follow. Called by all ranks. Where any has no
+    memory for it all keep the order that they had, and raise OutOfMemory.
     """
     attempt(population, lambda: _reorder(population))
 
@@ -50,4 +51,8 @@ def _reorder(population: Population) -> None:
     # Tensor by tensor, so that but one of them is in memory twice.
     optimizer.replace(moved)
     population.amid_edit()
+    # The rows of one process have lain in the order of their places until now: with these chance goes on as
+    # if they still did.
+    places = {} if PLACE in population.counts else {PLACE: rows}
     population.counts = {name: count.index_select(0, rows) for name, count in population.counts.items()}
+    population.counts |= places

@@ -13,6 +13,7 @@ STEADY = 0.01  # share by which the number of Gaussians may change while the cur
 EARLIEST = 1 / 3  # of the steps, before which no curve counts as flat
 COVERED = 0.75  # share of the time in question that the scores must span
 WIDER = 1.25  # each longer time that is tried where scores are noisy, over the one before
+FALLS = 2.0  # standard errors from which on a fall counts as one, however noisy the scores are
 NORMAL_MAD = 1.4826  # standard deviation over median absolute deviation, of normal noise
 
 
@@ -55,8 +56,9 @@ def flat_stretch(scores: Sequence[Score], rules: FlatConfig, *, steps: int, sett
     number of Gaussians: a line through those of the last `rules.share` of the steps (its slope the median of
     all pairs' slopes, Theil 1950 and Sen 1968, so that single scores do not decide) must rise by less than
     `rules.gain` in that time, and so must it with its standard error added. Where that is more than half of
-    the gain, a longer time is looked at. The best of the newer half must not be above that of the older half
-    by more, either.
+    the gain and it is not clear that the score falls, a longer time is looked at: a few noisy scores may lie
+    on a line by chance, so that the noise is also taken from twice as many scores as the line is. The best of
+    the newer half must not be above that of the older half by more, either.
     """
     if not scores or scores[-1].step < EARLIEST * steps:
         return None
@@ -68,23 +70,33 @@ def flat_stretch(scores: Sequence[Score], rules: FlatConfig, *, steps: int, sett
         first = min(int(np.searchsorted(at, at[-1] - span)), len(at) - rules.scores)
         if at[-1] - at[first] < COVERED * span:  # more time than there is, or scores that lie too close
             return None
-        slope, error = line_through(at[first:], psnr[first:])
-        if error * time <= 0.5 * rules.gain:
+        noise = _noise(psnr[max(2 * first - len(at), 0) :])
+        slope, error = line_through(at[first:], psnr[first:], noise)
+        if error * time <= 0.5 * rules.gain or (slope + FALLS * error) * time < 0.0:
             rises = not (slope + error) * time < rules.gain or _is_better(psnr[first:], rules.gain)
             return None if rises else _stretch(at, psnr, first, rules.gain)
         span *= WIDER
     return None
 
 
-def line_through(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return the slope of a line through points [N], N at least 3, and its standard error."""
+def line_through(x: np.ndarray, y: np.ndarray, noise: float = 0.0) -> tuple[float, float]:
+    """Return the slope of a line through points [N], N at least 3, and its standard error.
+
+    `noise` is the standard deviation of `y` that is counted with where the points lie closer to the line.
+    """
     earlier, later = np.triu_indices(len(x), 1)
     slope = float(np.median((y[later] - y[earlier]) / (x[later] - x[earlier])))
     rest = y - slope * x
-    deviation = NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest))))
+    deviation = max(NORMAL_MAD * float(np.median(np.abs(rest - np.median(rest)))), noise)
     # Few points lie nearer to their own line than to the true one.
     deviation *= (len(x) / (len(x) - 2)) ** 0.5
     return slope, deviation / float(np.sqrt(((x - x.mean()) ** 2).sum()))
+
+
+def _noise(psnr: np.ndarray) -> float:
+    """Return the standard deviation of single scores, by how each differs from the one before."""
+    change = np.diff(psnr)
+    return NORMAL_MAD * float(np.median(np.abs(change - np.median(change)))) / 2.0**0.5
 
 
 def _steady_since(scores: Sequence[Score], settled: int) -> int:

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from splatstudio.config import TrainConfig
+from splatstudio.config import FREE_ON_RESUME, TrainConfig
 from splatstudio.flat_curve import Flat, Score, flat_stretch
 from splatstudio.resolution import sh_degree_at
 
+# Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
+NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}
 AT_REST = 0.7  # the last step's rates over those of now, from which on their fall is not waited for
 
 
@@ -32,10 +34,15 @@ class FlatNews:
 class ScoreWatch:
     """Judges the curve of the test PSNR with each score; a flat stretch is told once, and stops once."""
 
-    def __init__(self, rows: Iterable[dict[str, Any]] = (), step: int = 0):
-        """Begin with the lines `rows` of metrics.jsonl up to `step`, where a training goes on."""
+    def __init__(
+        self, rows: Iterable[dict[str, Any]] = (), step: int = 0, *, planned: int = 0, steps: int = 0
+    ):
+        """Begin with the lines `rows` of metrics.jsonl up to `step`, where a training goes on.
+
+        At its first beginning `planned` steps were meant, now `steps` are.
+        """
         self._scores: list[Score] = []
-        self._reset = 0  # step of the last reset of the opacities
+        self._turned = 0  # step of the last reset of the opacities or change of a setting
         self._told: float | None = None  # dB of the stretch that was told last, and of that which stopped
         self._stopped: float | None = None
         num_gaussians = 0
@@ -48,10 +55,15 @@ class ScoreWatch:
             num_gaussians = num if isinstance(num, int) else num_gaussians
             if isinstance(change, dict) and change.get("opacities_reset"):
                 self.note_reset(at)
+            if isinstance(setting := row.get("setting"), str):
+                self.note_setting(at, setting)
+                planned = row.get("value", planned) if setting == "steps" else planned
             if isinstance(test, (int, float)):
                 self.add(Score(at, float(test), num_gaussians))
             if isinstance(flat, (int, float)):
                 self._remember(float(flat), stops=row.get("stops") is True)
+        if step > 0 and planned != steps:
+            self.note_setting(step, "steps")
 
     def add(self, score: Score) -> None:
         """Take in a score, in the place of one of the same step; one that is no number is left out."""
@@ -63,7 +75,12 @@ class ScoreWatch:
 
     def note_reset(self, step: int) -> None:
         """Note that the opacities were reset, from which the score has to recover."""
-        self._reset = step
+        self._turned = step
+
+    def note_setting(self, step: int, path: str) -> None:
+        """Note that a setting was changed: where that matters, the scores of before tell nothing of now."""
+        if path not in NO_MATTER:
+            self._turned = step
 
     def news(self, config: TrainConfig, num_photos: int) -> FlatNews | None:
         """Return what is to be told of the newest score; None for nothing new.
@@ -71,7 +88,7 @@ class ScoreWatch:
         `num_photos` are there to train on. Where learning rates are planned to fall, `stop_when_flat` waits
         until they are nearly at rest: the score often rises with that once more.
         """
-        settled = max(self._reset, settled_after(config, num_photos))
+        settled = max(self._turned, settled_after(config, num_photos))
         flat = flat_stretch(self._scores, config.flat, steps=config.steps, settled=settled)
         if flat is None:
             return None

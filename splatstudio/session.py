@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -99,7 +100,9 @@ class Session:
         self._saving_since = clock()  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
-        self._watch = ScoreWatch(run.metrics().rows, trainer.step)
+        self._watch = ScoreWatch(
+            run.metrics().rows, trainer.step, planned=run.config.steps, steps=trainer.config.steps
+        )
         self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
@@ -218,6 +221,12 @@ class Session:
     def _on_image(self, *_: object) -> None:
         self.trainer.fail_if_asked("evaluation")
         self.breathe()
+
+    def note_setting(self, path: str, value: Any) -> None:
+        """Note in the metrics that a setting has another `value` from here on; OSError when that fails."""
+        step = self.trainer.step
+        self._watch.note_setting(step, path)
+        self.run.append_metrics({"step": step, "setting": path, "value": value})
 
     def save_in_background(self) -> None:
         """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.

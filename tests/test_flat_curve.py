@@ -219,6 +219,17 @@ def test_a_training_that_goes_on_knows_what_was_told() -> None:
         assert told == whole, cut
 
 
+def test_scores_from_before_a_setting_was_changed_tell_nothing_of_now() -> None:
+    level, news = rows_of(lambda step: 28.0, until=7000), []
+    for setting in ("optim.sh0_lr", "steps", "eval_every"):
+        note = {"step": 6700, "setting": setting, "value": STEPS}
+        watch = ScoreWatch([*level, note], 6800, planned=STEPS, steps=STEPS)
+        news.append(watch.news(CONFIG, PHOTOS))
+    longer = ScoreWatch(level, 6800, planned=STEPS // 2, steps=STEPS)
+    assert longer.news(CONFIG, PHOTOS) is None, "its learning rates fall later now"
+    assert news[:2] == [None, None] and news[2] is not None
+
+
 def test_it_stops_once_and_not_before_the_rates_are_nearly_at_rest() -> None:
     level = rows_of(lambda step: 28.0)
     stopping = replace(CONFIG, stop_when_flat=True)

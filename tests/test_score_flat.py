@@ -110,6 +110,18 @@ def test_a_session_tells_once_and_again_only_after_a_rise(
     assert len(told) == 1 and 36 <= told[0] <= 46, "the stretch before was told by the session before"
 
 
+def test_a_session_looks_anew_after_a_setting_was_changed(
+    session_of: Callable[..., Session], blob_scene: Scene, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "run", blob_scene)
+    session = session_of(run, lambda step: 28.0)
+    assert news_of(session, 19) == []
+    session.note_setting("optim.sh0_lr", 1e-3)
+    assert run.metrics().rows[-1] == {"step": 19, "setting": "optim.sh0_lr", "value": 1e-3}
+    (told,) = news_of(session, 30)
+    assert told >= 19 + 0.75 * 0.2 * 60
+
+
 def test_a_session_without_test_photographs_or_numbers_tells_nothing(
     session_of: Callable[..., Session], blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:

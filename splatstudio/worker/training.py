@@ -299,7 +299,7 @@ class Training:
             return
         self._emit(SettingChanged(step, path, value))
         try:
-            session.run.append_metrics({"step": step, "setting": path, "value": value})
+            session.note_setting(path, value)
         except OSError as error:
             self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -146,16 +147,17 @@ def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(
     assert len(read_ply(output)) == 60
 
 
-@pytest.mark.parametrize("short_of", ["process", "thread"])
+@pytest.mark.parametrize("short_of", ["file", "process", "thread"])
 def test_a_task_that_finds_no_process_is_not_in_the_way_of_the_next(
     worker: FileWorker, do: Do, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: str
 ) -> None:
-    def no_more(_: object) -> None:
+    def no_more(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
 
     task = FileTask("Evaluating", evaluation=EvaluationTask(tmp_path / "nothing"))
-    owner = BaseProcess if short_of == "process" else threading.Thread
+    missing = {"file": (BaseContext, "Pipe"), "process": (BaseProcess, "start")}
+    owner, name = missing.get(short_of, (threading.Thread, "start"))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="unavailable"):
-        patch.setattr(owner, "start", no_more)
+        patch.setattr(owner, name, no_more)
         worker.start(task)
     assert worker.task is None and do(task).error is not None

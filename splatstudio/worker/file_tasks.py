@@ -90,7 +90,6 @@ class FileWorker:
         with self._lock:
             if self._task is not None or self._closed:
                 return False
-            self._task, self._cancelled, self.progress = task, False, TaskProgress(0, 0, "starting")
             context = process_context()
             receiver, sender = context.Pipe(duplex=False)
             # daemon: it ends with the studio.
@@ -100,6 +99,7 @@ class FileWorker:
             thread = threading.Thread(
                 target=self._follow, args=(receiver, task, process), name="files", daemon=True
             )
+            self._task, self._cancelled, self.progress = task, False, TaskProgress(0, 0, "starting")
             try:
                 process.start()
                 thread.start()

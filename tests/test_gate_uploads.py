@@ -140,8 +140,8 @@ def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost(monkeypatch: pytest.
             wait(lambda: len(cameras) == 120)
             seconds = time.monotonic() - start
         assert cameras == list(range(120))
-        # 50 at once, then 50 a second; what a busy machine takes beyond that is not the gate's doing. Where it
-        # sleeps longer than it was to, the messages after that need not wait: how many do is left open.
+        # 50 at once, then 50 a second; what a busy machine takes beyond that is not the gate's doing. After
+        # a sleep that it draws out the next messages need not wait: how many do is left open.
         assert seconds > 1.3 and clock.waited < 2.0
         assert gated.gate.refused["fast"] > 0
     finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 CSRC = Path(__file__).parents[1] / "csrc"
 BINDING = "".join(path.read_text() for path in sorted(CSRC.glob("ops_cuda*.cpp")))
-# A GPU leaves no rows of the optimiser behind, its kernels have no sets of instructions to choose from, and torch
-# makes photographs smaller on it.
+# A GPU leaves no rows of the optimiser behind, its kernels have no sets of instructions to choose from, and
+# it is torch that makes photographs smaller there.
 CPU_ALONE = {"settle_adam", "project_late", "instruction_set", "area_means"}
 SCHEMAS = (CSRC / "schemas.cpp").read_text()
 KERNELS = {path.name: path.read_text() for path in sorted((CSRC / "cuda").glob("*.cu*"))}

@@ -118,7 +118,8 @@ class _Teller:
         elif isinstance(event, Evaluated):
             print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
         elif isinstance(event, ScoreFlat):
-            print(flat_sentence(event, "Stop it where it is watched, or go on."))
+            how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
+            print(flat_sentence(event, how))
         elif isinstance(event, Saved):
             print(f"Saved {event.path}")
         elif isinstance(event, Warned):

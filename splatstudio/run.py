@@ -89,23 +89,28 @@ class Run:
             file.write((json.dumps(finite) + "\n").encode())
 
     def metrics(self) -> Metrics:
-        """Return the lines of metrics.jsonl; steps made again after a resume replace the old ones."""
-        file = self.path / "metrics.jsonl"
-        if not file.exists():
-            return Metrics(())
-        rows: list[dict[str, Any]] = []
-        notes: list[str] = []
-        for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
-            if not line.strip():
-                continue
-            row = _parsed(line)
-            if row is None:
-                notes.append(f"{file}: line {number} is damaged and left out")
-                continue
-            while rows and rows[-1].get("step", 0) > row.get("step", 0):
-                rows.pop()
-            rows.append(row)
-        return Metrics(tuple(rows), tuple(notes))
+        """Return what `read_metrics` does."""
+        return read_metrics(self.path)
+
+
+def read_metrics(run_dir: Path) -> Metrics:
+    """Return the lines of metrics.jsonl; steps made again after a resume replace the old ones."""
+    file = run_dir / "metrics.jsonl"
+    if not file.exists():
+        return Metrics(())
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        row = _parsed(line)
+        if row is None:
+            notes.append(f"{file}: line {number} is damaged and left out")
+            continue
+        while rows and rows[-1].get("step", 0) > row.get("step", 0):
+            rows.pop()
+        rows.append(row)
+    return Metrics(tuple(rows), tuple(notes))
 
 
 def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:

@@ -279,6 +279,9 @@ def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path)
     config = TrainConfig(steps=10, sh_degree=1)
     run = Run.create(tmp_path / "run", blob_folder, config)
     assert saved_sentence(run.path, 0) == "No step was done yet, so nothing had to be saved."
+    run.append_metrics({"step": 3, "loss": 0.1})
+    assert "all its steps (3) are lost" in saved_sentence(run.path, 0), "nothing was heard of it"
+    assert "all its steps (7) are lost" in saved_sentence(run.path, 7)
     trainer = Trainer(load_scene(blob_folder), config)
     paths: list[Path] = []
     for _ in range(2):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
 from splatstudio.error_text import first_line
+from splatstudio.run import read_metrics
 from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import Job, TrainJob
 from splatstudio.worker.standing_orders import LIMIT
@@ -48,12 +49,15 @@ def loss_of_view_sentence(cause: Cause, job: Job) -> str:
 
 
 def saved_sentence(run_dir: Path, step: int) -> str:
-    """Return what the disk holds of a training that ended at `step`, whatever was said before."""
+    """Return what the disk holds of a training that was last heard of at `step`, whatever was said before."""
     while True:
         newest, folders = newest_checkpoint(run_dir), _checkpoint_folders(run_dir)
         # Verifying takes a while, in which a save in the background may have been completed.
         if folders == _checkpoint_folders(run_dir):
             break
+    if newest is None:
+        # A process that was killed may have done steps that it could not tell of any more.
+        step = max([step, *(row.get("step", 0) for row in read_metrics(run_dir).rows)])
     if newest is None and step == 0:
         return "No step was done yet, so nothing had to be saved."
     if newest is None:

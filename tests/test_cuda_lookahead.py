@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from lookahead_trainings import made, training
 from torch import Tensor
 
 from splatstudio import descent, ops
@@ -20,7 +19,6 @@ from splatstudio.ops_training import StepGate
 from splatstudio.optim import SplatAdam
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import trainable
-from splatstudio.trainer import StepStats, Trainer
 
 pytestmark = [
     pytest.mark.cuda,
@@ -29,24 +27,6 @@ pytestmark = [
 
 CONFIG = TrainConfig(steps=60, seed=3, eval_steps=(), save_steps=())
 GROWING = DensifyConfig(start_step=3, every=8, reset_every=25, grow_grad=1e-5)
-
-
-@contextmanager
-def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Iterator[Trainer]:
-    """Yield a training whose photographs are decoded; `waits`: the host asks how many instances there are."""
-    one = Trainer(scene, config, device="cuda")
-    if waits:
-        one._room = None
-    for index in scene.train_indices:
-        one._queue.photo(index)
-    try:
-        yield one
-    finally:
-        one.close()
-
-
-def made(one: Trainer) -> StepStats:
-    return replace(one.train_step(), seconds=0.0)
 
 
 def test_a_training_is_the_same_to_the_bit(blob_scene: Scene) -> None:

@@ -15,13 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -29,8 +26,7 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 
 # isort: split
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from rank_processes import answers_of, meet
 
 from splatstudio.config import TrainConfig, changed, declaration
 from splatstudio.distributed.process_ranks import ProcessRanks
@@ -113,22 +109,8 @@ def _config(arguments: argparse.Namespace, strategy: str, seed: int, layout: Lay
 
 def measure(scene: str, strategy: str, config: TrainConfig, layout: Layout) -> Outcome:
     """Train with so many processes, of one thread each, and return what came of it."""
-    context = multiprocessing.get_context("forkserver")
     path = SCENES / scene if (SCENES / scene).is_dir() else Path(scene)
-    with tempfile.TemporaryDirectory() as folder:
-        wires, processes = [], []
-        for rank in range(layout.num_ranks):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_train, args=(theirs, rank, layout.num_ranks, folder, path, config), daemon=True
-            )
-            process.start()
-            theirs.close()
-            wires.append(ours)
-            processes.append(process)
-        answers = [wire.recv() for wire in wires]
-        for process in processes:
-            process.join()
+    answers = answers_of(layout.num_ranks, _train, path, config)
     psnr, num_gaussians, births, seconds = answers[0]
     return Outcome(
         scene, strategy, config.seed, str(layout), round(psnr, 4), num_gaussians, births, round(seconds, 1)
@@ -141,9 +123,7 @@ def _train(
     torch.set_num_threads(1)
     ranks: Ranks = ALONE
     if num_ranks > 1:
-        store = FileStore(str(Path(folder) / "store"), num_ranks)
-        patience = timedelta(minutes=10)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
+        meet(rank, num_ranks, folder)
         ranks = ProcessRanks()
     scene = load_training_scene(scene_path, config)
     trainer = Trainer(scene, config, ranks=ranks)

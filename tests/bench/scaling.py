@@ -13,20 +13,17 @@ step on GPUs would take, from the time of a photograph on one and from bandwidth
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_processes import answers_of, meet
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
 
 from splatstudio.config import TrainConfig, changed
 from splatstudio.distributed.process_ranks import ProcessRanks
@@ -96,19 +93,7 @@ def main() -> None:
 
 def measure(num_ranks: int, scene: Path, config: TrainConfig, steps: int) -> Measured:
     """Train with so many processes and return what their steps took."""
-    context = multiprocessing.get_context("forkserver")
-    with tempfile.TemporaryDirectory() as folder:
-        wires, processes = [], []
-        for rank in range(num_ranks):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, rank, num_ranks, folder, scene, config, steps)
-            process = context.Process(target=_train, args=arguments, daemon=True)
-            process.start()
-            wires.append(ours)
-            processes.append(process)
-        answers = [wire.recv() for wire in wires]
-        for process in processes:
-            process.join()
+    answers = answers_of(num_ranks, _train, scene, config, steps)
     rows = list(zip(*(answer["steps"] for answer in answers), strict=True))
     seconds = [max(whole for whole, _, _ in step) for step in rows]
     work = [[whole - waited - exchanged for whole, waited, exchanged in step] for step in rows]
@@ -149,9 +134,7 @@ def _train(
     ranks: Ranks = ALONE
     timed: TimedRanks | None = None
     if num_ranks > 1:
-        store = FileStore(str(Path(folder) / "store"), num_ranks)
-        patience = timedelta(minutes=10)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
+        meet(rank, num_ranks, folder)
         ranks = timed = TimedRanks()
     trainer = Trainer(load_scene(scene, downscale=config.downscale), config, ranks=ranks)
     seen: list[float] = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from lookahead_trainings import made, training
 from test_emulation import native
 from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of, step
 from test_steps import CONFIG, Watched, state
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splatstudio import lookahead
 from splatstudio.checkpoint import Checkpoint
-from splatstudio.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName, TrainConfig
+from splatstudio.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
 from splatstudio.descent import RenderOptions, backward, draw, improve
 from splatstudio.lookahead import Lookahead
 from splatstudio.losses import photometric, psnr, psnr_on_device
@@ -27,7 +27,7 @@ from splatstudio.ops_training import StepGate
 from splatstudio.optim import SplatAdam
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import trainable
-from splatstudio.trainer import StepStats, Trainer
+from splatstudio.trainer import Trainer
 
 GROWING = replace(
     CONFIG,
@@ -37,24 +37,6 @@ GROWING = replace(
     shapes=ShapeConfig(max_ratio=3.0),
     random_background=True,
 )
-
-
-@contextmanager
-def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Iterator[Trainer]:
-    """Yield a training whose photographs are decoded; `waits`: the host asks how many instances there are."""
-    one = Trainer(scene, config)
-    if waits:
-        one._room = None
-    for index in scene.train_indices:
-        one._queue.photo(index)
-    try:
-        yield one
-    finally:
-        one.close()
-
-
-def made(one: Trainer) -> StepStats:
-    return replace(one.train_step(), seconds=0.0)
 
 
 def same(one: Trainer, other: Trainer) -> bool:

@@ -1,6 +1,6 @@
-"""Scenes as real captures are: one in changing light, one with cameras that are off, one under an open sky.
+"""Scenes as real captures are: in changing light, with cameras that are off, with people, under an open sky.
 
-The first two are made of a scene of photographs, the last by the program that draws the demo scene.
+All but the last are made of a scene of photographs, the last by the program that draws the demo scene.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from splatstudio.scene.scene import Scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 LIGHT_SEED, GAIN_SPREAD, CHANNEL_SPREAD, MOST_LIFT = 11, 0.25, 0.06, 0.04
+PASSERS_SEED, PASSER_WIDTH, PASSER_HEIGHT = 13, 0.2, 0.5  # shares of the photograph
 SKY_VIEWS, SKY_WIDTH, SKY_HEIGHT, SKY_FOCAL = 20, 192, 120, 138.0
 
 
@@ -52,6 +53,41 @@ def in_changing_light(folder: Path, target: Path) -> Path:
         changed = pixels / 255.0 * gains[number, ::-1] + lifts[number]
         stored = np.rint(np.clip(changed, 0.0, 1.0) * 255.0).astype(np.uint8)
         cv2.imwrite(str(staging / "images" / file.name), stored, [cv2.IMWRITE_JPEG_QUALITY, 95])
+    staging.rename(target)
+    return target
+
+
+def with_passers_by(folder: Path, target: Path, *, masked: bool) -> Path:
+    """Write a copy of a COLMAP scene in which somebody stands in each training photograph, elsewhere in each.
+
+    He is a rectangle of one colour, and `masked` says whether masks leave it out. The test photographs (every
+    eighth) stay as they are. The name of the folder, which is returned, is that of `target` and what the
+    photographs depend on; one that is there is complete.
+    """
+    target = target.with_name(f"{target.name}-{PASSERS_SEED}-{PASSER_WIDTH}x{PASSER_HEIGHT}")
+    if target.exists():
+        return target
+    training = sorted(view.name for i, view in enumerate(load_scene(folder).views) if i % 8 != 0)
+    random = np.random.default_rng(PASSERS_SEED)
+    staging = _staging(target)
+    shutil.copytree(folder / "sparse", staging / "sparse")
+    shutil.copytree(folder / "images", staging / "images")
+    if masked:
+        (staging / "masks").mkdir()
+    for name in training:
+        pixels = cv2.imread(str(folder / "images" / name))
+        assert pixels is not None, f"{name} cannot be read"
+        height, width = pixels.shape[:2]
+        left = int(random.uniform(0.0, 1.0 - PASSER_WIDTH) * width)
+        top = int(random.uniform(0.0, 1.0 - PASSER_HEIGHT) * height)
+        covered = slice(top, top + int(PASSER_HEIGHT * height)), slice(left, left + int(PASSER_WIDTH * width))
+        pixels[covered] = random.integers(0, 256, 3)
+        cv2.imwrite(str(staging / "images" / name), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
+        if masked:
+            counts = np.full((height, width), 255, np.uint8)
+            # Some pixels more: what a JPEG paints beside the edge is his, too.
+            cv2.rectangle(counts, (left - 8, top - 8), (covered[1].stop + 7, covered[0].stop + 7), 0, -1)
+            cv2.imwrite(str(staging / "masks" / f"{name}.png"), counts)
     staging.rename(target)
     return target
 

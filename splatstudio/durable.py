@@ -24,6 +24,16 @@ def refuse_existing(path: Path | None, overwrite: bool) -> None:
         raise ValueError(f"{path} is there already: name another file, or replace it with --overwrite")
 
 
+def refuse_unwritable(file: Path) -> None:
+    """Raise ValueError for a file that could not be written, before there is work to lose."""
+    if os.path.isdir(file):  # of a name that is too long, Path.is_dir raises
+        raise ValueError(f"{file} cannot be written: it is a folder")
+    if not os.path.isdir(file.parent):
+        raise ValueError(f"{file} cannot be written: the folder {file.parent} is not there; make it first")
+    if not os.access(file.parent, os.W_OK):
+        raise ValueError(f"{file} cannot be written: the folder {file.parent} may not be written to")
+
+
 def remove_partial(path: Path, pid: int | None = None) -> None:
     """Remove what process `pid` (this one by default) left of `path` when it was stopped half-way."""
     process = pid or os.getpid()

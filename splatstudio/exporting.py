@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.camera_file import write_cameras
+from splatstudio.durable import refuse_unwritable
 from splatstudio.formats import Format, format_to_write, write_gaussians
 from splatstudio.gaussian_transform import transformed
 from splatstudio.model import load_model, origin_of
@@ -49,9 +50,11 @@ def export_model(
 
     The box of `trim` is in the coordinates of the scene's files. `normals` face the cameras of the scene, if
     it is known (see `normals_of`). `announce` is told, before anything is written, about how large the file
-    will be. Raises ValueError for what cannot be read, written or found, before anything is written.
+    will be. Raises ValueError for what cannot be read, written or found, before anything is written; where
+    the cameras fail after that, it says that the model is there.
     """
     form = format_to_write(output)
+    _refuse_outputs(output, placement.cameras)
     model = load_model(path)
     # A checkpoint knows its frame; a file of Gaussians needs the scene to tell which way is up.
     shown = placement.upright or ((form.is_page or normals) and placement.scene is not None)
@@ -78,11 +81,25 @@ def export_model(
     write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
     if placement.cameras is not None and scene is not None:
         refined = [(view.name, model.refined(view.name, view.camera)) for view in scene.views]
-        write_cameras(placement.cameras, refined, transform)
+        try:
+            write_cameras(placement.cameras, refined, transform)
+        except OSError as error:
+            why = error.strerror or error
+            raise ValueError(f"{output} is written, but not {placement.cameras}: {why}") from error
     notes = [note, NO_SKY if model.options.sky is not None else None]
     notes += [REFINED if model.poses and placement.cameras is not None else None]
     told = " ".join(text for text in notes if text)
     return ExportedModel(form, len(gaussians), len(model) - len(gaussians), told or None, model.part)
+
+
+def _refuse_outputs(output: Path, cameras: Path | None) -> None:
+    """Raise ValueError where the model, or the cameras beside it, could not be written."""
+    refuse_unwritable(output)
+    if cameras is None:
+        return
+    refuse_unwritable(cameras)
+    if cameras.name == output.name and cameras.parent.resolve() == output.parent.resolve():
+        raise ValueError(f"the model and its cameras cannot both be written to {output}: name two files")
 
 
 def _scene_of(path: Path, placement: Placement) -> Scene:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatstudio.durable import refuse_existing, write_durably
+from splatstudio.durable import refuse_existing, refuse_unwritable, write_durably
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,7 @@ class ScoreFiles:
             raise ValueError(f"--json and --csv cannot both be written to {self.csv}: name two files")
         for file in files:
             refuse_existing(file, self.overwrite)
-            if file.is_dir():
-                raise ValueError(f"{file} cannot be written: it is a folder")
-            if not file.parent.is_dir():
-                raise ValueError(
-                    f"{file} cannot be written: the folder {file.parent} is not there; make it first"
-                )
-            if not os.access(file.parent, os.W_OK):
-                raise ValueError(f"{file} cannot be written: the folder {file.parent} may not be written to")
+            refuse_unwritable(file)
 
     def write(self, json: str, csv: str) -> tuple[Path, ...]:
         """Write what was asked for and return the files; ValueError when one failed, after all were tried."""

@@ -123,8 +123,8 @@ def test_the_size_is_told_before_a_file_is_written(
     megabytes = f"{format_to_write(output).estimated_bytes(1000, degree) / 1e6:.1f} MB"
     assert said == [f"1,000 Gaussians are written as PLY: about {megabytes}"]
     assert f"{output.stat().st_size / 1e6:.1f} MB" == megabytes
-    # The command tells it even of a file for which there is no place.
-    output = tmp_path / "nowhere" / "b.ply"
+    # The command tells it even of a file that then cannot be written.
+    output = tmp_path / f"{'b' * 260}.ply"
     code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", output, "--min-opacity", "0.001")
     assert code == 2 and said[0] in printed and "cannot be written" in printed
 

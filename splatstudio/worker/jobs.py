@@ -290,6 +290,9 @@ def _complete(task: Task, output: Path, write: Callable[[Path], object]) -> bool
         sync_folder(output.parent)
     except OSError as error:
         raise ValueError(f"{output} could not be written ({error.strerror or error})") from error
+    except ValueError as error:
+        # Nobody knows the name under which it is written first.
+        raise ValueError(str(error).replace(str(partial), str(output))) from error
     finally:
         remove_partial(output)
     return True

@@ -169,9 +169,10 @@ def fitted(
 ) -> tuple[TrainConfig, str]:
     """Return the settings as the user asked for them to fit, and a sentence on what they need.
 
-    `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say. `fit_batch`: of a
-    step's photographs as many at once as fit. Raises ValueError where hardly any fit, where there is but one
-    photograph a step, or for a number outside its range.
+    `max_splats`: the most Gaussians, "auto" as many as fit, None as the settings say; but *fast*, which
+    chooses their number itself, then chooses no more than fit. `fit_batch`: of a step's photographs as many
+    at once as fit. Raises ValueError where hardly any fit, where there is but one photograph a step, or for a
+    number outside its range.
     """
     sizes = sizes_of(scene)
     if isinstance(max_splats, int):
@@ -184,6 +185,11 @@ def fitted(
     plan = plan_memory(config, sizes, devices)
     if max_splats == "auto":
         config = with_splats_that_fit(config, plan)
+    wanted = splats_wanted(config, scene)
+    chosen = max_splats is None and config.strategy == "fast"
+    if chosen and MIN_SPLATS <= plan.num_splats < wanted:
+        config = with_splats_that_fit(config, plan)
+        rounds = f" For these photographs it would be {wanted:,}, but no more fit.{rounds}"
     return config, describe(plan, splats_wanted(config, scene)) + rounds
 
 

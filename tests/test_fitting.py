@@ -10,7 +10,7 @@ import pytest
 
 from splatstudio import memory_plan
 from splatstudio.cli import main
-from splatstudio.config import DensifyConfig, McmcConfig, TrainConfig
+from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, TrainConfig
 from splatstudio.device_options import DeviceOptions
 from splatstudio.memory_plan import fitted, plan_memory, splats_wanted
 from splatstudio.rank_devices import RankDevices
@@ -53,6 +53,24 @@ def test_the_strategys_own_limit_is_planned_with(blob_scene: Scene) -> None:
         TrainConfig(strategy="mcmc", mcmc=few), blob_scene, CPU, max_splats=None, fit_batch=False
     )[1]
     assert sentence.startswith("Up to 3,000 splats")
+
+
+def test_fast_chooses_no_more_than_fit(monkeypatch: pytest.MonkeyPatch, blob_scene: Scene) -> None:
+    config = TrainConfig(strategy="fast", fast=FastConfig(density=90.0))
+    wanted, sizes = splats_wanted(config, blob_scene), memory_plan.sizes_of(blob_scene)
+    assert wanted > 30_000
+    half = int(plan_memory(config, sizes, CPU).bytes_for(wanted // 2) / memory_plan.SPARE) + 1
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: half)
+    fewer, sentence = fitted(config, blob_scene, CPU, max_splats=None, fit_batch=False)
+    assert splats_wanted(fewer, blob_scene) == pytest.approx(wanted // 2, abs=2)
+    assert f"it would be {wanted:,}, but no more fit" in sentence and "auto" not in sentence
+    # What the user names is not made smaller, and of other strategies the user chooses the number.
+    assert fitted(config, blob_scene, CPU, max_splats=2_000_000, fit_batch=False)[0] == config
+    default = TrainConfig()
+    assert fitted(default, blob_scene, CPU, max_splats=None, fit_batch=False)[0] == default
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 4 * half)
+    same, sentence = fitted(config, blob_scene, CPU, max_splats=None, fit_batch=False)
+    assert same == config and "no more fit" not in sentence
 
 
 def test_what_fast_asks_of_photographs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

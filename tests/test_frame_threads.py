@@ -45,5 +45,5 @@ def test_pictures_are_drawn_with_them(
     frames.request(SetView(1, 1, blob_scene.cameras[0].resized(64, 48)))
     assert arrived.wait(60)
     frames.close()
-    slots.unlink()
+    slots.close()
     assert seen == [expected]

@@ -155,7 +155,7 @@ def test_views_that_cannot_be_drawn_cost_no_slot_and_are_told_once(
         until(lambda left=left: len(failures) < left or any(isinstance(event, Frame) for event in sent))
     until(lambda: any(isinstance(event, Frame) for event in sent))
     frames.close()
-    slots.unlink()
+    slots.close()
     assert [event.sentence for event in sent if isinstance(event, Warned)] == [
         "A view could not be drawn: bad. Everything else goes on; the log has the details."
     ]

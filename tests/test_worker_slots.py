@@ -24,15 +24,15 @@ from tests.worker_watcher import MANY, Launch, alive, wait_until
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """Return the files of all frames that are made; other programs of this machine make their own."""
-    files: list[Path] = []
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FrameSlots]:
+    """Return all frames that are made, of which none has a name at any time."""
+    files: list[FrameSlots] = []
     create = FrameSlots.create
 
     def noted() -> FrameSlots:
-        slots = create()
-        files.append(slots.file.path)
-        return slots
+        files.append(create())
+        assert os.fstat(files[-1].file.opened.fileno()).st_nlink == 0
+        return files[-1]
 
     monkeypatch.setattr(FrameSlots, "create", noted)
     (tmp_path / "temporary").mkdir()
@@ -44,7 +44,7 @@ def folders(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "temporary").glob("splatstudio-ranks-*"))
 
 
-def test_a_worker_that_is_never_started_takes_nothing(made: list[Path], tmp_path: Path) -> None:
+def test_a_worker_that_is_never_started_takes_nothing(made: list[FrameSlots], tmp_path: Path) -> None:
     client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY))
     client.kill()
     client.close()
@@ -52,7 +52,7 @@ def test_a_worker_that_is_never_started_takes_nothing(made: list[Path], tmp_path
 
 
 def test_ranks_that_cannot_all_be_started_leave_nothing(
-    made: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: list[FrameSlots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[BaseProcess] = []
     start = BaseProcess.start
@@ -67,14 +67,14 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(
     client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY), Plan(worker_main, counting, 2))
     with pytest.raises(OSError, match="temporarily unavailable"):
         client.start()
-    assert len(made) == 1 and not made[0].exists() and folders(tmp_path) == []
+    assert len(made) == 1 and made[0].file.opened.closed and folders(tmp_path) == []
     pid = started[0].pid
     assert pid is not None
     wait_until(lambda: not alive(pid), "the first rank is gone too")
 
 
 def test_who_closes_while_it_restarts_leaves_nothing(
-    launch: Launch, made: list[Path], blob_folder: Path, tmp_path: Path
+    launch: Launch, made: list[FrameSlots], blob_folder: Path, tmp_path: Path
 ) -> None:
     worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
     client = worker.client
@@ -86,15 +86,16 @@ def test_who_closes_while_it_restarts_leaves_nothing(
     client.subscribe(close)
     client.send(Start())
     worker.wait(StateChanged, lambda event: event.state == "training")
-    assert len(made) == 1 and not made[0].exists(), "the name goes as soon as both have the file open"
+    assert len(made) == 1 and made[0].file.opened.closed, "both have mapped it"
     os.kill(client.pid, signal.SIGKILL)
     wait_until(lambda: not client.alive, "it ends")
-    assert not any(file.exists() for file in made) and folders(tmp_path) == []
+    assert all(slots.file.opened.closed for slots in made) and folders(tmp_path) == []
 
 
 DIE_AT_ONCE = """
     import os, signal, sys
     from pathlib import Path
+    from multiprocessing.process import BaseProcess
     from splatstudio.config import TrainConfig
     from splatstudio.worker.channel import FrameSlots
     from splatstudio.worker.client import WorkerClient
@@ -104,21 +105,25 @@ DIE_AT_ONCE = """
         create = FrameSlots.create
         def told():
             slots = create()
-            print(slots.file.path, flush=True)
+            print(os.readlink(f"/proc/self/fd/{slots.file.opened.fileno()}"), flush=True)
             return slots
         FrameSlots.create = told
+        if sys.argv[2] == "before":
+            BaseProcess.start = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         folder = Path(sys.argv[1])
         WorkerClient(TrainJob(folder, folder / "run", TrainConfig())).start()
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_studio_killed_before_it_heard_of_its_worker_leaves_no_frames(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux for the name of a file")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_studio_killed_while_it_starts_its_worker_leaves_no_frames(tmp_path: Path, when: str) -> None:
     program = tmp_path / "die.py"
     program.write_text(textwrap.dedent(DIE_AT_ONCE))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)],
+        [sys.executable, str(program), str(tmp_path), when],
         stdout=subprocess.PIPE,
         text=True,
         timeout=200,
@@ -126,7 +131,4 @@ def test_a_studio_killed_before_it_heard_of_its_worker_leaves_no_frames(tmp_path
     )
     assert done.returncode == -signal.SIGKILL
     (line,) = done.stdout.splitlines()
-    try:
-        wait_until(lambda: not Path(line).exists(), "its worker takes the name away")
-    finally:
-        Path(line).unlink(missing_ok=True)
+    assert line.endswith(" (deleted)") and not Path(line.removesuffix(" (deleted)")).exists()

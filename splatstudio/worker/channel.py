@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -92,11 +93,22 @@ class Outbox:
 
 @dataclass(frozen=True)
 class SlotsFile:
-    """Where the frame slots lie, for the process that writes into them."""
+    """Where the frame slots lie, for the process that writes into them: a file that has no name.
 
-    path: Path
+    So nothing is left of it, however and whenever the processes end. It goes to another process while that is
+    started, and in no other way.
+    """
+
+    opened: BinaryIO
     num_slots: int
     slot_bytes: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.opened.fileno()), self.num_slots, self.slot_bytes)
+
+
+def _received(descriptor: Any, num_slots: int, slot_bytes: int) -> SlotsFile:
+    return SlotsFile(open(descriptor.detach(), "r+b", buffering=0), num_slots, slot_bytes)
 
 
 class FrameSlots:
@@ -117,25 +129,24 @@ class FrameSlots:
         folders = [memory_folder] if os.access(memory_folder, os.W_OK) else []
         folders.append(Path(tempfile.gettempdir()))
         for folder in folders:
-            descriptor, name = tempfile.mkstemp(prefix="splatstudio-frames-", dir=folder)
+            opened = tempfile.TemporaryFile(  # noqa: SIM115 - open as long as the slots are
+                prefix="splatstudio-frames-", dir=folder, buffering=0
+            )
             try:
-                _reserve(descriptor, size)
-                memory = mmap.mmap(descriptor, size)
+                _reserve(opened.fileno(), size)
+                memory = mmap.mmap(opened.fileno(), size)
             except OSError:
-                os.unlink(name)
+                opened.close()
                 if folder == folders[-1]:
                     raise
                 continue
-            finally:
-                os.close(descriptor)
-            return cls(SlotsFile(Path(name), num_slots, slot_bytes), memory)
+            return cls(SlotsFile(opened, num_slots, slot_bytes), memory)
         raise AssertionError("the folder for temporary files was not tried")
 
     @classmethod
     def attach(cls, file: SlotsFile) -> FrameSlots:
         """Return the slots that another process created."""
-        with open(file.path, "r+b") as opened:
-            memory = mmap.mmap(opened.fileno(), file.num_slots * file.slot_bytes)
+        memory = mmap.mmap(file.opened.fileno(), file.num_slots * file.slot_bytes)
         return cls(file, memory)
 
     def view(self, slot: int, height: int, width: int) -> np.ndarray:
@@ -145,9 +156,9 @@ class FrameSlots:
         flat = np.frombuffer(self._memory, np.uint8, 3 * height * width, offset)
         return flat.reshape(height, width, 3)
 
-    def unlink(self) -> None:
-        """Remove the file's name; the memory goes when the last process has let go of it."""
-        self.file.path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Let go of the file, which was mapped; the memory goes when the last process has let go of that."""
+        self.file.opened.close()
 
 
 def _reserve(descriptor: int, size: int) -> None:

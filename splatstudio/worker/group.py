@@ -120,6 +120,7 @@ class RankGroup:
             with _no_ctrl_c():
                 for process in self._processes:
                     process.start()
+            self._slots.close()
         except BaseException:
             self.abandon()
             raise
@@ -136,7 +137,7 @@ class RankGroup:
 
     def _tidy(self) -> None:
         if self._slots is not None:
-            self._slots.unlink()
+            self._slots.close()
         self.connection.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

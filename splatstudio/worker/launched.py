@@ -84,7 +84,7 @@ def train_launched(
         threading.Thread(target=wire.follow, name="teller", daemon=True).start()
         _run_rank(place, job, Studio(theirs, slots.file), lambda sentence: wire.tell(Warned(sentence)))
     finally:
-        slots.unlink()
+        slots.close()
     deadline = time.monotonic() + LAST_WORDS_SECONDS
     while ours.poll() and time.monotonic() < deadline:
         time.sleep(0.01)  # what was sent is being told

@@ -137,7 +137,7 @@ class Worker:
         self._mailbox = Mailbox()
         self._outbox = Outbox(studio.connection, "events")
         slots = FrameSlots.attach(studio.slots_file)
-        slots.unlink()  # both processes have the file open: nothing is left of it, however they end
+        slots.close()
         fetch = self._want_looks if place.num_ranks > 1 else None
         self._frames = FrameRenderer(slots, self.emit, lambda: self._activity.running, fetch)
         self._looks_wanted = False

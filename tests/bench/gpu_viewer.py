@@ -91,7 +91,7 @@ class Viewer:
     def close(self) -> None:
         """End the renderer's thread and give its memory back."""
         self._renderer.close()
-        self._slots.unlink()
+        self._slots.close()
 
 
 def measure_viewer(

@@ -106,11 +106,15 @@ class TrainConfig:
         (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
     )
     eval_every: int = setting(
-        0, "Steps between two evaluations of the test photographs, beside eval_steps; 0: none.", 0, live=True
+        -1,
+        "Steps between two evaluations of the test photographs, beside eval_steps; 0: none; -1: chosen by the"
+        " number of photographs, for about 2 % of the time.",
+        -1,
+        live=True,
     )
     stop_when_flat: bool = setting(
         False,
-        "End the training, saved, when the test PSNR stands still; evaluates without eval_every, too.",
+        "End the training, saved, when the test PSNR stands still; evaluates where eval_every is 0, too.",
         live=True,
     )
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from splatstudio.setting import documented, setting
 
+RISEN = 0.1  # dB above a score that stood still: it does no longer
 STEADY = 0.01  # share by which the number of Gaussians may change while the curve is judged
 EARLIEST = 1 / 3  # of the steps, before which no curve counts as flat
 COVERED = 0.75  # share of the time in question that the scores must span

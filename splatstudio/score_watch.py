@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from splatstudio.config import FREE_ON_RESUME, TrainConfig
-from splatstudio.flat_curve import Flat, Score, flat_stretch
+from splatstudio.flat_curve import RISEN, Flat, Score, flat_stretch
 from splatstudio.resolution import sh_degree_at
 
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
 NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}
+SHARE_BETWEEN = 0.03  # of the steps, at least, between two evaluations that nobody asked for
+STEPS_A_PHOTO = 50  # as many as lie between two of them for each photograph: one costs about one step
+ROUND = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 AT_REST = 0.7  # the last step's rates over those of now, from which on their fall is not waited for
 
 
 @dataclass(frozen=True)
 class FlatNews:
-    """That the test score stands still, and whether the training is to end for that.
+    """That the test score, as evaluated after `step`, stands still, and whether the training ends for that.
 
-    `rates_left` are the learning rates of the last step over those of now (but for the positions').
+    `rates_left` are the learning rates of the last step over those of then (but for the positions').
     """
 
+    step: int
     flat: Flat
     stops: bool
     rates_left: float
 
-    def row(self, step: int) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         """Return the line of metrics.jsonl from which `ScoreWatch` knows it again."""
-        return {"step": step, "flat_since": self.flat.since, "flat_psnr": self.flat.psnr, "stops": self.stops}
+        flat = self.flat
+        return {"step": self.step, "flat_since": flat.since, "flat_psnr": flat.psnr, "stops": self.stops}
 
 
 class ScoreWatch:
-    """Judges the curve of the test PSNR with each score; a flat stretch is told once, and stops once."""
+    """Judges the curve of the test PSNR with each score; a flat stretch is told once, and stops once.
+
+    Another one is told where the score has risen by `RISEN` in between, or the user has changed a setting.
+    """
 
     def __init__(
         self, rows: Iterable[dict[str, Any]] = (), step: int = 0, *, planned: int = 0, steps: int = 0
@@ -45,6 +54,7 @@ class ScoreWatch:
         self._turned = 0  # step of the last reset of the opacities or change of a setting
         self._told: float | None = None  # dB of the stretch that was told last, and of that which stopped
         self._stopped: float | None = None
+        self._offered: tuple[int, Flat] | None = None  # after which step, where it still holds
         num_gaussians = 0
         for row in rows:
             at = row.get("step", 0)
@@ -61,7 +71,8 @@ class ScoreWatch:
             if isinstance(test, (int, float)):
                 self.add(Score(at, float(test), num_gaussians))
             if isinstance(flat, (int, float)):
-                self._remember(float(flat), stops=row.get("stops") is True)
+                stretch = Flat(int(row.get("flat_since", at)), float(flat))
+                self._remember(at, stretch, stops=row.get("stops") is True)
         if step > 0 and planned != steps:
             self.note_setting(step, "steps")
 
@@ -72,6 +83,12 @@ class ScoreWatch:
         while self._scores and self._scores[-1].step >= score.step:
             self._scores.pop()
         self._scores.append(score)
+        if self._offered is not None:
+            step, flat = self._offered
+            later = [each.psnr for each in self._scores if each.step > step]
+            # A single one may be high by chance.
+            if len(later) > 1 and min(later[-2:]) > flat.psnr + RISEN:
+                self._offered = None
 
     def note_reset(self, step: int) -> None:
         """Note that the opacities were reset, from which the score has to recover."""
@@ -81,35 +98,58 @@ class ScoreWatch:
         """Note that a setting was changed: where that matters, the scores of before tell nothing of now."""
         if path not in NO_MATTER:
             self._turned = step
+            self._told = self._stopped = self._offered = None
+
+    def offer(self, config: TrainConfig) -> FlatNews | None:
+        """Return what was told last of the score, if it still holds and did not end the training."""
+        if self._offered is None:
+            return None
+        step, flat = self._offered
+        return FlatNews(step, flat, False, rates_left(config, step))
 
     def news(self, config: TrainConfig, num_photos: int) -> FlatNews | None:
         """Return what is to be told of the newest score; None for nothing new.
 
-        `num_photos` are there to train on. Where learning rates are planned to fall, `stop_when_flat` waits
-        until they are nearly at rest: the score often rises with that once more.
+        `num_photos` are there to train on. While Gaussians are added or removed by plan there is nothing to
+        tell, even if a limit keeps their number. Where learning rates are planned to fall, `stop_when_flat`
+        waits until they are nearly at rest: the score often rises with that once more.
         """
         settled = max(self._turned, settled_after(config, num_photos))
         flat = flat_stretch(self._scores, config.flat, steps=config.steps, settled=settled)
         if flat is None:
             return None
-        left = rates_left(config, self._scores[-1].step)
+        step = self._scores[-1].step
+        left = rates_left(config, step)
         stops = config.stop_when_flat and left >= AT_REST and _is_new(flat, self._stopped, config)
         if not (stops or _is_new(flat, self._told, config)):
             return None
-        self._remember(flat.psnr, stops=stops)
-        return FlatNews(flat, stops, left)
+        self._remember(step, flat, stops=stops)
+        return FlatNews(step, flat, stops, left)
 
-    def _remember(self, psnr: float, *, stops: bool) -> None:
-        self._told = psnr
+    def _remember(self, step: int, flat: Flat, *, stops: bool) -> None:
+        self._told = flat.psnr
+        self._offered = None if stops else (step, flat)
         if stops:
-            self._stopped = psnr
+            self._stopped = flat.psnr
 
 
-def evaluation_interval(config: TrainConfig) -> int:
-    """Return the steps between two regular evaluations; 0: none. Who stops by them needs them."""
-    if config.eval_every == 0 and config.stop_when_flat:
+def evaluation_interval(config: TrainConfig, num_photos: int) -> int:
+    """Return the steps between two regular evaluations of `num_photos` test photographs; 0: none.
+
+    Who stops by them needs them. Where nobody asked for a number, it follows from those of steps and
+    photographs alone, so that it is the same on every machine.
+    """
+    if config.eval_every <= 0 and config.stop_when_flat:
         return max(1, round(config.steps * config.flat.share / config.flat.scores))
-    return config.eval_every
+    if config.eval_every >= 0:
+        return config.eval_every
+    return _rounded_up(max(SHARE_BETWEEN * config.steps, STEPS_A_PHOTO * max(num_photos, 1)))
+
+
+def _rounded_up(steps: float) -> int:
+    """Return the next round number from `steps`, 10 or more, on."""
+    decade = 10 ** (int(math.log10(steps)) - 1)
+    return next(number * decade for number in ROUND if number * decade >= steps - 1e-6)
 
 
 def rates_left(config: TrainConfig, step: int) -> float:
@@ -118,13 +158,27 @@ def rates_left(config: TrainConfig, step: int) -> float:
 
 
 def settled_after(config: TrainConfig, num_photos: int) -> int:
-    """Return the step after which, by plan, photographs have their size and colours their last degree."""
+    """Return the step after which, by plan, photographs have their size and colours their last degree.
+
+    And no Gaussians are added or removed any more.
+    """
     coarse = int(config.coarse.until * config.steps) if config.coarse.first > 1.0 else 0
     last = sh_degree_at(config.steps - 1, config, num_photos)
     degree = 0 if config.init else last * config.sh_degree_every
-    return max(coarse, degree)
+    return max(coarse, degree, _growth_ends(config))
+
+
+def _growth_ends(config: TrainConfig) -> int:
+    steps, densify = config.steps, config.densify
+    if not densify.enabled:
+        return 0
+    if config.strategy == "mcmc":
+        return config.mcmc.ends(steps)
+    if config.strategy == "fast":
+        return max(config.fast.ends(steps, densify), *config.fast.thins(steps), 0)
+    return densify.ends(steps)
 
 
 def _is_new(flat: Flat, before: float | None, config: TrainConfig) -> bool:
     """Say whether a stretch is another one than that at `before` dB: the score has risen in between."""
-    return before is None or flat.psnr - before > config.flat.gain
+    return before is None or flat.psnr - before > max(config.flat.gain, RISEN)

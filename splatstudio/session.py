@@ -163,7 +163,7 @@ class Session:
                 evaluation = self.evaluate()
                 flat = None if self.finished else self._flat_news()
                 if flat is not None:
-                    self.run.append_metrics(flat.row(stats.step))
+                    self.run.append_metrics(flat.row())
         except (OSError, ValueError) as error:
             problems.append(_problem(stats.step, error, self._well))
         except EvaluationAbandoned:
@@ -214,6 +214,11 @@ class Session:
             {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
         )
         return evaluation
+
+    @property
+    def flat_offer(self) -> FlatNews | None:
+        """Return that the test score stands still, while that holds and the training is not to end for it."""
+        return self._watch.offer(self.trainer.config)
 
     def _flat_news(self) -> FlatNews | None:
         return self._watch.news(self.trainer.config, len(self.trainer.scene.train_indices))
@@ -281,7 +286,7 @@ class Session:
 
     def _evaluation_due(self) -> bool:
         config, step = self.trainer.config, self.trainer.step
-        interval = evaluation_interval(config)
+        interval = evaluation_interval(config, len(self.trainer.scene.test_indices))
         regular = interval > 0 and step % interval == 0
         return regular or step in config.eval_steps or self.finished
 

@@ -49,6 +49,10 @@ class DensifyConfig:
         2_000_000, "No Gaussians are added above this number, by whatever strategy.", 1, live=True
     )
 
+    def ends(self, steps: int) -> int:
+        """Return the step of a training of `steps` from which none are added, removed or reset."""
+        return min(self.stop_step, steps // 2)
+
 
 @documented
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class McmcConfig:
         0.9,
     )
 
+    def ends(self, steps: int) -> int:
+        """Return the step of a training of `steps` from which none move or are added."""
+        return min(self.stop_step, steps * 5 // 6)
+
 
 @documented
 @dataclass(frozen=True)
@@ -140,6 +148,14 @@ class FastConfig:
         1,
     )
     thin_share: float = setting(0.25, "Share of all Gaussians that is removed then.", 0, 0.9)
+
+    def ends(self, steps: int, densify: DensifyConfig) -> int:
+        """Return the step of a training of `steps` from which none are added."""
+        return min(densify.stop_step, int(steps * self.grow_until))
+
+    def thins(self, steps: int) -> list[int]:
+        """Return the steps of a training of `steps` after which the least needed are removed."""
+        return [int(steps * share) for share in self.thin_at]
 
 
 @documented

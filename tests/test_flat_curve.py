@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splatstudio.config import CoarseConfig, OptimConfig, TrainConfig
+from splatstudio.config import CoarseConfig, DensifyConfig, OptimConfig, TrainConfig
 from splatstudio.flat_curve import Flat, FlatConfig, Score, flat_stretch, line_through
 from splatstudio.score_watch import ScoreWatch, evaluation_interval, rates_left, settled_after
 
@@ -130,7 +130,7 @@ def test_a_line_is_found_in_spite_of_outliers() -> None:
 
 
 def test_a_recorded_curve_of_few_photographs_is_told_before_it_falls_far() -> None:
-    config = TrainConfig(steps=4000, sh_degree=0)
+    config = TrainConfig(steps=4000, sh_degree=0, densify=DensifyConfig(stop_step=1500))
     told = []
     watch = ScoreWatch()
     for number, psnr in enumerate(map(float, LEARNT_BY_HEART.split()), start=1):
@@ -160,7 +160,7 @@ def told_steps(config: TrainConfig, rows: list[dict]) -> list[tuple[int, bool]]:
     return told
 
 
-CONFIG = TrainConfig(steps=STEPS, sh_degree=0)
+CONFIG = TrainConfig(steps=STEPS, sh_degree=0, densify=DensifyConfig(enabled=False))
 
 
 def test_a_stretch_is_told_once_and_another_one_after_a_rise() -> None:
@@ -214,7 +214,7 @@ def test_a_training_that_goes_on_knows_what_was_told() -> None:
             written.append(row)
             watch.add(Score(row["step"], row["test_psnr"], row["num_gaussians"]))
             if (news := watch.news(CONFIG, PHOTOS)) is not None:
-                written.append(news.row(row["step"]))
+                written.append(news.row())
                 told.append((row["step"], news.stops))
         assert told == whole, cut
 
@@ -250,7 +250,8 @@ def test_what_is_still_to_change_by_plan_is_waited_for() -> None:
 
 
 def test_who_stops_by_scores_has_them_without_asking() -> None:
-    assert evaluation_interval(CONFIG) == 0
-    stopping = replace(CONFIG, stop_when_flat=True)
-    assert evaluation_interval(stopping) == 300
-    assert evaluation_interval(replace(stopping, eval_every=70)) == 70
+    never = replace(CONFIG, eval_every=0)
+    assert evaluation_interval(never, 6) == 0
+    stopping = replace(never, stop_when_flat=True)
+    assert evaluation_interval(stopping, 6) == 300
+    assert evaluation_interval(replace(stopping, eval_every=70), 6) == 70

@@ -54,7 +54,7 @@ class DefaultStrategy:
     @property
     def stop_step(self) -> int:
         """Return the step from which nothing is added, removed or reset any more."""
-        return min(self.config.stop_step, self.steps // 2)
+        return self.config.ends(self.steps)
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
         """Return the state before the first step: zeros, [N] by name."""

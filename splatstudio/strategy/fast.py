@@ -90,14 +90,14 @@ class FastStrategy(DefaultStrategy):
     @property
     def stop_step(self) -> int:
         """Return the step from which none are added."""
-        return min(self.config.stop_step, int(self.steps * self.fast.grow_until))
+        return self.fast.ends(self.steps, self.config)
 
     def changes(self, step: int) -> bool:
         """Return whether `after_step` may do more than count, after `step` others."""
         return super().changes(step) or self._thins_out(step)
 
     def _thins_out(self, step: int) -> bool:
-        return self.config.enabled and step in [int(self.steps * share) for share in self.fast.thin_at]
+        return self.config.enabled and step in self.fast.thins(self.steps)
 
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:

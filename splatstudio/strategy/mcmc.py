@@ -62,7 +62,7 @@ class McmcStrategy:
     @property
     def stop_step(self) -> int:
         """Return the step from which none moves or is added any more."""
-        return min(self.config.mcmc.stop_step, self.config.steps * 5 // 6)
+        return self.config.mcmc.ends(self.config.steps)
 
     @property
     def cap(self) -> int:

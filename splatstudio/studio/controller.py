@@ -366,6 +366,7 @@ class Controller(FrameSource):
             # Known before the status changes: from then on the button may be pressed.
             self._resume_step = self.project.resume_step
         with self._following:
+            known = event == self.status.flat  # told again after a restart
             self.status = followed(self.status, event)
             self.history.follow(event)
         if isinstance(event, SettingChanged):
@@ -376,7 +377,7 @@ class Controller(FrameSource):
             self.last_saved = event
         elif isinstance(event, Failed):
             log.error("%s (log: %s)", event.sentence, event.log_path)
-        notice = notice_of(event)
+        notice = None if known else notice_of(event)
         if notice is not None:
             self._notify(notice)
         for listener in self._listeners:

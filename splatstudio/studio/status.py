@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from splatstudio.worker.flat_report import ScoreFlat, flat_advice, flat_words, stopped_sentence
+from splatstudio.worker.flat_report import ScoreFlat, ScoreRises, flat_advice, flat_words, stopped_sentence
 from splatstudio.worker.messages import (
     Evaluated,
     Event,
@@ -19,8 +19,6 @@ from splatstudio.worker.messages import (
     StateChanged,
     Warned,
 )
-
-RISEN = 0.1  # dB above a score that stood still: it does no longer
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def followed(status: Status, event: Event) -> Status:
     if isinstance(event, ModelLoaded):
         return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
     if isinstance(event, Started):
-        # From a checkpoint of before it is told again.
+        # From a checkpoint of before it may never be so.
         flat = status.flat if status.flat is not None and status.flat.step <= event.step else None
         return replace(status, step=event.step, total_steps=event.total_steps, flat=flat)
     if isinstance(event, Progress):
@@ -102,11 +100,11 @@ def followed(status: Status, event: Event) -> Status:
     if isinstance(event, SettingChanged) and event.path == "steps":
         return replace(status, total_steps=event.value)
     if isinstance(event, Evaluated):
-        flat = status.flat
-        rises = flat is not None and event.psnr > flat.psnr + RISEN
-        return replace(status, test_psnr=event.psnr, flat=None if rises else flat)
+        return replace(status, test_psnr=event.psnr)
     if isinstance(event, ScoreFlat):
         return replace(status, flat=None if event.stops else event)
+    if isinstance(event, ScoreRises):
+        return replace(status, flat=None)
     if isinstance(event, Finished):
         return replace(status, step=event.step, flat=None)
     if isinstance(event, Failed):

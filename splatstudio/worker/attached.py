@@ -18,7 +18,7 @@ import simplejpeg
 
 from splatstudio.worker import messages
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
-from splatstudio.worker.flat_report import ScoreFlat
+from splatstudio.worker.flat_report import ScoreFlat, ScoreRises
 from splatstudio.worker.handshake import MAX_ANSWER, Line, dial_again, shut
 from splatstudio.worker.messages import (
     CancelJob,
@@ -52,7 +52,7 @@ EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in vars(messages).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Frame)
-} | {"RanksReport": RanksReport, "ScoreFlat": ScoreFlat}
+} | {"RanksReport": RanksReport, "ScoreFlat": ScoreFlat, "ScoreRises": ScoreRises}
 
 
 @dataclass(frozen=True)

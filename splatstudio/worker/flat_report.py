@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splatstudio.score_watch import AT_REST
+from splatstudio.config import TrainConfig
+from splatstudio.score_watch import AT_REST, FlatNews
 from splatstudio.worker.messages import Event
 
 
@@ -23,6 +24,20 @@ class ScoreFlat(Event):
     stops: bool
     waits: bool
     rates_left: float
+
+
+@dataclass(frozen=True)
+class ScoreRises(Event):
+    """What the last ScoreFlat told holds no longer after `step`: the score rose, or a setting was changed."""
+
+    step: int
+
+
+def score_flat(news: FlatNews, config: TrainConfig) -> ScoreFlat:
+    """Return what is told of `news` in a training with the settings `config`."""
+    waits = config.stop_when_flat and news.rates_left < AT_REST
+    since, psnr, left = news.flat.since, news.flat.psnr, news.rates_left
+    return ScoreFlat(news.step, config.steps, since, psnr, news.stops, waits, rates_left=left)
 
 
 def flat_words(event: ScoreFlat) -> str:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from splatstudio.worker.flat_report import ScoreFlat, ScoreRises
 from splatstudio.worker.handshake import (
     MAX_HELLO,
     Caller,
@@ -251,4 +252,6 @@ def kind_of(event: Event) -> object:
         return ("setting", event.path)
     if isinstance(event, Failed):
         return StateChanged
+    if isinstance(event, ScoreRises):
+        return ScoreFlat
     return type(event)

@@ -13,12 +13,12 @@ from torch import Tensor
 from splatstudio.model import Model
 from splatstudio.precision import note_on_precision
 from splatstudio.run import Run
-from splatstudio.score_watch import AT_REST, FlatNews
+from splatstudio.score_watch import FlatNews
 from splatstudio.session import Advance, EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
-from splatstudio.worker.flat_report import ScoreFlat
+from splatstudio.worker.flat_report import ScoreRises, score_flat
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.log_file import log_of
 from splatstudio.worker.looks import Look
@@ -68,6 +68,7 @@ class Training:
         self._state: State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
         self._progress = ProgressTeller(desk.emit)
+        self._offer: FlatNews | None = None  # what was told of a score that stands still, where it holds
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -202,6 +203,7 @@ class Training:
         if session.finished:
             self._finish(session)
         else:
+            self._tell_offer(session)
             self._run(session, command.pause_at)
             if command.pause_at is not None and self.step >= command.pause_at:
                 self._pause(session, Pause())
@@ -303,6 +305,14 @@ class Training:
         except OSError as error:
             self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
 
+    def _tell_offer(self, session: Session) -> None:
+        """Tell where the test score begins to stand still, or to rise again."""
+        news = session.flat_offer
+        if news != self._offer:
+            self._offer = news
+            trainer = session.trainer
+            self._emit(ScoreRises(trainer.step) if news is None else score_flat(news, trainer.config))
+
     def _tell_saved(self, saved: tuple[Path, ...], problem: str | None) -> None:
         for path in saved:
             self._emit(Saved(checkpoint_step(path), path))
@@ -350,8 +360,10 @@ class Training:
         if advance.evaluation is not None:
             scores = advance.evaluation
             self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
-        if advance.flat is not None:
-            self._emit(_score_flat(trainer, advance.flat))
+        if advance.flat is not None and advance.flat.stops:
+            self._emit(score_flat(advance.flat, trainer.config))
+            self._offer = None
+        self._tell_offer(session)
         self._tell_saved(advance.saved, advance.problem)
         self._progress.count(trainer, advance, last=session.finished)
 
@@ -361,14 +373,6 @@ def _note_on_scores(trainer: Trainer) -> str | None:
     if not trainer.config.stop_when_flat or trainer.scene.test_indices:
         return None
     return "There are no test photographs whose score could stand still: all steps are trained."
-
-
-def _score_flat(trainer: Trainer, news: FlatNews) -> ScoreFlat:
-    config, flat = trainer.config, news.flat
-    waits = config.stop_when_flat and news.rates_left < AT_REST
-    return ScoreFlat(
-        trainer.step, config.steps, flat.since, flat.psnr, news.stops, waits, rates_left=news.rates_left
-    )
 
 
 def _is_memory(error: Exception) -> bool:

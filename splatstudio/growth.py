@@ -30,19 +30,21 @@ def grow(
     """Change the population as the rules say after `step` other steps; None where none was due.
 
     Called by all ranks with the same, but for `seen`. What a rank has no memory for is left out on all of
-    them, as `Change.short` says. Raises ValueError, on all ranks, where a photograph that is asked cannot be
-    read.
+    them, as `Change.short` and `left_out` say. Raises ValueError, on all ranks, where a photograph that is
+    asked cannot be read.
     """
     change = strategy.after_step(population, seen, step)
     change = hold_shapes(population, limits, cameras, change, step)
     if change is None:
         return None
+    left_out = "sharing them out evenly over the ranks was left out"
     try:
         rebalance(population)
+        left_out = "putting them in the order of space was left out"
         if order == "morton" and change.num_changed:
             reorder(population)
     except OutOfMemory as error:
-        change = replace(change, short=change.short or error.ranks)
+        return change if change.short else replace(change, short=error.ranks, left_out=left_out)
     return change
 
 

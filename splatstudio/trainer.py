@@ -208,7 +208,7 @@ class Trainer:
         if change is not None:
             self.num_gaussians = self._population.num_all()
             if change.short:
-                told = self._lower_limit(change.short, "a change of their number was left out")
+                told = self._lower_limit(change.short, change.left_out)
                 problem = told if problem is None else f"{problem} {told}"
         if not self.num_gaussians > 0:
             raise TrainingDiverged(

@@ -11,11 +11,12 @@ import pytest
 import torch
 from growth_tasks import Shortage, balance_short, grow_short
 from rank_pool import RankPool
-from sharded_training_tasks import Plan, train
+from sharded_training_tasks import Plan, config_of, train
 from test_sharded_strategies import COMMON, FAST, MCMC
 from test_sharded_training import assert_same
 
-from splatstudio.distributed.failures import Fault
+from splatstudio import growth
+from splatstudio.distributed.failures import Fault, OutOfMemory
 from splatstudio.evaluate import Evaluation
 from splatstudio.rank_devices import choose_devices
 from splatstudio.run import Run
@@ -65,6 +66,29 @@ def test_ranks_keep_their_own_where_one_has_no_room_for_what_comes(pool: RankPoo
     sizes = (5, 150, 40)
     assert pool.run(3, balance_short, sizes, nth, 0) == [((0,), True, size) for size in sizes]
     assert pool.run(3, balance_short, sizes, 0, 0) == [((), False, 65)] * 3
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("rebalance", "sharing them out evenly over the ranks was left out"),
+        ("reorder", "putting them in the order of space was left out"),
+    ],
+)
+def test_what_was_left_out_behind_a_change_is_told_by_its_name(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, what: str, says: str
+) -> None:
+    def short(_: object) -> None:
+        raise OutOfMemory([0])
+
+    monkeypatch.setattr(growth, what, short)
+    trainer = Trainer(blob_scene, config_of({**COMMON, "order": "morton"}, 200))
+    told = [stats for stats in (trainer.train_step() for _ in range(12)) if stats.problem is not None]
+    trainer.close()
+    assert len(told) == 1 and told[0].change is not None and told[0].change.num_changed > 0
+    assert f"{says}, and none are added above {trainer.config.densify.max_gaussians:,}" in str(
+        told[0].problem
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

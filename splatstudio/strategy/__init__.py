@@ -27,6 +27,7 @@ class Change:
     relocated: int = 0  # transparent ones that went to where there is more
     capped: int = 0  # Gaussians that should have grown, but for the limit on their number
     short: tuple[int, ...] = ()  # ranks without memory for a change, which was left out on all
+    left_out: str = "a change of their number was left out"  # what there was no memory for, in words
 
     @property
     def num_changed(self) -> int:

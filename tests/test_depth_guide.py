@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs, ring_of_cameras
+from rank_pool import RankPool
 from scene_builder import quaternion
+from sharded_training_tasks import Plan, train
 
 from splatstudio.camera import Camera
 from splatstudio.capture_config import DepthConfig
@@ -142,3 +144,12 @@ def test_a_guided_training_draws_the_points_at_their_depths(tracked: Scene) -> N
 
     assert len(blobs()) == len(tracked.points)
     assert error(DepthConfig(weight=20.0, weight_decay=1.0)) < 0.8 * error(DepthConfig())
+
+
+def test_ranks_are_guided_as_one_process_is(tracked: Scene, pool: RankPool) -> None:
+    settings = {"sh_degree": 0, "densify.enabled": False, "depth.weight": 0.5}
+    one = pool.run(1, train, Plan(tracked.path, {**settings, "batch_size": 2}, 6))[0]
+    two = pool.run(2, train, Plan(tracked.path, settings, 6))
+    assert two[0].losses == two[1].losses == pytest.approx(one.losses, rel=1e-4)
+    without = pool.run(2, train, Plan(tracked.path, {**settings, "depth.weight": 0.0}, 6))[0]
+    assert all(loss < guided for loss, guided in zip(without.losses[:3], one.losses[:3], strict=True))

@@ -20,17 +20,20 @@ def random_like(gaussians: Gaussians, seed: int) -> dict[str, torch.Tensor | Non
     return {name: torch.randn(t.shape, generator=generator) for name, t in gaussians.tensors().items()}
 
 
-def test_ten_steps_equal_torch_adam() -> None:
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_ten_steps_equal_torch_adam(batch_size: int) -> None:
+    """Of a batch B: rates times sqrt(B), moments that decay as in B steps, epsilon over sqrt(B)."""
+    growth = batch_size**0.5
     ours, theirs = trainable(blobs()), trainable(blobs().map(torch.clone))
-    groups = [{"params": [t], "lr": RATES[name]} for name, t in theirs.tensors().items()]
-    adam = torch.optim.Adam(groups, betas=(0.9, 0.999), eps=1e-15)
+    groups = [{"params": [t], "lr": RATES[name] * growth} for name, t in theirs.tensors().items()]
+    adam = torch.optim.Adam(groups, betas=(0.9**batch_size, 0.999**batch_size), eps=1e-15 / growth)
     optimizer = SplatAdam.zeros(ours)
     for seed in range(10):
         gradients = random_like(ours, seed)
         for name, tensor in theirs.tensors().items():
             tensor.grad = gradients[name]
         adam.step()
-        optimizer.step(ours, gradients, RATES)
+        optimizer.step(ours, gradients, RATES, batch_size=batch_size)
     for name, tensor in theirs.tensors().items():
         torch.testing.assert_close(ours.tensors()[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
         moved = (tensor - blobs().tensors()[name]).abs().mean()

@@ -10,6 +10,7 @@ import viser
 
 from splatstudio.config import TrainConfig, declaration, value_of
 from splatstudio.presets import PRESETS, nearest_preset
+from splatstudio.score_watch import evaluation_interval
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
@@ -248,6 +249,7 @@ def settings_html(controller: Controller) -> str:
             ("Photographs", f"{len(scene.train_indices)} to train, {len(scene.test_indices)} to test"),
             ("Sparse points", f"{len(scene.points):,}"),
             ("Format", scene.format),
+            ("Evaluated", evaluated_when(config, len(scene.test_indices))),
         ]
     rows += [
         ("Downscale", str(config.downscale)),
@@ -259,6 +261,17 @@ def settings_html(controller: Controller) -> str:
     if project.devices.num_ranks > 1 or config.precision != "auto":
         rows.append(("Sent between ranks", PRECISIONS[config.precision]))
     return table_html(rows)
+
+
+def evaluated_when(config: TrainConfig, num_photos: int) -> str:
+    """Return how often the `num_photos` test photographs are evaluated."""
+    if num_photos == 0:
+        return "never: no photographs to test"
+    interval = evaluation_interval(config, num_photos)
+    at = sorted(step for step in config.eval_steps if step < config.steps)
+    times = [f"every {interval:,} steps"] if interval else []
+    times += [f"at step {', '.join(f'{step:,}' for step in at)}"] if at else []
+    return ", ".join([*times, "at the end"])
 
 
 def table_html(rows: list[tuple[str, str]]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     # The command line names a Trim before it loads torch.
+    from torch import Tensor
+
     from splatstudio.gaussians import Gaussians
 
 
@@ -45,11 +48,29 @@ def trimmed(gaussians: Gaussians, trim: Trim) -> Gaussians:
     """
     if trim.keeps_all:
         return gaussians
+    kept = _kept(gaussians, trim)
+    if not bool(kept.any()):
+        raise ValueError("no Gaussian is left: lower the least opacity, or make the crop box larger")
+    return gaussians[kept]
+
+
+def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> Gaussians:
+    """Return the Gaussians for a picture that shows those alone that `trim` keeps.
+
+    The others are moved to `nowhere` [3], which the picture does not show: that is quicker than a copy of
+    all that stay, whose harmonics are most of a model.
+    """
+    if trim.keeps_all:
+        return gaussians
+    kept = _kept(gaussians, trim)
+    return replace(gaussians, means=gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere)))
+
+
+def _kept(gaussians: Gaussians, trim: Trim) -> Tensor:
+    """Return which Gaussians `trim` keeps, [N] bool."""
     kept = gaussians.opacities.sigmoid() >= trim.min_opacity
     if trim.crop is not None:
         corners = gaussians.means.new_tensor(trim.crop).reshape(2, 3)
         low, high = corners.amin(dim=0), corners.amax(dim=0)
         kept &= ((gaussians.means >= low) & (gaussians.means <= high)).all(dim=1)
-    if not bool(kept.any()):
-        raise ValueError("no Gaussian is left: lower the least opacity, or make the crop box larger")
-    return gaussians[kept]
+    return kept

@@ -57,7 +57,9 @@ def page(
     beside = SimpleNamespace(path=None, worker=None, leave=lambda: None)
     controller = SimpleNamespace(project=project, status=Status(), beside=beside)
     jobs = SimpleNamespace(submit=submitted.append, newest=lambda kind: None)
-    yield SimpleNamespace(server=server, controller=controller, jobs=jobs, notify=notices.append)
+    viewport = SimpleNamespace(show_trim=lambda trim: None)
+    parts = {"server": server, "controller": controller, "viewport": viewport, "jobs": jobs}
+    yield SimpleNamespace(**parts, notify=notices.append)
     server.stop()
 
 

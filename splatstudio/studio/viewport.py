@@ -28,6 +28,7 @@ from splatstudio.studio.photos import PhotoShelf
 from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.studio.viser_private import push_background_jpeg
+from splatstudio.trimming import KEEP_ALL, Trim
 from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.messages import Frame
 
@@ -119,6 +120,10 @@ class Stream:
             self._changed.notify_all()
         if before.splats and not look.splats:
             self.client.scene.set_background_image(None)
+
+    def show_trim(self, trim: Trim) -> None:
+        """Hide what `trim` leaves out from now on; returns at once."""
+        self.show(replace(self._look, options=replace(self._look.options, trim=trim)))
 
     def camera_moved(self) -> None:
         """Take the browser's camera as it is now; returns at once."""
@@ -315,6 +320,7 @@ class Viewport:
         self._on_open: list[Callable[[Stream], None]] = []
         self._on_close: list[Callable[[Stream], None]] = []
         self.photos = PhotoShelf(scene) if scene is not None else None
+        self.trim = KEEP_ALL  # what all browsers hide
         server.on_client_connect(self._connect)
         server.on_client_disconnect(self._disconnect)
 
@@ -343,6 +349,12 @@ class Viewport:
         """Draw everybody's picture again."""
         for stream in self._all():
             stream.invalidate()
+
+    def show_trim(self, trim: Trim) -> None:
+        """Hide what `trim` leaves out in all browsers, also in those that come later."""
+        self.trim = trim
+        for stream in self._all():
+            stream.show_trim(trim)
 
     def model_changed(self) -> None:
         """Let the streams see whether the model's new state asks for a new picture."""

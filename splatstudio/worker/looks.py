@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.mode_pictures import scaled
 from splatstudio.rendering import RenderOptions
 from splatstudio.sharded_view import as_seen_from
+from splatstudio.trimming import Trim
 from splatstudio.worker.messages import ViewOptions
 from splatstudio.worker.painter import asked_for
 
@@ -120,7 +122,13 @@ def decoded_looks(body: bytes) -> list[Look]:
     return [
         Look(
             Camera(np.array(one["viewmat"]), np.array(one["K"]), *one["size"], model=one["model"]),
-            ViewOptions(**{**one["options"], "background": tuple(one["options"]["background"])}),
+            _decoded(one["options"]),
         )
         for one in json.loads(body)
     ]
+
+
+def _decoded(options: dict[str, Any]) -> ViewOptions:
+    crop = options["trim"]["crop"]
+    trim = Trim(options["trim"]["min_opacity"], None if crop is None else tuple(crop))
+    return ViewOptions(**{**options, "background": tuple(options["background"]), "trim": trim})

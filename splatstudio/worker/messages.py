@@ -14,7 +14,7 @@ from splatstudio.camera_path import CameraPath
 from splatstudio.config import TrainConfig
 from splatstudio.render_modes import Legend, RenderMode
 from splatstudio.strategy import Change
-from splatstudio.trimming import Trim
+from splatstudio.trimming import KEEP_ALL, Trim
 from splatstudio.video import Quality
 
 State = Literal[
@@ -74,6 +74,7 @@ class ViewOptions:
     photo: int | None = None
     antialiased: bool | None = None
     sh_degree: int | None = None  # the highest degree that is drawn
+    trim: Trim = KEEP_ALL  # what is hidden; its box is in the model's frame
 
 
 @dataclass(frozen=True)
@@ -180,12 +181,12 @@ class JobCommand(Command):
 class Export(JobCommand):
     """Write the model in the format of the ending, in the frame of the scene's own files or `upright`.
 
-    The box of `trim`, the named `cameras`, `first`, where a web page begins, and `eyes`, the positions that
-    normals face, are in the model's frame. The cameras are written beside the model, where there are any.
+    The box of `trim`, the named `cameras` (written beside the model), `first`, where a web page begins, and
+    `eyes`, the positions that normals face, are in the model's frame.
     """
 
     path: Path
-    trim: Trim = field(default_factory=Trim)
+    trim: Trim = KEEP_ALL
     upright: bool = False
     cameras: tuple[tuple[str, Camera], ...] = ()
     first: Camera | None = None
@@ -268,13 +269,10 @@ class SettingChanged(Event):
 
 @dataclass(frozen=True)
 class PhotoErrors(Event):
-    """PSNR in dB of photographs that were trained on, before that step; sent at most every second.
-
-    Pairs of view name and PSNR: those that were measured since the last such event.
-    """
+    """PSNR in dB of views that were trained on since the last such event, before that step; one a second."""
 
     step: int
-    psnr: tuple[tuple[str, float], ...]
+    psnr: tuple[tuple[str, float], ...]  # name and PSNR
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from splatstudio.mode_pictures import (
 from splatstudio.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.sky import Sky
+from splatstudio.trimming import hidden
 from splatstudio.worker.messages import ViewOptions
 
 
@@ -58,6 +59,9 @@ class Painter:
             gaussians = scaled(gaussians, wanted.splat_scale)
         else:
             notice = f"Splats cannot be drawn {wanted.splat_scale} times as large; choose a number above 0."
+        stand = drawn_from(camera, wanted, scene)
+        behind = stand.position - stand.viewmat[2, :3]
+        gaussians = hidden(gaussians, wanted.trim, behind.tolist())
         options = asked_for(options, wanted)
         if wanted.mode != "error":
             return draw_mode(wanted.mode, gaussians, camera, options), notice

@@ -81,7 +81,7 @@ class BrowserView:
         self._paint_due = 0.0
         self._frame: Frame | None = None
         self._texts: dict[str, str] = {}
-        options = ViewOptions(background=page.controller.project.config.background)
+        options = ViewOptions(page.controller.project.config.background, trim=page.viewport.trim)
         stream.show(replace(stream.look, options=options))
         self._stage: Stage | None = None
         self._list: PhotoList | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
-from splatstudio.trimming import Trim
+from splatstudio.trimming import KEEP_ALL, Trim
 from splatstudio.typed_path import typed_output
-from splatstudio.worker.messages import Event, Export, ModelLoaded
+from splatstudio.worker.messages import Event, Export, Exported, ModelLoaded
 
 BOX_COLOR = (255, 214, 92)
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
@@ -36,7 +37,7 @@ class ExportPanel(Panel):
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
         )
         with server.gui.add_folder("Leave out", expand_by_default=False):
-            self._trim = TrimSection(server)
+            self._trim = TrimSection(server, page.viewport.show_trim)
         scene = controller.project.scene
         self._upright = server.gui.add_checkbox(
             "Stand upright",
@@ -61,6 +62,7 @@ class ExportPanel(Panel):
         self._jobs = page.jobs
         self._bar = JobBar(server.gui, page.jobs, Export)
         self._sh_degree = controller.project.config.sh_degree  # until a model is loaded
+        self._written: Exported | None = None
         self._shown: object = None
         self._format.on_update(lambda _: self._choose())
         self._export.on_click(lambda _: self._write())
@@ -74,7 +76,7 @@ class ExportPanel(Panel):
         self._bar.refresh()
         controller, status, chosen = self._controller, self._controller.status, self._chosen
         shown = (status.step, status.num_gaussians, status.has_model, chosen, self._upright.value)
-        shown += (self._sh_degree,)
+        shown += (self._sh_degree, self._trim.trim.keeps_all, self._written)
         if shown == self._shown:
             return
         self._shown = shown
@@ -84,13 +86,16 @@ class ExportPanel(Panel):
         if chosen.loses:
             rows += [("Loses", chosen.loses)]
         if num is not None:
-            rows += [("Splats", f"{num:,}")]
-            rows += [("Size", f"about {size(chosen.estimated_bytes(num, self._sh_degree))}")]
+            most, about = ("", "about ") if self._trim.trim.keeps_all else ("at most ", "at most ")
+            rows += [("Splats", f"{most}{num:,}")]
+            rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, self._sh_degree))}")]
         upright = self._upright.value
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
         elif controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
+        if self._written is not None:
+            rows += [("Last file", f"{self._written.path.name}: {self._written.num_gaussians:,} splats")]
         self._facts.content = table_html(rows)
         suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
         if self._path.value == self._suggested and suggestion != self._suggested:
@@ -99,10 +104,15 @@ class ExportPanel(Panel):
             self._suggested = suggestion
 
     def follow(self, event: Event) -> None:
-        """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file."""
+        """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file.
+
+        Of a file that was written it is told how many splats it got.
+        """
         if isinstance(event, ModelLoaded):
             self._sh_degree = event.sh_degree
             self._trim.surround(np.array(event.center), event.radius)
+        elif isinstance(event, Exported):
+            self._written = event
 
     def _choose(self) -> None:
         chosen = self._chosen
@@ -139,10 +149,15 @@ class ExportPanel(Panel):
 
 
 class TrimSection:
-    """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene."""
+    """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene.
 
-    def __init__(self, server: viser.ViserServer):
+    `show` is told what the views hide, so that they show what the file will hold.
+    """
+
+    def __init__(self, server: viser.ViserServer, show: Callable[[Trim], None]):
         gui = server.gui
+        self._show = show
+        self._told = KEEP_ALL
         self._scene = server.scene
         self._opacity = gui.add_slider(
             "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
@@ -152,9 +167,14 @@ class TrimSection:
         )
         self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
         self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        self._hide = gui.add_checkbox(
+            "Hide in the view", True, visible=False, hint="All browsers show what the file will hold."
+        )
         self._box: viser.LineSegmentsHandle | None = None
         self._touched = False
         self._crop.on_update(lambda _: self._draw())
+        self._opacity.on_update(lambda _: self._tell())
+        self._hide.on_update(lambda _: self._tell())
         for corner in (self._from, self._to):
             corner.on_update(self._move)
 
@@ -175,7 +195,16 @@ class TrimSection:
         self._touched = self._touched or event.client is not None
         self._draw()
 
+    def _tell(self) -> None:
+        trim = self.trim
+        self._hide.visible = not trim.keeps_all
+        hidden = trim if self._hide.value else KEEP_ALL
+        if hidden != self._told:
+            self._told = hidden
+            self._show(hidden)
+
     def _draw(self) -> None:
+        self._tell()
         shown = self._crop.value
         self._from.visible = self._to.visible = shown
         if self._box is not None and not shown:

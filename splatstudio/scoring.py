@@ -84,18 +84,38 @@ def evaluate_task(
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
     if task.path.suffix == ".pt" and evaluation.psnr < BESIDE_THE_SCENE:
         evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
+    own = None if origin is None else _against(EvaluationTask(task.path), origin)
+    if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own)))
     run = run_folder_of(task.path)
     file = None
-    if run is not None and model.step is not None and model.part is None:
-        own = _against(EvaluationTask(task.path), origin)
+    if run is not None and own is not None and model.step is not None and model.part is None:
         if against == own:
             file = write_evaluation(run, model.step, evaluation)
         else:
-            note = (
-                f"not written into {run}: its own scores are of {own.scene} at 1/{own.downscale} of its size"
-            )
+            same = (own.scene, own.downscale) == (against.scene, against.downscale)
+            what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"
+            note = f"not written into {run}: its own scores are of {what}"
             evaluation = replace(evaluation, notes=(*evaluation.notes, note))
     return Scored(evaluation, model.step, file)
+
+
+def _trained_on(evaluation: Evaluation, own: Against) -> list[str]:
+    """Return a sentence where the training, whose split is that of `own`, has learnt from what is judged."""
+    if evaluation.against is None or evaluation.against.test_images == own.test_images:
+        return []
+    scene = load_scene(
+        own.scene, downscale=own.downscale, test_every=own.test_every, test_images=own.test_images
+    )
+    held_out = {scene.views[index].name for index in scene.test_indices}
+    learnt = [score.name for score in evaluation.images if score.name not in held_out]
+    if not learnt:
+        return []
+    names = ", ".join(learnt[:3]) + (", ..." if len(learnt) > 3 else "")
+    return [
+        f"the training has learnt from {len(learnt)} of these {len(evaluation.images)} photographs ({names}):"
+        " their scores do not tell how well it shows what it has not seen"
+    ]
 
 
 def _against(task: EvaluationTask, origin: Origin | None) -> Against:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -62,6 +62,20 @@ def check_alike(first_file: Path, first: Mapping[str, Any], file: Path, content:
             )
 
 
+def check_distinct(files: Sequence[Path], contents: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError where the parts hold nothing, or two of them the same: ranks share no Gaussian."""
+    means = [content["splats"]["means"] for content in contents]
+    if sum(map(len, means)) == 0:
+        raise ValueError(f"{files[0]} and the parts with it hold no Gaussians")
+    for index, later in enumerate(means):
+        for other in range(index):
+            if len(later) > 0 and torch.equal(means[other], later):
+                raise ValueError(
+                    f"{files[other]} and {files[index]} hold the same Gaussians: one was copied over the"
+                    " part of another rank"
+                )
+
+
 def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
     """Raise ValueError unless these are dense tensors with one row for each Gaussian."""
     if "means" not in splats:
@@ -74,6 +88,10 @@ def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
         num = len(splats["means"])
         if len(tensor) != num:
             raise ValueError(f"{file} is damaged: {name!r} has {len(tensor)} rows, the means {num}")
+        finite = tensor.isfinite()
+        if not bool(finite.all()):
+            row = int((~finite).nonzero()[0, 0])
+            raise ValueError(f"{file} is damaged: {name!r} of Gaussian {row} is no finite number")
 
 
 def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor]) -> None:

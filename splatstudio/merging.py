@@ -19,7 +19,7 @@ from splatstudio.formats import format_to_write
 from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
 from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians import Gaussians
-from splatstudio.gsplat_parts import MOMENTS, check_alike, check_part, check_step
+from splatstudio.gsplat_parts import MOMENTS, check_alike, check_distinct, check_part, check_step
 from splatstudio.manifest import step_of
 from splatstudio.model import Model, model_of
 from splatstudio.optim import SplatAdam
@@ -142,6 +142,7 @@ def _merged_gsplat(files: Sequence[Path], report: Report) -> Merged:
     for file, content in zip(files[1:], contents[1:], strict=True):
         check_alike(files[0], first, file, content)
     check_step(files[0], first)
+    check_distinct(files, contents)
     rows = tuple(len(content["splats"]["means"]) for content in contents)
     joined: dict[str, Any] = dict(first)  # what else there is was found to be the same on every rank
     joined["splats"] = {

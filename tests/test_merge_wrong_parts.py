@@ -76,6 +76,31 @@ def test_a_renamed_step_is_refused(parts: Path) -> None:
         merge(parts)
 
 
+@pytest.mark.parametrize("output", ["whole.pt", "whole.ply", "whole"])
+@pytest.mark.parametrize("wrong", ["nan", "nothing", "copied"])
+def test_what_is_no_model_is_not_written(parts: Path, output: str, wrong: str) -> None:
+    files = [parts / f"ckpt_{STEP}_rank{rank}.pt" for rank in range(2)]
+    if wrong == "nan":
+        rewrite(files[1], lambda content: content["splats"]["quats"][3].fill_(torch.inf))
+        sentence = rf"{files[1]} is damaged: 'quats' of Gaussian 3 is no finite number"
+    elif wrong == "nothing":
+        for file in files:
+            rewrite(file, emptied)
+        sentence = "hold no Gaussians"
+    else:
+        shutil.copy(files[0], files[1])
+        sentence = rf"{files[0]} and {files[1]} hold the same Gaussians"
+    with pytest.raises(ValueError, match=sentence):
+        merge(parts, parts / output)
+    assert sorted(parts.iterdir()) == files
+
+
+def emptied(content: dict[str, Any]) -> None:
+    """Leave a part no rows."""
+    content["splats"] = {name: tensor[:0].clone() for name, tensor in content["splats"].items()}
+    del content["optimizers"]
+
+
 def test_what_the_ranks_share_must_be_the_same(parts: Path) -> None:
     assert len(merge(parts)) == 41
     rewrite(parts / "ckpt_9_rank1.pt", lambda c: c["pose_adjust"]["embeds.weight"].add_(1e-3))

@@ -1,7 +1,9 @@
 """How much memory a training takes, told before it starts, and the settings with which it fits.
 
 The terms are counted from the tensors that a step holds at once. What a photograph sees of a model is not
-known before: `SEEN_SHARE` is assumed, as in a room or around an object.
+known before: `SEEN_SHARE` is assumed, as in a room or around an object. The lists of all ranks' rows by which
+strategies choose, up to 12 bytes a row on the CPU, are not among the terms: while they are there, gradients
+and what is seen are not, which take more.
 """
 
 from __future__ import annotations

@@ -169,12 +169,13 @@ def _births(population: Population, masses: Tensor, num: int, generator: torch.G
         num = 0  # nobody is there to be parted
     rows = torch.arange(len(population), device=masses.device)
     everybody, own = listed(population, rows, masses)
-    chosen = drawn(everybody, num, generator)
+    chosen, num_all = drawn(everybody, num, generator), len(everybody)
     if PLACE not in population.counts:
         return Births(chosen, torch.arange(num, device=chosen.device), num)
-    row_of = torch.full((len(everybody),), -1, dtype=torch.int64, device="cpu")
-    row_of[own.cpu()] = rows.cpu()
-    parents = row_of[chosen]
+    del everybody  # one list of all ranks' rows at a time
+    row_of = torch.full((num_all,), -1, dtype=torch.int32, device="cpu")
+    row_of[own.cpu()] = rows.to("cpu", torch.int32)
+    parents = row_of[chosen].long()
     numbers = (parents >= 0).nonzero().squeeze(1)
     return Births(parents[numbers].to(rows), numbers.to(rows), num)
 

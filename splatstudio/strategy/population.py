@@ -67,10 +67,12 @@ def standing(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, int]:
     """
     own = numbers.cpu()
     ends = torch.cat(ranks.gather(own.max()[None] + 1 if len(own) else own.new_zeros(1)))
+    # The lists of all ranks' rows may be long: of small numbers, and none longer than it is needed.
     named = torch.zeros(int(ends.max()), dtype=torch.uint8, device="cpu")
     named[own] = 1
-    until = ranks.sum(named).cumsum(0)
-    return (until[own] - 1).to(numbers.device), int(until[-1]) if len(until) else 0
+    named = ranks.sum(named)
+    until = named.cumsum(0, dtype=torch.int32)
+    return (until[own].long() - 1).to(numbers.device), int(until[-1]) if len(until) else 0
 
 
 @torch.no_grad()

@@ -67,3 +67,21 @@ def test_weights_that_are_missing_are_told(
     found = quality.measure(blob_scene, TrainConfig(steps=2), lpips=True)
     told = capsys.readouterr().err
     assert "no weights of alex" in told and "no weights of vgg" in told and "lpips_alex" not in found
+
+
+def test_passers_by_stand_in_the_training_photographs_alone_and_masks_leave_them_out(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    own = load_scene(blob_folder)
+    masked = load_scene(capture_scenes.with_passers_by(blob_folder, tmp_path / "masked", masked=True))
+    seen = load_scene(capture_scenes.with_passers_by(blob_folder, tmp_path / "seen", masked=False))
+    assert masked.test_indices == own.test_indices
+    for index in range(len(own.views)):
+        photo, without, before = (scene.photo(index) for scene in (masked, seen, own))
+        assert without.mask is None and (photo.rgb == without.rgb).all()
+        covered = (photo.rgb != before.rgb).any(axis=2)
+        if index in own.test_indices:
+            assert photo.mask is None and not covered.any()
+        else:
+            assert photo.mask is not None and covered.mean() > 0.05
+            assert not (covered & photo.mask).any() and photo.mask.mean() > 0.2

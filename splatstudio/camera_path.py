@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
-from splines import KochanekBartels, PiecewiseMonotoneCubic
-from splines.quaternion import KochanekBartels as RotationSpline
-from splines.quaternion import UnitQuaternion
 
 from splatstudio.camera import Camera, similarity_scale
+
+if TYPE_CHECKING:
+    from splines.quaternion import UnitQuaternion
 
 MAX_FRAMES = 1_000_000
 MAX_SIZE = 16384  # px a side
@@ -217,6 +217,10 @@ class _Curve:
         self._still = path.keyframes[0] if num == 1 else None
         if num == 1:
             return
+        # Here alone: a rank of a training, which follows no path, shall not need it.
+        from splines import KochanekBartels, PiecewiseMonotoneCubic
+        from splines.quaternion import KochanekBartels as RotationSpline
+
         if path.loop:
             numbers = np.arange(-2, num + 3)
             turns, within = np.divmod(numbers, num)
@@ -239,8 +243,7 @@ class _Curve:
             return self._still.camera_to_world, self._still.fov_y
         number = min(max(float(self._number.evaluate(time)), 0.0), self._last)
         pose = np.eye(4)
-        quat = self._rotation.evaluate(number)
-        assert isinstance(quat, UnitQuaternion), "one parameter gives one rotation"
+        quat = cast("UnitQuaternion", self._rotation.evaluate(number))  # one parameter gives one rotation
         pose[:3, :3] = _rotation(np.array(quat.wxyz))
         pose[:3, 3] = self._position.evaluate(number)
         return pose, float(self._fov_y.evaluate(number))
@@ -261,6 +264,8 @@ def _quaternion(rotation: np.ndarray) -> UnitQuaternion:
             [yx - xy, xz + zx, yz + zy, zz - xx - yy],
         ]
     )
+    from splines.quaternion import UnitQuaternion
+
     w, x, y, z = np.linalg.eigh(matrix)[1][:, -1].tolist()
     return UnitQuaternion.from_unit_xyzw((x, y, z, w))
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 import imageio.v3 as iio
 import numpy as np
-from imageio.plugins.pyav import PyAVPlugin
 
 from splatstudio.camera import Camera
 from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
@@ -149,6 +148,9 @@ def _frames(folder: Path) -> Iterator[Write]:
 
 @contextmanager
 def _video(path: Path, codec: str, camera: Camera, fps: float, quality: Quality) -> Iterator[Write]:
+    # Here alone: a training shall not need the encoders, nor wait for them to be loaded.
+    from imageio.plugins.pyav import PyAVPlugin
+
     # The index goes before the pictures, so that a browser shows the video while it loads.
     container = {"movflags": "+faststart"} if path.suffix.lower() == ".mp4" else {}
     file = iio.imopen(path, "w", plugin=PyAVPlugin, options=container)

@@ -1,24 +1,16 @@
-"""A tiny scene of coloured blobs, written as a COLMAP folder, for the tests of training and beyond."""
+"""Fixtures of all tests, and how hypothesis tries examples."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-import cv2
-import numpy as np
-import pytest
-import torch
-from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras
+from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
+from blob_scenes import blob_folder, blob_scene, write_blob_scene  # noqa: F401 - fixtures of most tests
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from hypothesis import HealthCheck, settings
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
 from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
-
-from splatstudio.rendering import render
-from splatstudio.scene import load_scene
-from splatstudio.scene.scene import Scene
 
 # These load an extension of their own in place of the real one: see the Makefile.
 collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"]
@@ -34,57 +26,3 @@ def pytest_configure() -> None:
     longer = {"max_examples": 3000, "derandomize": False}
     settings.register_profile("long", settings.get_profile("same"), **longer)
     settings.load_profile("same")
-
-
-def write_blob_scene(folder: Path, num_views: int = NUM_VIEWS) -> Path:
-    """Write photographs of `blobs` and the COLMAP text files that tell their cameras and points."""
-    gaussians, cameras = blobs(), ring_of_cameras(num_views)
-    (folder / "images").mkdir(parents=True)
-    (folder / "sparse" / "0").mkdir(parents=True)
-    lines = []
-    for number, camera in enumerate(cameras, start=1):
-        with torch.no_grad():
-            rgb = render(gaussians, camera).rgb.clamp(0, 1).numpy()
-        name = f"view_{number:02d}.png"
-        cv2.imwrite(str(folder / "images" / name), np.rint(rgb[..., ::-1] * 255).astype(np.uint8))
-        quat = _wxyz(camera.viewmat[:3, :3])
-        numbers = " ".join(repr(float(value)) for value in [*quat, *camera.viewmat[:3, 3]])
-        lines += [f"{number} {numbers} 1 {name}", ""]
-    model = folder / "sparse" / "0"
-    (model / "images.txt").write_text("\n".join(lines) + "\n")
-    (model / "cameras.txt").write_text(
-        f"1 PINHOLE {WIDTH} {HEIGHT} {FOCAL} {FOCAL} {WIDTH / 2} {HEIGHT / 2}\n"
-    )
-    colors = ((gaussians.sh0[:, 0] * 0.2821 + 0.5).clamp(0, 1) * 255).int().tolist()
-    points = [
-        f"{i + 1} {x!r} {y!r} {z!r} {r} {g} {b} 0.5 1 0 2 0"
-        for i, ((x, y, z), (r, g, b)) in enumerate(zip(gaussians.means.tolist(), colors, strict=True))
-    ]
-    (model / "points3D.txt").write_text("\n".join(points) + "\n")
-    return folder
-
-
-def _wxyz(rotation: np.ndarray) -> np.ndarray:
-    """Return the unit quaternion of a rotation matrix, as an eigenvector (Bar-Itzhack 2000)."""
-    (a, b, c), (d, e, f), (g, h, i) = rotation
-    matrix = np.array(
-        [
-            [a + e + i, h - f, c - g, d - b],
-            [h - f, a - e - i, b + d, c + g],
-            [c - g, b + d, e - a - i, f + h],
-            [d - b, c + g, f + h, i - a - e],
-        ]
-    )
-    return np.linalg.eigh(matrix)[1][:, -1]
-
-
-@pytest.fixture(scope="session")
-def blob_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A COLMAP folder of nine 48x40 views of sixty coloured blobs."""
-    return write_blob_scene(tmp_path_factory.mktemp("scenes") / "blobs")
-
-
-@pytest.fixture(scope="session")
-def blob_scene(blob_folder: Path) -> Scene:
-    """The scene of `blob_folder`, loaded."""
-    return load_scene(blob_folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
+TESTS = Path(__file__).parent
 CSRC = Path(__file__).parents[1] / "csrc"
 BINDING = "".join(path.read_text() for path in sorted(CSRC.glob("ops_cuda*.cpp")))
 # A GPU leaves no rows of the optimiser behind, its kernels have no sets of instructions to choose from, and
@@ -63,3 +65,28 @@ def test_the_binding_takes_no_macro_that_came_after_the_oldest_torch() -> None:
     for path in [*CSRC.glob("*.h"), *CSRC.glob("*.cpp")]:
         # Torch 2.11 has TORCH_ERROR_CODE_CHECK alone; TORCH_TARGET_VERSION hides functions, not macros.
         assert "STABLE_TORCH_ERROR_CODE_CHECK(" not in path.read_text(), path.name
+
+
+def names_of_conftest() -> set[str]:
+    """Return what conftest.py offers, but for the scenes, which have a file of their own."""
+    tree = ast.parse((TESTS / "conftest.py").read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and not str(node.module).startswith("blob_"):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+def test_the_tests_on_a_gpu_do_without_conftest() -> None:
+    # That needs what the page's tests need, which a lent machine with a GPU has not.
+    beyond = names_of_conftest()
+    assert {"browser", "nvml"} <= beyond and "blob_scene" not in beyond
+    files = [path for path in TESTS.glob("test_cuda*.py") if "mark.cuda" in path.read_text()]
+    assert len(files) >= 6
+    for path in files:
+        tree = ast.parse(path.read_text())
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not imported & {"conftest", "tests.conftest"}, path.name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                assert not {each.arg for each in node.args.args} & beyond, f"{path.name}: {node.name}"

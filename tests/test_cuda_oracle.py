@@ -1,0 +1,64 @@
+"""The CUDA kernels on a real GPU against the float64 reference data: `pytest -m cuda` where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import test_oracle
+import torch
+from test_oracle import ABSGRAD_SCENES, GRADIENT_SCENES, KINDS, SCENES, SSIM_PAIRS, each
+
+from splatstudio import ops
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not ops.has_cuda_kernels(), reason="no GPU, or the extension has no CUDA kernels"),
+]
+
+NATIVE = KINDS["native"]
+
+
+@pytest.fixture(autouse=True)
+def on_gpu() -> Iterator[None]:
+    """Let torch make the tensors of the oracle's tests on the GPU."""
+    with torch.device("cuda"):
+        yield
+
+
+@each(SCENES)
+def test_projection(path: Path) -> None:
+    test_oracle.test_projection(path, NATIVE)
+
+
+@each(SCENES)
+def test_image(path: Path) -> None:
+    test_oracle.test_image(path, NATIVE)
+
+
+@each(GRADIENT_SCENES)
+def test_gradients_of_the_colours(path: Path) -> None:
+    test_oracle.test_gradients_of_the_colours(path, NATIVE)
+
+
+@each(GRADIENT_SCENES)
+def test_gradients_of_colours_alpha_and_depth(path: Path) -> None:
+    test_oracle.test_gradients_of_colours_alpha_and_depth(path, NATIVE)
+
+
+@each(ABSGRAD_SCENES)
+def test_absolute_gradients(path: Path) -> None:
+    test_oracle.test_absolute_gradients(path, NATIVE)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@each(SSIM_PAIRS)
+def test_ssim(path: Path, padding: str) -> None:
+    test_oracle.test_ssim(path, padding, NATIVE)
+
+
+@pytest.mark.parametrize("ssim_weight", [0.2, 1.0])
+@each([path for path in SSIM_PAIRS if "7x5" not in path.name])
+def test_l1_ssim(path: Path, ssim_weight: float) -> None:
+    test_oracle.test_l1_ssim(path, ssim_weight, NATIVE)

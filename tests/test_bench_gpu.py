@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -167,3 +169,43 @@ def test_an_aim_is_met_or_missed_or_has_no_peer() -> None:
 def test_the_cpu_is_not_taken_for_a_gpu() -> None:
     with pytest.raises(SystemExit, match="only a rehearsal"):
         gpu.main(["--device", "cpu"])
+
+
+def test_a_row_that_fails_is_told_and_the_others_are_measured(
+    peers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+    monkeypatch.setattr(gpu, "rasteriser_rows", broken)
+    rows = tmp_path / "rows.txt"
+    parts = ["--part", "pictures", "kernels", "--rows", str(rows)]
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--tiny", "--seconds", "1000", *parts])
+    assert ended.value.code == 1
+    lines = rows.read_text().splitlines()
+    told = "FAILED: RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert lines[-3].startswith("cloud 0.001 M") and lines[-3].endswith(told)
+    assert lines[-2].startswith("SSIM") and lines[-1].startswith("Adam")
+    assert not any("FAILED" in line for line in lines[-2:])
+
+
+def test_tests_and_benchmark_of_the_gpu_need_neither_a_page_nor_paths_nor_videos() -> None:
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("av", "splines", "viser", "playwright", "websockets", "msgspec"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import gpu, gpu_peers, gpu_viewer, blob_scenes
+import test_cuda, test_cuda_lookahead, test_cuda_modes, test_cuda_oracle, test_cuda_steps, test_cuda_training
+"""
+    folders = ":".join(str(folder) for folder in (BENCH.parent, BENCH, BENCH.parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

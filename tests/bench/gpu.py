@@ -1,7 +1,8 @@
 """Measure the kernels on the GPU in use; ends with a short table, ratios and whether the aims are met.
 
     python tests/bench/gpu.py [--seconds 300] [--train SCENE ...]
-    python tests/bench/gpu.py --device cpu --tiny     a rehearsal without a GPU; its figures mean nothing
+    python tests/bench/gpu.py --part viewer --rows FILE   that alone; its lines are added to the file at once
+    python tests/bench/gpu.py --device cpu --tiny         a rehearsal without a GPU; its figures mean nothing
 
 Drawn are copies of the oracle's garden (`shared/oracle` in the repository or beside it; without the file
 these rows are left out) and a synthetic cloud. gsplat and fused-ssim, where they can be imported, do the same
@@ -11,7 +12,9 @@ with the same tensors; on_gpu.sh says how to bring them. What no time is left fo
 from __future__ import annotations
 
 import argparse
+import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +24,6 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from gpu_peers import PEERS, fused_ssim_of, gsplat_picture, gsplat_step, installed, unless_it_fails
 from gpu_report import Aim, Clock, Report
-from gpu_viewer import FRAMES_PER_SECOND, measure_viewer
 from gpu_workloads import Workload, cloud, find_garden, garden, training_step
 
 from splatstudio import ops
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_A_ROW = 4  # steps that are timed together
 TWICE, SSIM_AIM, MEMORY_AIM = Aim(ratio=2.0), Aim(ratio=1.3), Aim(most=1.0)
 PAUSED_AIM, SLOWDOWN_AIM = Aim(most=1000 / 60), Aim(most=5.0)
+PARTS = ("pictures", "larger", "kernels", "viewer", "trainings")  # larger: pictures of the other sizes
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str
         return forward, back
 
     step = training_step(workload)
+    step()  # the first one's lists have no more room than they need
     peak = clock.peak_gigabytes(step)
     per_million = None if peak is None else peak / workload.millions
     forward, back = both(lambda: render(workload.gaussians, workload.camera).rgb)
@@ -117,6 +121,8 @@ def adam_row(report: Report, clock: Clock, millions: float) -> None:
 
 def viewer_rows(report: Report, clock: Clock, workload: Workload, seconds: float, label: str) -> None:
     """Time pictures for a browser, paused and beside a training."""
+    from gpu_viewer import FRAMES_PER_SECOND, measure_viewer  # needs more than the other parts do
+
     figures = measure_viewer(workload, training_step(workload), clock, seconds)
     report.add(f"viewer, paused, {label}", figures.paused, "ms", aim=PAUSED_AIM)
     report.add(f"viewer, while training, {label}", figures.training, "ms")
@@ -145,47 +151,127 @@ def training_rows(report: Report, clock: Clock, path: Path, config: TrainConfig,
     report.add(f"{path.name}, Gaussians", trainer.num_gaussians / 1e6, "M")
 
 
-def measure_pictures(report: Report, clock: Clock, extent: Extent, peers: list[str]) -> None:
-    """Time the garden's tiles and the cloud, then the viewer on the first of them."""
-    file = find_garden(ROOT)
-    if file is None:
+def attempt(report: Report, label: str, work: Callable[[], None]) -> None:
+    """Do one part of the work; where it fails the table says why in its place, and the next one is tried."""
+    try:
+        work()
+    except torch.OutOfMemoryError as error:
+        report.leave_out(label, str(error).splitlines()[0])
+    except (RuntimeError, ValueError, AssertionError, ImportError, OSError, queue.Empty) as error:
+        lines = str(error).splitlines() or ["without a word"]
+        report.fail(label, f"{type(error).__name__}: {lines[0]}")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all parts need."""
+
+    report: Report
+    clock: Clock
+    extent: Extent
+    peers: list[str]
+    garden: Path | None
+
+    def workload(self, num: int, size: tuple[int, int]) -> Workload:
+        """Return the garden where its file is, else the cloud."""
+        if self.garden is None:
+            return cloud(num, size, self.clock.device)
+        return garden(self.garden, num, size, self.clock.device)
+
+
+def measure_garden(bench: Bench, sizes: list[str]) -> None:
+    """Time the garden's tiles in pictures of some sizes."""
+    report, clock, extent = bench.report, bench.clock, bench.extent
+    if bench.garden is None:
         report.leave_out("garden", "there is no shared/oracle with its file, in the repository or beside it")
-    else:
-        for size in extent.sizes:
-            for millions in extent.millions:
-                label = f"garden {millions:g} M, {size}"
-                # The longest row, 6 M at 4K with its peer, is eight medians of at most 3 s each.
-                if report.has_time(label, 24.0 if clock.device.type == "cuda" else 0.0):
-                    num = round(1e6 * millions)
-                    try:
-                        workload = garden(file, num, extent.sizes[size], clock.device)
-                        rasteriser_rows(report, clock, workload, label, peers)
-                    except torch.OutOfMemoryError as error:
-                        report.leave_out(label, str(error).splitlines()[0])
-    name, size = extent.first_size
-    num = round(1e6 * extent.millions[0])
-    label = f"cloud {extent.millions[0]:g} M, {name}"
-    if report.has_time(label, 10.0):
-        rasteriser_rows(report, clock, cloud(num, size, clock.device), label, peers)
-    loss_row(report, clock, size, name, peers)
-    adam_row(report, clock, extent.millions[0])
-    workload = cloud(num, size, clock.device) if file is None else garden(file, num, size, clock.device)
-    label = f"{workload.name} {extent.millions[0]:g} M, {name}"
-    if report.has_time(f"viewer, {label}", extent.viewer_seconds):
-        viewer_rows(report, clock, workload, extent.viewer_seconds, label)
+        return
+    for size in sizes:
+        for millions in extent.millions:
+            label = f"garden {millions:g} M, {size}"
+            # The longest row, 6 M at 4K with its peer, is eight medians of at most 3 s each.
+            if report.has_time(label, 24.0 if clock.device.type == "cuda" else 0.0):
+                made = (round(1e6 * millions), extent.sizes[size])
+                attempt(
+                    report,
+                    label,
+                    lambda made=made, label=label: rasteriser_rows(
+                        report, clock, bench.workload(*made), label, bench.peers
+                    ),
+                )
 
 
-def measure_trainings(report: Report, clock: Clock, extent: Extent, scenes: list[Path]) -> None:
+def measure_cloud(bench: Bench) -> None:
+    """Time the cloud that needs no file."""
+    name, size = bench.extent.first_size
+    num = round(1e6 * bench.extent.millions[0])
+    label = f"cloud {bench.extent.millions[0]:g} M, {name}"
+
+    def work() -> None:
+        workload = cloud(num, size, bench.clock.device)
+        rasteriser_rows(bench.report, bench.clock, workload, label, bench.peers)
+
+    if bench.report.has_time(label, 10.0):
+        attempt(bench.report, label, work)
+
+
+def measure_kernels(bench: Bench) -> None:
+    """Time what is no picture: the loss and the optimiser."""
+    name, size = bench.extent.first_size
+    report, clock, peers = bench.report, bench.clock, bench.peers
+    attempt(report, "SSIM with gradient", lambda: loss_row(report, clock, size, name, peers))
+    attempt(report, "Adam", lambda: adam_row(report, clock, bench.extent.millions[0]))
+
+
+def measure_pictures_for_a_browser(bench: Bench) -> None:
+    """Time the viewer on the first of the workloads."""
+    name, size = bench.extent.first_size
+    seconds, millions = bench.extent.viewer_seconds, bench.extent.millions[0]
+    label = f"{'cloud' if bench.garden is None else 'garden'} {millions:g} M, {name}"
+
+    def work() -> None:
+        workload = bench.workload(round(1e6 * millions), size)
+        viewer_rows(bench.report, bench.clock, workload, seconds, label)
+
+    if bench.report.has_time(f"viewer, {label}", seconds):
+        attempt(bench.report, f"viewer, {label}", work)
+
+
+def measure_trainings(bench: Bench, scenes: list[Path]) -> None:
     """Train each scene in an equal share of the time that is left."""
+    report, extent = bench.report, bench.extent
     for number, path in enumerate(scenes):
         config = TrainConfig(steps=extent.steps, downscale=extent.downscale, eval_steps=(), save_steps=())
-        if report.has_time(f"training on {path.name}", 5.0):
+        label = f"training on {path.name}"
+        if report.has_time(label, 5.0):
             seconds = 0.95 * report.seconds_left / (len(scenes) - number)
-            training_rows(report, clock, path, config, seconds)
+            attempt(
+                report,
+                label,
+                lambda path=path, config=config, seconds=seconds: training_rows(
+                    report, bench.clock, path, config, seconds
+                ),
+            )
+
+
+def measure(bench: Bench, parts: list[str], scenes: list[Path], end: float) -> None:
+    """Measure the parts in turn, until `end` of the monotonic clock."""
+    sizes = list(bench.extent.sizes)
+    if "pictures" in parts:
+        measure_garden(bench, sizes[:1])
+        measure_cloud(bench)
+    if "larger" in parts:
+        measure_garden(bench, sizes[1:])
+    if "kernels" in parts:
+        measure_kernels(bench)
+    if "viewer" in parts:
+        measure_pictures_for_a_browser(bench)
+    bench.report.prolong(end)
+    if "trainings" in parts:
+        measure_trainings(bench, scenes)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, measure, print the table."""
+    """Parse the command line, measure, print the table; exit status 1 where anything has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="about how long all of it may take")
     parser.add_argument("--train", type=Path, nargs="*", default=[], help="scenes to train")
@@ -194,6 +280,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--peers", choices=PEERS, nargs="*", help="to compare with; default: those that are installed"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS), help="default: all")
+    parser.add_argument("--rows", type=Path, help="a file to which each line of the table is added")
     parser.add_argument(
         "--tiny", action="store_true", help="a thousand Gaussians, pictures of 64 x 48, 3 steps"
     )
@@ -212,13 +300,15 @@ def main(arguments: list[str] | None = None) -> None:
         )
     clock = Clock(torch.device(given.device))
     # Half of the time is for the trainings.
-    report = Report(given.seconds * (0.5 if given.train else 1.0), judges=given.device == "cuda")
+    shared = given.train and "trainings" in given.part and len(given.part) > 1
+    report = Report(given.seconds * (0.5 if shared else 1.0), judges=given.device == "cuda", file=given.rows)
     end = time.monotonic() + given.seconds
-    measure_pictures(report, clock, extent, peers)
-    report.prolong(end)
-    measure_trainings(report, clock, extent, given.train)
+    bench = Bench(report, clock, extent, peers, find_garden(ROOT))
+    measure(bench, given.part, given.train, end)
     machine = torch.cuda.get_device_name() if given.device == "cuda" else "the CPU: a rehearsal"
     print(f"\n{report.table(f'{machine}, torch {torch.__version__}')}")
+    if report.failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

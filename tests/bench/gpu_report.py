@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -99,11 +100,16 @@ class Aim:
 class Report:
     """The lines of the table, and the time that is left for more of them."""
 
-    def __init__(self, seconds: float, *, judges: bool = True):
-        """`judges`: say whether the aims are met; a rehearsal's figures mean nothing."""
+    def __init__(self, seconds: float, *, judges: bool = True, file: Path | None = None):
+        """`judges`: say whether the aims are met; a rehearsal's figures mean nothing.
+
+        `file`: each line is added to it at once, so that it is there whatever becomes of this process.
+        """
         self._end = time.monotonic() + seconds
         self._judges = judges
+        self._file = file
         self.lines: list[str] = []
+        self.failed = False
 
     def prolong(self, end: float) -> None:
         """Let there be time until `end`, of the monotonic clock."""
@@ -140,9 +146,17 @@ class Report:
         """Add a line without a measurement."""
         self._keep(f"{name:44} left out: {why}")
 
+    def fail(self, name: str, why: str) -> None:
+        """Add a line for what should have been measured."""
+        self.failed = True
+        self._keep(f"{name:44} FAILED: {why}")
+
     def _keep(self, line: str) -> None:
         self.lines.append(line.rstrip())
         print(line.rstrip(), flush=True)
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(f"{line.rstrip()}\n")
 
     def table(self, title: str) -> str:
         """Return all lines under a heading."""

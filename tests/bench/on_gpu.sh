@@ -1,73 +1,202 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: build for that GPU, test, measure; within 8 minutes, a short table last.
-#   tests/bench/on_gpu.sh [PYTHON]              PYTHON has torch with CUDA; nvcc of the same CUDA version is on the PATH
+# On a machine with a GPU: build for that GPU, test, measure; within 8 minutes, the table last.
+#   tests/bench/on_gpu.sh [PYTHON]              PYTHON has torch with CUDA; without it one is looked for
 #   tests/bench/on_gpu.sh --rehearse [PYTHON]   the same without a GPU, on the CPU's kernels: only that it runs
 #
-# The oracle's garden, and the scenes that are trained on, are looked for in shared/ and ../shared/; without them
-# the rows of the garden are left out, and the demo scene is trained on.
+# Needed are a torch (2.11 or newer) with CUDA, nvcc of the same major version, CMake, and of Python's packages numpy,
+# opencv, pillow, psutil, scipy, safetensors, pynvml (nvidia-ml-py), pytest and hypothesis. Whatever fails or is missing
+# is said, and the rest goes on. The logs lie in $OUT where that is set, else in build/gpu_logs.
 #
-# A machine without a network needs these carried along (RUN is its Python's version, as 3.12):
-#   pip download --no-deps --only-binary=:all: --python-version RUN -d wheels opencv-python-headless av splines ...
-#   (PYTHON says which are missing: `pip install --no-index --no-deps --target site wheels/*.whl`, PYTHONPATH=site)
-# gsplat and fused-ssim to compare with: where `pip download` finds no wheel with kernels for that torch, make them
-# on a machine with the same torch, CUDA and Python, a GPU is not needed:
+# The oracle's garden, and the scenes that are trained on, are looked for in shared/ and ../shared/; without them
+# the rows of the garden are left out, and the demo scene is trained on. Where the checkout alone is carried:
+#   echo /shared/ >>.git/info/exclude; mkdir shared; cp -r ../shared/oracle shared/
+#   mkdir shared/scenes; cp -r ../shared/scenes/{fox-colmap,banana} shared/scenes/    (34 MB)
+#
+# gsplat and fused-ssim to compare with are taken from the folder site/ or from what is installed. Where `pip download`
+# finds no wheel with kernels for that torch, make them on a machine with the same torch, CUDA and Python; a GPU is not
+# needed:
 #   TORCH_CUDA_ARCH_LIST=9.0 pip wheel --no-deps --no-build-isolation -w wheels git+https://github.com/nerfstudio-project/gsplat
 #   TORCH_CUDA_ARCH_LIST=9.0 pip wheel --no-deps --no-build-isolation -w wheels git+https://github.com/rahul-goel/fused-ssim
-# The gsplat wheel of the package index compiles its kernels when it is first used, for minutes: let it do so before.
-set -euo pipefail
-cd "$(dirname "$0")/../.."
-END=470  # s for all of it
-device=()
+#   pip install --no-index --no-deps --target site wheels/*.whl
+# The gsplat wheel of the package index compiles its kernels when it is first used, for minutes: here that begins at
+# once, beside everything else, and what is not ready when the measurements begin is left out.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+END=465  # s for all of it
+LOGS=${OUT:-$PWD/build/gpu_logs}
+BUILD=$PWD/build/gpu
+mkdir -p "$LOGS" "$BUILD"
+rehearse="" device=cuda
 if [ "${1:-}" = --rehearse ]; then
-  device=(--device cpu --tiny)
+  rehearse=yes device=cpu
   shift
 fi
-PYTHON=${1:-python3}
-export PATH="$PATH:/usr/local/cuda/bin" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-missing=$("$PYTHON" - <<'EOF'
+ROWS=$LOGS/rows.txt
+: >"$ROWS"
+failed=()
+declare -A running
+
+say() { echo "== $* ($SECONDS s)"; }
+fail() { failed+=("$*"); echo "FAILED: $*"; }
+left() { echo $((END - SECONDS > 1 ? END - SECONDS : 1)); }
+at_most() { echo $(($1 < $(left) ? $1 : $(left))); }
+within() { timeout -k 5 "$(at_most "$1")" "${@:2}"; }  # SECONDS COMMAND...
+apart() {  # NAME SECONDS COMMAND...: beside the others, what it prints goes to a log
+  timeout -k 5 "$(at_most "$2")" "${@:3}" >"$LOGS/$1.log" 2>&1 </dev/null &
+  running[$1]=$!
+}
+waited() {  # NAME [COMMAND...]: its status; where it is not 0, what COMMAND finds in the log
+  local status=0
+  wait "${running[$1]}" || status=$?
+  unset "running[$1]"
+  if [ "$status" = 124 ] || [ "$status" = 137 ]; then echo "$1 took too long"; fi
+  [ "$status" = 0 ] || [ $# -eq 1 ] || "${@:2}" "$LOGS/$1.log" | head -40
+  return "$status"
+}
+# The last word, whatever has become of the rest.
+summary() {
+  trap - EXIT
+  for name in "${!running[@]}"; do kill "${running[$name]}" 2>/dev/null; done
+  echo
+  echo "$machine; $SECONDS s"
+  for what in "${failed[@]}"; do echo "FAILED: $what"; done
+  printf '%-44s %10s %4s %10s %8s  aim\n' "" ours "" peer ratio
+  cat "$ROWS"
+  [ ${#failed[@]} -eq 0 ] || exit 1
+}
+machine="no GPU was found"
+trap summary EXIT
+trap 'exit 1' INT TERM
+
+say "machine"
+export PATH="$PATH:/usr/local/cuda/bin"
+machine=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -1)
+machine=${machine:-"nvidia-smi found no GPU"}
+echo "$machine; $(nproc) cores; $(nvcc --version 2>/dev/null | grep -o 'release.*' || echo 'no nvcc on the PATH')"
+# The first Python whose torch can use a GPU, else one whose torch could, else one that has a torch.
+torch_of='
+import torch
+print(torch.__version__, torch.version.cuda or "without-CUDA", "sees-a-GPU" if torch.cuda.is_available() else "sees-no-GPU")
+'
+PYTHON="" best=0
+export PYTHONPATH="$PWD:$PWD/tests:$PWD/site${PYTHONPATH:+:$PYTHONPATH}"
+for candidate in "${1:-}" python3 python /opt/*/bin/python3 /opt/*/.venv/bin/python3 /opt/*/venv/bin/python3 \
+  "$HOME"/*conda*/bin/python3 /usr/bin/python3; do
+  file=$(command -v "$candidate" 2>/dev/null) || continue
+  found=$(within 100 "$file" -c "$torch_of" 2>&1) || found="no torch: $(tail -1 <<<"$found")"
+  echo "$file: $(tail -1 <<<"$found")"
+  worth=0
+  case $found in *sees-a-GPU) worth=3 ;; *without-CUDA*) worth=1 ;; *sees-no-GPU) worth=2 ;; esac
+  if [ "$worth" -gt "$best" ]; then best=$worth PYTHON=$file; fi
+  # A Python that was named is the one that is meant.
+  if [ "$best" = 3 ] || { [ -n "${1:-}" ] && [ "$best" -gt 0 ]; }; then break; fi
+done
+[ -n "$PYTHON" ] || fail "no Python with torch was found"
+[ -n "$rehearse" ] || [ "$best" = 3 ] || fail "no torch that sees a GPU was found"
+echo "taken: ${PYTHON:-none}"
+[ -z "$PYTHON" ] || "$PYTHON" - <<'END_OF_PYTHON'
 import importlib.util
-needed = ("torch", "numpy", "cv2", "PIL", "av", "imageio", "psutil", "pynvml", "safetensors", "scipy", "splines", "pytest")
-print(*(name for name in needed if importlib.util.find_spec(name) is None))
-EOF
-)
-[ -z "$missing" ] || { echo "$PYTHON cannot import: $missing"; exit 1; }
-if [ ${#device[@]} -eq 0 ]; then
-  echo "== build"
-  BUILD=build/gpu
-  mkdir -p build
-  cmake -S csrc -B "$BUILD" -DCMAKE_CUDA_ARCHITECTURES=native -DPython3_EXECUTABLE="$(command -v "$PYTHON")"
-  if ! timeout 200 cmake --build "$BUILD" -j "$(nproc)" >"$BUILD/log" 2>&1; then
-    grep -n -m 40 -A 3 -E "error|undefined reference" "$BUILD/log" || tail -40 "$BUILD/log"
-    echo "FAILED: the build, see $BUILD/log"
+needed = "numpy cv2 PIL psutil pynvml safetensors scipy pytest hypothesis gsplat fused_ssim".split()
+missing = [name for name in needed if importlib.util.find_spec(name) is None]
+print("it cannot import:", *missing or ["none that is asked for"])
+END_OF_PYTHON
+
+peers=()
+if [ -n "$PYTHON" ]; then
+  for peer in gsplat fused_ssim; do
+    if "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$peer') is None)"; then
+      MAX_JOBS=6 apart "$peer" 200 "$PYTHON" tests/bench/gpu_peers.py "$peer" --device "$device"
+    else
+      echo "$peer is not installed: no figures beside ours"
+    fi
+  done
+fi
+
+if [ -z "$rehearse" ] && [ -n "$PYTHON" ]; then
+  say "build"
+  cmake=(cmake)
+  command -v cmake >/dev/null || cmake=("$PYTHON" -m cmake)
+  generator=()
+  if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  # As nvidia-smi says it, 9.0 for 90; CMake finds it out by itself where that does not say it.
+  architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d '. ')
+  # A compiler that we have not seen yet may warn of more: here that shall end nothing.
+  within 60 "${cmake[@]}" -S csrc -B "$BUILD" "${generator[@]}" -DCMAKE_CUDA_ARCHITECTURES="${architecture:-native}" \
+    -DPython3_EXECUTABLE="$PYTHON" -DSPLAT_WERROR=OFF >"$LOGS/build.log" 2>&1 &&
+    within 200 "${cmake[@]}" --build "$BUILD" -j "$(nproc)" >>"$LOGS/build.log" 2>&1
+  status=$?
+  grep -n -E "CMake Warning|built for the CPU alone|CUDA compiler ident" -A 1 "$LOGS/build.log"
+  if [ "$status" != 0 ]; then
+    grep -n -m 40 -A 3 -iE "error|undefined reference" "$LOGS/build.log" || tail -40 "$LOGS/build.log"
+    fail "the build, status $status"
+  fi
+  if [ -e "$BUILD/_C.so" ]; then export SPLATSTUDIO_EXTENSION=$BUILD/_C.so; fi
+  if ! within 60 "$PYTHON" -c "from splatstudio import ops; assert ops.has_cuda_kernels(); print('CUDA kernels are built')"; then
+    fail "there are no CUDA kernels, or torch sees no GPU: nothing can be tested or measured"
     exit 1
   fi
-  export SPLATSTUDIO_EXTENSION="$PWD/$BUILD/_C.so"
 fi
-echo "== tests"
-failed=""
-# Without tests/conftest.py, which needs what the page's tests need.
-tests=(-q -p no:cacheprovider --noconftest -m cuda tests/test_cuda*.py)
-timeout 120 "$PYTHON" -m pytest "${tests[@]}" || failed="the tests of the GPU"
-if [ ${#device[@]} -eq 0 ] && command -v compute-sanitizer >/dev/null; then
-  # Each tensor has memory of its own there, so that what is written beside one is found.
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout 60 compute-sanitizer --error-exitcode 1 "$PYTHON" -m pytest "${tests[@]}" \
-    -k "nothing_to_see or adam or with_room or (a_step_is and False-True)" | tail -3 || failed="$failed compute-sanitizer"
-fi
-echo "== peers"
-peers=()
-for peer in gsplat fused_ssim; do
-  # The first use may compile, for minutes: what is not ready within one is left out.
-  if timeout 60 "$PYTHON" tests/bench/gpu_peers.py "$peer" --device "${device[1]:-cuda}" 2>&1 | tail -1; then
-    peers+=("$peer")
-  fi
+[ -n "$PYTHON" ] || exit 1
+
+say "tests"
+# Without tests/conftest.py, which needs what the page's tests need. A file each: what is wrong in one may leave the
+# GPU unusable to the rest of its process.
+pytest=("$PYTHON" -m pytest -q -p no:cacheprovider --noconftest -p blob_scenes -m cuda --tb=short --maxfail=5)
+names=()
+for file in tests/test_cuda*.py; do
+  name=$(basename "$file" .py)
+  [ "$name" = test_cuda_sources ] || names+=("$name")
 done
-echo "== measurements"
+for name in "${names[@]}"; do apart "$name" 120 "${pytest[@]}" "tests/$name.py"; done
+sanitizers=()
+if [ -z "$rehearse" ] && command -v compute-sanitizer >/dev/null; then
+  small=(tests/test_cuda.py tests/test_cuda_steps.py tests/test_cuda_training.py -k
+    "nothing_to_see or adam or with_room or fused or counts or (a_step_is and False-True)")
+  # Each tensor has memory of its own there, so that what is written beside one is found.
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 apart memcheck 130 compute-sanitizer --target-processes all \
+    --report-api-errors no --print-limit 20 --error-exitcode 1 "${pytest[@]}" "${small[@]}"
+  apart racecheck 130 compute-sanitizer --tool racecheck --target-processes all --report-api-errors no \
+    --print-limit 20 --error-exitcode 1 "${pytest[@]}" tests/test_cuda.py -k "a_step_is and False-True"
+  sanitizers=(memcheck racecheck)
+else
+  echo "no compute-sanitizer"
+fi
+for name in "${names[@]}"; do
+  waited "$name" grep -nE "^(FAILED|ERROR|E  )" || fail "$name"
+  tail -1 "$LOGS/$name.log"
+done
+for name in "${sanitizers[@]}"; do
+  waited "$name" grep -nE "^=========|^(FAILED|E  )" || fail "compute-sanitizer, $name"
+  tail -2 "$LOGS/$name.log"
+done
+
+say "peers"
+for peer in gsplat fused_ssim; do
+  [ -n "${running[$peer]:-}" ] || continue
+  if waited "$peer" tail -3; then peers+=("$peer"); fi
+  tail -1 "$LOGS/$peer.log"
+done
+
+say "measurements"
 scenes=()
 for folder in shared/scenes ../shared/scenes; do
   for name in fox-colmap banana; do
-    if [ -d "$folder/$name" ]; then scenes+=("$folder/$name"); fi
+    if [ ${#scenes[@]} -lt 2 ] && [ -d "$folder/$name" ]; then scenes+=("$folder/$name"); fi
   done
 done
-if [ ${#scenes[@]} -eq 0 ] || [ ${#device[@]} -gt 0 ]; then scenes=(assets/demo); fi
-"$PYTHON" tests/bench/gpu.py "${device[@]}" --peers "${peers[@]}" --seconds $((END - SECONDS)) --train "${scenes[@]}"
-[ -z "$failed" ] || { echo "FAILED: $failed"; exit 1; }
+if [ ${#scenes[@]} -eq 0 ] || [ -n "$rehearse" ]; then scenes=(assets/demo); fi
+tiny=()
+[ -z "$rehearse" ] || tiny=(--tiny)
+part() {  # NAME SECONDS: one part of the measurements, in a process of its own
+  within $(($2 + 20)) "$PYTHON" tests/bench/gpu.py --device "$device" "${tiny[@]}" --peers "${peers[@]}" --rows "$ROWS" \
+    --seconds "$2" --part "$1" --train "${scenes[@]}" >"$LOGS/part_$1.log" 2>&1 && return
+  grep -vFf "$ROWS" "$LOGS/part_$1.log" | tail -15
+  fail "measuring $1"
+}
+# A quarter each for the pictures, a third for the trainings.
+all=$(left)
+part kernels 20
+part pictures $((all / 4))
+part viewer 30
+part trainings $((all / 3))
+part larger $(($(left) - 20))

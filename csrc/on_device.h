@@ -1,6 +1,8 @@
 // What the operators of the CUDA backend begin with (ops_cuda*.cpp).
 #pragma once
 
+#include <cstdint>
+
 #include "binding.h"
 
 namespace splat::binding {
@@ -22,5 +24,11 @@ class OnDevice {
   int32_t before_;
   DeviceGuard guard_;
 };
+
+// For tensors whose rows the kernels read 16 bytes at a time: a slice of one may begin anywhere.
+inline void check_aligned(const Tensor& t, const char* name) {
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0, name,
+                  " must begin at a multiple of 16 bytes");
+}
 
 }  // namespace splat::binding

@@ -86,6 +86,7 @@ SortedSplats sorted_splats(const Tensor& means2d, const Tensor& conics, const Te
                            const Tensor& opacities, const Tensor& colors, const Tensor& radii,
                            const splat::ImageGrid& grid, splat::cuda::Stream stream) {
   const int64_t num = means2d.size(0);
+  STD_TORCH_CHECK(num < std::numeric_limits<int32_t>::max(), "too many Gaussians: ", num);
   const splat::ProjectedArrays projected = {floats(means2d, {num, 2}, "means2d"),
                                             floats(conics, {num, 3}, "conics"),
                                             floats(depths, {num}, "depths"),
@@ -150,6 +151,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> raster_fwd(
   const OnDevice device(splats);
   splat::RasterFwd args = {};
   args.grid = grid_of(width, height);
+  check_aligned(splats, "splats");
   args.splats = splats_of(splats, order);
   args.lists = lists_of(args.splats, args.grid, splat_starts, tile_starts, instances, slots);
   args.background = floats(background, {3}, "background");
@@ -177,6 +179,7 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
   const int64_t height = alpha.size(0), width = alpha.size(1);
   splat::RasterBwd args = {};
   args.grid = grid_of(width, height);
+  check_aligned(splats, "splats");
   args.splats = splats_of(splats, order);
   STD_TORCH_CHECK(args.splats.num == num, "the lists are of ", args.splats.num, " Gaussians, not ",
                   num);

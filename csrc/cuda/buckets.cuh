@@ -4,6 +4,7 @@
 
 #include "../kernels.h"
 #include "launch.cuh"
+#include "packed_splat.cuh"
 
 namespace splat::cuda {
 

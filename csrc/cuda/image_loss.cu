@@ -31,9 +31,10 @@ struct Place {
 };
 
 __device__ Place place_of(const ImageLoss& args, int dx, int dy) {
-  const int64_t blocks_x = (args.width + kSide - 1) / kSide;
-  const int64_t x = static_cast<int64_t>(blockIdx.x) % blocks_x * kSide + dx;
-  const int64_t y = static_cast<int64_t>(blockIdx.x) / blocks_x * kSide + dy;
+  // In 32 bits: a division in 64 is a hundred instructions.
+  const unsigned blocks_x = static_cast<unsigned>((args.width + kSide - 1) / kSide);
+  const int64_t x = static_cast<int64_t>(blockIdx.x % blocks_x) * kSide + dx;
+  const int64_t y = static_cast<int64_t>(blockIdx.x / blocks_x) * kSide + dy;
   return {x, y, x >= 0 && y >= 0 && x < args.width && y < args.height};
 }
 
@@ -66,18 +67,30 @@ __device__ T block_sum(T value) {
   return values[0];
 }
 
-// One block: counts the pixels of both terms.
-__global__ void __launch_bounds__(kThreads) scales_kernel(ImageLoss args, Scales* out) {
+// Counts what a mask leaves of both terms in a block's pixels.
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(ImageLoss args, int64_t* pixels, int64_t* windows) {
+  const Place p = place_of(args, threadIdx.x % kSide, threadIdx.x / kSide);
+  const int own_pixels = __syncthreads_count(counts(args, p) ? 1 : 0);
+  const int own_windows = __syncthreads_count(window_counts(args, p) ? 1 : 0);
+  if (threadIdx.x != 0) return;
+  pixels[blockIdx.x] = own_pixels;
+  windows[blockIdx.x] = own_windows;
+}
+
+// One block: how many pixels and windows count, of which a mask's are counted by blocks.
+__global__ void __launch_bounds__(kThreads)
+    scales_kernel(ImageLoss args, const int64_t* block_pixels, const int64_t* block_windows,
+                  int64_t num_blocks, Scales* out) {
   const int64_t border = args.same_padding ? 0 : 2 * kHalf;
   const int64_t inner_width = args.width - border, inner_height = args.height - border;
   int64_t pixels = args.width * args.height;
   int64_t windows = inner_width > 0 && inner_height > 0 ? inner_width * inner_height : 0;
   if (args.mask != nullptr) {
     int64_t own_pixels = 0, own_windows = 0;
-    for (int64_t i = threadIdx.x; i < args.width * args.height; i += kThreads) {
-      const Place p = {i % args.width, i / args.width, true};
-      own_pixels += counts(args, p) ? 1 : 0;
-      own_windows += window_counts(args, p) ? 1 : 0;
+    for (int64_t i = threadIdx.x; i < num_blocks; i += kThreads) {
+      own_pixels += block_pixels[i];
+      own_windows += block_windows[i];
     }
     pixels = block_sum(own_pixels);
     windows = block_sum(own_windows);
@@ -251,7 +264,13 @@ void image_loss(const ImageLoss& args, void* scratch, Stream stream) {
   double* l1 = static_cast<double*>(scratch) + 1;
   double* ssim = args.ssim_weight > 0 ? l1 + blocks : nullptr;
   float* partials = reinterpret_cast<float*>(l1 + 2 * blocks);
-  launch("loss_scales", scales_kernel, 1, kThreads, stream, args, scales);
+  // The counts lie where the blocks' sums come later.
+  int64_t* pixels = reinterpret_cast<int64_t*>(l1);
+  int64_t* windows = pixels + blocks;
+  if (args.mask != nullptr) {
+    launch("loss_counts", count_kernel, blocks, kThreads, stream, args, pixels, windows);
+  }
+  launch("loss_scales", scales_kernel, 1, kThreads, stream, args, pixels, windows, blocks, scales);
   if (ssim != nullptr) {
     launch("ssim", ssim_kernel, blocks, kThreads, stream, args, scales, partials, ssim);
   }

@@ -79,7 +79,10 @@ __global__ void __launch_bounds__(kThreads) project_bwd_kernel(ProjectBwd args) 
   store3(args.v_sh0, i, basis[0] * v_color);
   if (args.v_shN == nullptr) return;
   const int num = num_coefficients(args.settings.sh_degree), num_rest = args.gaussians.num_rest;
-  for (int k = 1; k < num; ++k) store3(args.v_shN, i * num_rest + k - 1, basis[k] * v_color);
+  SPLAT_UNROLL
+  for (int k = 1; k < kMaxCoefficients; ++k) {
+    if (k < num) store3(args.v_shN, i * num_rest + k - 1, basis[k] * v_color);
+  }
   for (int k = num - 1; k < num_rest; ++k) zero_row(args.v_shN, 3, i * num_rest + k);
 }
 

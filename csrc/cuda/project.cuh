@@ -46,7 +46,10 @@ __device__ __forceinline__ Vec3<float> shade_vjp(const ProjectBwd& args, Vec3<fl
   v_color = {colors.x > 0 ? v_colors.x : 0.0f, colors.y > 0 ? v_colors.y : 0.0f,
              colors.z > 0 ? v_colors.z : 0.0f};
   if (num == 1) return {0.0f, 0.0f, 0.0f};
-  for (int k = 1; k < num; ++k) v_basis[k] = dot(load3(g.shN, i * g.num_rest + k - 1), v_color);
+  SPLAT_UNROLL
+  for (int k = 1; k < kMaxCoefficients; ++k) {
+    if (k < num) v_basis[k] = dot(load3(g.shN, i * g.num_rest + k - 1), v_color);
+  }
   const Vec3<float> v_unit = sh_basis_vjp(degree, direction.unit, v_basis);
   return normalize_vjp(direction.unit, direction.inverse_length, v_unit);
 }

@@ -87,8 +87,12 @@ __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, i
   }
 }
 
+// So many blocks shall find room in a multiprocessor's registers: left alone, the compiler spills
+// some of a pinhole camera's to have one block more there.
+constexpr int kBlocks = 5;
+
 template <CameraModel model>
-__global__ void __launch_bounds__(kRows)
+__global__ void __launch_bounds__(kRows, kBlocks)
     project_adam_kernel(ProjectAdam args, Decay decay, StepGate gate) {
   __shared__ BlockGradients grads;
   if (!is_open(gate)) return;

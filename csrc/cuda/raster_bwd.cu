@@ -2,7 +2,6 @@
 // to back, so that a splat's gradients stay in registers; nothing is added in memory by two
 // threads, and the result does not depend on who comes first.
 #include "../blend.h"
-#include "../cpu/splat.h"
 #include "buckets.cuh"
 
 namespace splat::cuda {
@@ -17,8 +16,8 @@ struct PixelGradient {
   float transmittance, suffix, v_red, v_green, v_blue, v_depth;
 };
 
-// What one splat collects over its tile, in the order of a slab row; q = d loss / d sigma.
-struct Collected {
+// What one splat collects over its tile: a row of the slab; q = d loss / d sigma.
+struct alignas(16) Collected {
   float red, green, blue, q, qx, qy, qxx, qxy, qyy, depth, abs_x, abs_y;
 };
 static_assert(sizeof(Collected) == kSlabSize * sizeof(float), "one slab row");
@@ -108,9 +107,7 @@ __device__ int64_t tile_of_bucket(const RasterBwd& args, int64_t bucket) {
 }
 
 __device__ void write_row(const RasterBwd& args, int32_t instance, const Collected& sum) {
-  const float* from = &sum.red;
-  float* row = args.slab + static_cast<int64_t>(args.lists.slots[instance]) * kSlabSize;
-  for (int k = 0; k < kSlabSize; ++k) row[k] = from[k];
+  reinterpret_cast<Collected*>(args.slab)[args.lists.slots[instance]] = sum;
 }
 
 template <bool absgrad>
@@ -130,9 +127,9 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
   Collected sum = {};
   if (first < args.tile_ends[tile]) {
     const bool mine = instance < args.tile_ends[tile];
-    cpu::Splat s = {};
+    PackedSplat s = {};
     if (mine) {
-      s = reinterpret_cast<const cpu::Splat*>(args.splats.splats)[args.lists.instances[instance]];
+      s = reinterpret_cast<const PackedSplat*>(args.splats.splats)[args.lists.instances[instance]];
     }
     PixelGradient p = {-1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     for (int turn = 0; turn < kPixels + kWarp - 1; ++turn) {
@@ -156,6 +153,21 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+__device__ __forceinline__ void add(Collected& sum, const Collected& row) {
+  sum.red += row.red;
+  sum.green += row.green;
+  sum.blue += row.blue;
+  sum.q += row.q;
+  sum.qx += row.qx;
+  sum.qy += row.qy;
+  sum.qxx += row.qxx;
+  sum.qxy += row.qxy;
+  sum.qyy += row.qyy;
+  sum.depth += row.depth;
+  sum.abs_x += row.abs_x;
+  sum.abs_y += row.abs_y;
+}
+
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
 __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   const int64_t i = global_index();
@@ -164,27 +176,29 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   // Of a list without room for all only what is in it has a row of the slab.
   const int64_t begin = smaller(args.lists.splat_starts[i], args.lists.num);
   const int64_t end = smaller(args.lists.splat_starts[i + 1], args.lists.num);
-  float sum[kSlabSize] = {};
+  Collected sum = {};
   for (int64_t slot = begin; slot < end; ++slot) {
-    for (int k = 0; k < kSlabSize; ++k) sum[k] += args.slab[slot * kSlabSize + k];
+    add(sum, reinterpret_cast<const Collected*>(args.slab)[slot]);
   }
   // A splat without a tile has nothing packed.
-  cpu::Splat s = {};
+  PackedSplat s = {};
   s.opacity = 1.0f;
-  if (begin < end) s = reinterpret_cast<const cpu::Splat*>(args.splats.splats)[i];
-  const float q = sum[3], qx = sum[4], qy = sum[5], qxx = sum[6], qxy = sum[7], qyy = sum[8];
-  for (int c = 0; c < 3; ++c) args.v_colors[3 * at + c] = sum[c];
-  args.v_depths[at] = sum[9];
-  args.v_opacities[at] = -q / s.opacity;
+  if (begin < end) s = reinterpret_cast<const PackedSplat*>(args.splats.splats)[i];
+  const float qx = sum.qx, qy = sum.qy;
+  args.v_colors[3 * at] = sum.red;
+  args.v_colors[3 * at + 1] = sum.green;
+  args.v_colors[3 * at + 2] = sum.blue;
+  args.v_depths[at] = sum.depth;
+  args.v_opacities[at] = -sum.q / s.opacity;
   const float v_x = 2.0f * s.half_a * qx + s.b * qy, v_y = s.b * qx + 2.0f * s.half_c * qy;
   args.v_means2d[2 * at] = v_x;
   args.v_means2d[2 * at + 1] = v_y;
-  args.v_conics[3 * at] = 0.5f * qxx;
-  args.v_conics[3 * at + 1] = qxy;
-  args.v_conics[3 * at + 2] = 0.5f * qyy;
+  args.v_conics[3 * at] = 0.5f * sum.qxx;
+  args.v_conics[3 * at + 1] = sum.qxy;
+  args.v_conics[3 * at + 2] = 0.5f * sum.qyy;
   if (args.v_probe == nullptr) return;
-  args.v_probe[2 * at] = args.absgrad ? sum[10] : v_x;
-  args.v_probe[2 * at + 1] = args.absgrad ? sum[11] : v_y;
+  args.v_probe[2 * at] = args.absgrad ? sum.abs_x : v_x;
+  args.v_probe[2 * at + 1] = args.absgrad ? sum.abs_y : v_y;
 }
 
 }  // namespace

@@ -1,18 +1,29 @@
 // Compositing front to back: a block a tile, a thread a pixel. Compiled without implicit fusing, as
 // the backward pass is: both must agree to the bit on who is visible.
 #include "../blend.h"
-#include "../cpu/splat.h"
 #include "buckets.cuh"
 
 namespace splat::cuda {
 namespace {
+
+// What all pixels of a tile read of a splat, 16 bytes at a time and in the order in which they ask.
+struct alignas(16) BatchSplat {
+  float x, y, half_a, b;
+  float half_c, sigma_limit, opacity, depth;
+  float red, green, blue, unused;
+};
+
+__device__ __forceinline__ BatchSplat batch_splat(const PackedSplat& s) {
+  return {s.x,       s.y,     s.half_a, s.b,     s.half_c, s.sigma_limit,
+          s.opacity, s.depth, s.red,    s.green, s.blue,   0.0f};
+}
 
 struct PixelState {
   float transmittance, red, green, blue, depth;
   int32_t end;  // one behind the last instance that added
 };
 
-__device__ __forceinline__ void add(const cpu::Splat& s, float x, float y, float max_alpha,
+__device__ __forceinline__ void add(const BatchSplat& s, float x, float y, float max_alpha,
                                     int32_t instance, PixelState& p) {
   const float sigma = falloff(s.half_a, s.b, s.half_c, s.x - x, s.y - y);
   if (!(sigma <= s.sigma_limit)) return;
@@ -47,21 +58,23 @@ __device__ void write_pixel(const RasterFwd& args, const Pixel& pixel, const Pix
 }
 
 __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, float* checkpoints) {
-  __shared__ cpu::Splat batch[kThreads];
+  __shared__ BatchSplat batch[kThreads];
   __shared__ int32_t tile_end;
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
   const Pixel pixel = pixel_at(args.grid, tile, thread);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
-  const cpu::Splat* splats = reinterpret_cast<const cpu::Splat*>(args.splats.splats);
+  const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
   const int64_t bucket = first_bucket(tile, begin);
   PixelState p = {pixel.inside ? 1.0f : -1.0f, 0.0f, 0.0f, 0.0f, 0.0f, begin};
   if (thread == 0) tile_end = begin;
   for (int32_t first = begin; first < end; first += kThreads) {
     // Nobody may read the old batch any more when the new one comes.
     if (__syncthreads_count(p.transmittance > 0.0f ? 1 : 0) == 0) break;
-    if (first + thread < end) batch[thread] = splats[args.lists.instances[first + thread]];
+    if (first + thread < end) {
+      batch[thread] = batch_splat(splats[args.lists.instances[first + thread]]);
+    }
     __syncthreads();
     const int num = end - first < kThreads ? end - first : kThreads;
     for (int j = 0; j < num; ++j) {

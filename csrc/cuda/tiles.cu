@@ -6,6 +6,7 @@
 
 #include "../cover.h"
 #include "launch.cuh"
+#include "packed_splat.cuh"
 
 namespace splat::cuda {
 namespace {
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
   int64_t count = 0;
   if (i < out.num && keys[i] != kOutOfSight) {
     const cpu::Splat s = pack_splat(projected, out.order[i]);
-    reinterpret_cast<cpu::Splat*>(out.splats)[i] = s;
+    reinterpret_cast<PackedSplat*>(out.splats)[i] = {s};
     const CoveredRows covered = covered_rows(s, grid);
     for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
       const TileRange columns = covered_columns(s, grid, covered, ty);
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int64_t splat = splat_of_slot(lists.splat_starts, splats.num, slot);
-  const cpu::Splat& s = reinterpret_cast<const cpu::Splat*>(splats.splats)[splat];
+  const PackedSplat& s = reinterpret_cast<const PackedSplat*>(splats.splats)[splat];
   tiles[slot] = static_cast<uint32_t>(tile_of(s, grid, slot - lists.splat_starts[splat]));
 }
 
@@ -116,12 +117,16 @@ class Pieces {
   int64_t used_ = 0;
 };
 
+// Fewer than 2^31, as the binding asks: CUB counts in the type that it is given, and in 64 bits its
+// tables are twice as large.
+int num_items(int64_t num) { return static_cast<int>(num); }
+
 size_t sort_bytes(int64_t num) {
   size_t bytes = 0;
   const uint32_t* keys = nullptr;
   const int32_t* values = nullptr;
   check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<uint32_t*>(nullptr),
-                                        values, static_cast<int32_t*>(nullptr), num),
+                                        values, static_cast<int32_t*>(nullptr), num_items(num)),
         "the size of a sort");
   return bytes;
 }
@@ -129,7 +134,8 @@ size_t sort_bytes(int64_t num) {
 size_t scan_bytes(int64_t num) {
   size_t bytes = 0;
   const int64_t* in = nullptr;
-  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, static_cast<int64_t*>(nullptr), num),
+  check(cub::DeviceScan::ExclusiveSum(nullptr, bytes, in, static_cast<int64_t*>(nullptr),
+                                      num_items(num)),
         "the size of a scan");
   return bytes;
 }
@@ -186,12 +192,13 @@ void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const 
          s.order);
   if (num > 0) {
     check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.keys, s.sorted_keys, s.order,
-                                          out.order, num, 0, 32, queue),
+                                          out.order, num_items(num), 0, 32, queue),
           "the sort by depth");
   }
   launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid, s.sorted_keys,
          out, s.counts);
-  check(cub::DeviceScan::ExclusiveSum(s.cub, s.cub_bytes, s.counts, splat_starts, num + 1, queue),
+  check(cub::DeviceScan::ExclusiveSum(s.cub, s.cub_bytes, s.counts, splat_starts,
+                                      num_items(num + 1), queue),
         "the sum of instances");
 }
 
@@ -218,9 +225,9 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
          s.slots);
   if (out.num > 0) {
     // Stable: within a tile the instances stay in the order of their slots, which is by depth.
-    check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.tiles, s.sorted_tiles, s.slots,
-                                          out.slots, out.num, 0, num_bits(grid.num_tiles()),
-                                          static_cast<cudaStream_t>(stream)),
+    check(cub::DeviceRadixSort::SortPairs(
+              s.cub, s.cub_bytes, s.tiles, s.sorted_tiles, s.slots, out.slots, num_items(out.num),
+              0, num_bits(grid.num_tiles()), static_cast<cudaStream_t>(stream)),
           "the sort by tile");
   }
   launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, splats, grid,

@@ -1,9 +1,10 @@
-"""The command line: `splatstudio open | train | eval | export | render | info | doctor`."""
+"""The command line: `splatstudio open | train | eval | merge | export | render | info | doctor | attach`."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -139,8 +140,7 @@ def eval_(
 ) -> int:
     """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
 
-    The scores of a run or of its checkpoint are also written to the run's folder, as eval/step_N.json and
-    .csv; what each score is stands in the JSON.
+    The scores of a run or its checkpoint are also written to the run's folder: eval/step_N.json and .csv.
 
     Args:
         path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
@@ -289,8 +289,7 @@ def render(
     if route.path is not None:
         camera_path = read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
     else:
-        origin = origin_of(path)
-        if origin is not None and scene is None:
+        if scene is None and (origin := origin_of(path)) is not None:
             scene = origin.scene_path
         if scene is None:
             raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
@@ -300,8 +299,7 @@ def render(
     camera_path = camera_path.formatted(frames)
     cameras = camera_path.cameras()
     with frame_progress(len(cameras)) as report:
-        video = {"fps": camera_path.fps, "quality": quality, "mode": mode}
-        render_path(model, cameras, output, **video, on_frame=report)
+        render_path(model, cameras, output, fps=camera_path.fps, quality=quality, mode=mode, on_frame=report)
     console.print(f"{len(cameras)} frames written to {output}")
     return 0
 
@@ -391,6 +389,8 @@ def main() -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    if sys.argv[1:] == ["--version"]:
+        sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
         sys.exit(app.cli(prog="splatstudio", args=with_fit_batch(sys.argv[1:])))
     except (ValueError, OSError) as error:

@@ -60,10 +60,13 @@ def choose_devices(gpus: tuple[int, ...] | None = None, ranks: int | None = None
         raise ValueError("--gpus needs the number of each GPU once, as in --gpus 0,1")
     missing = [gpu for gpu in gpus if not 0 <= gpu < usable]
     if missing:
-        there = f"0 to {usable - 1} can be used" if usable else "none can be used (see splatstudio doctor)"
+        there = (
+            f"0 to {usable - 1} can be used" if usable else "none can be used (splatstudio doctor says why)"
+        )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         chosen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
-        raise ValueError(f"there is no GPU {missing[0]}: {there}{chosen}")
+        advice = "" if usable else "; without --gpus the CPU trains"
+        raise ValueError(f"there is no GPU {missing[0]}: {there}{chosen}{advice}")
     return RankDevices(tuple(gpus))
 
 

@@ -207,11 +207,12 @@ class TestInABrowser:
               window.made = [];
               window.setInterval = () => window.made.push("interval");
               document.addEventListener = kind => window.made.push(kind);
+              document.body.addEventListener = kind => window.made.push(kind);
             }"""
         )
         for _ in range(2):
-            for source in (viser_private._DRESS_PAGE, viser_private._RELEASE_KEYS):
+            for source in viser_private.PAGE_SCRIPTS:
                 blank.evaluate(f"() => {{ {source} }}")
-        assert sorted(blank.evaluate("window.made")) == ["click", "interval"]
+        assert sorted(blank.evaluate("window.made")) == ["click", "interval", "interval", "keydown", "keyup"]
         assert blank.evaluate("document.querySelectorAll('style').length") == 1
         blank.close()

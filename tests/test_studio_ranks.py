@@ -6,6 +6,7 @@ import pytest
 
 from splatstudio.devices import DeviceReading
 from splatstudio.studio.panels.devices import UNEVEN_COLOR, balance_html, devices_html, imbalance, rank_rows
+from splatstudio.studio.panels.ranks import ranks_html
 from splatstudio.worker.ranks_report import RankFigures
 
 GPUS = tuple(DeviceReading(i, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, 250.0) for i in range(2))
@@ -34,3 +35,10 @@ def test_each_ranks_share_stands_beside_its_device() -> None:
 def test_one_rank_has_nothing_to_be_even_with() -> None:
     loads = (RankFigures(0, 1000, 0.050, 0.0),)
     assert balance_html(loads) == "" and balance_html(()) == ""
+
+
+def test_long_times_are_not_powers_of_ten() -> None:
+    loads = (RankFigures(0, 1000, 0.2514, 0.1586), RankFigures(1, 3000, 1.2044, 0.0996))
+    page = devices_html(GPUS, rank_rows(loads))
+    assert "251 ms, 159 ms" in page and "1,204 ms, 100 ms" in page
+    assert "1,204 ms a step, 100 ms of it" in ranks_html(loads)

@@ -9,6 +9,7 @@ import pytest
 from splatstudio.config import TrainConfig, changed, value_of
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy_config import note_on_unread, unread_settings
+from splatstudio.studio.panels.settings import switched_off
 from splatstudio.studio.project import open_project
 from splatstudio.trainer import Trainer
 
@@ -52,3 +53,11 @@ def test_what_is_called_unread_changes_nothing(blob_scene: Scene, strategy: str)
         losses.append([trainer.train_step().loss for _ in range(30)])
         trainer.close()
     assert losses[0] == losses[1] and len(unread) >= 3
+
+
+def test_the_page_offers_no_setting_of_what_a_run_was_started_without() -> None:
+    paths = ["steps", "exposure.lr", "exposure.grid_smooth", "poses.lr", "sky.lr", "shapes.max_ratio"]
+    assert switched_off(TrainConfig(), paths) == ["exposure.lr", "exposure.grid_smooth", "poses.lr", "sky.lr"]
+    config = changed(changed(TrainConfig(), "exposure.enabled", True), "sky.enabled", True)
+    assert switched_off(config, paths) == ["exposure.grid_smooth", "poses.lr"]
+    assert switched_off(changed(config, "exposure.grid", True), paths) == ["poses.lr"]

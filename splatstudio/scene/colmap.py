@@ -112,7 +112,7 @@ def _images_dir(folder: Path, downscale: int, images_folder: str | None) -> Path
             chosen = folder / "images"
     if not chosen.is_dir():
         raise ValueError(
-            f"the images folder {chosen} does not exist; put the photographs of the model there or name "
-            f"their folder"
+            f"the images folder {chosen} does not exist; put the photographs of the model there, or a link "
+            f"to where they are: ln -s FOLDER {chosen}"
         )
     return chosen

@@ -12,6 +12,8 @@ from typing import Any
 import viser
 from viser import _messages
 
+from splatstudio.studio.gate.connection import STILL_HERE
+
 
 def on_failed_callback(server: viser.ViserServer, tell: Callable[[BaseException], None]) -> None:
     """Call `tell` with what ends a callback of the page, in its thread; viser itself prints it and no more.
@@ -88,12 +90,57 @@ if (!window.splatstudioDressed) {
 """
 
 
+# viser's camera moves with the arrow keys wherever the keyboard is, but for fields of text: also while a
+# slider is moved, or a tab or an option is chosen with them.
+_KEEP_ARROWS = """
+if (!window.splatstudioKeepsArrows) for (const kind of ["keydown", "keyup"])
+  document.body.addEventListener(kind, event => {
+    const control = event.target.closest?.("[role=slider], [role=tab], [role=option], input");
+    if (control && event.key.startsWith("Arrow")) event.stopPropagation();
+  });
+window.splatstudioKeepsArrows = true;
+"""
+
+# viser greys its controls out when the studio is gone, without a word. A studio that was started anew has
+# another address, and lets this page in no more.
+_SAY_LOST = """
+if (!window.splatstudioWatches) {
+  window.splatstudioWatches = true;
+  let missed = 0, told = null;
+  const say = text => {
+    if (text && !told) {
+      told = document.createElement("div");
+      told.setAttribute("role", "alert");
+      told.style.cssText = "position:fixed;z-index:9999;top:12px;left:50%;transform:translateX(-50%);"
+        + "max-width:min(520px,90vw);padding:10px 14px;border-radius:6px;background:#4a2026;color:#ffd9d9;"
+        + "font:13px/1.45 system-ui,sans-serif";
+      document.body.append(told);
+    }
+    if (told && !text) { told.remove(); told = null; }
+    if (told && told.textContent !== text) told.textContent = text;
+  };
+  setInterval(async () => {
+    if (document.hidden) return;
+    const answer = await fetch("PLACE", {cache: "no-store"}).catch(() => null);
+    missed = answer?.ok ? 0 : missed + 1;
+    say(missed < 2 ? "" : answer?.status === 403
+      ? "The studio was started anew: open the address that it has printed, and close this page."
+      : "No connection to the studio. What was saved is safe. If the studio was closed, start it again and "
+        + "open the address that it prints; if only the line is cut, this page goes on by itself.");
+  }, 2500);
+}
+""".replace("PLACE", STILL_HERE)
+
+
+PAGE_SCRIPTS = (_DRESS_PAGE, _RELEASE_KEYS, _KEEP_ARROWS, _SAY_LOST)
+
+
 def dress_page(client: viser.ClientHandle) -> None:
-    """Let a browser's tab tell what is open and how it stands, and leave out a dock's second handle."""
-    client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=_DRESS_PAGE))
+    """Give a browser's page what viser's own lacks.
 
-
-def release_keys_after_clicks(client: viser.ClientHandle) -> None:
-    """Let hotkeys work again in a browser once a box has been ticked or an option chosen with the mouse."""
-    message = _messages.RunJavascriptMessage(source=_RELEASE_KEYS)
-    client.gui._websock_interface.queue_message(message)
+    Its tab tells what is open and how it stands, a dock has one handle, hotkeys work again once a box has
+    been ticked or an option chosen with the mouse, the arrow keys of a control do not move the camera, and
+    the page says so when the studio is gone.
+    """
+    for source in PAGE_SCRIPTS:
+        client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))

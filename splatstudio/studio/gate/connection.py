@@ -22,6 +22,12 @@ from splatstudio.studio.gate.messages import MessageFilter
 from splatstudio.studio.gate.values import Unacceptable
 
 _log = logging.getLogger(__name__)
+STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
+_ANY = "The gate of the studio's page refused something for the first time: %s."
+_NEWS = {
+    "token": "A page without the secret of this studio's address was not let in (%s). Open the address that "
+    "is printed here; a tab of an earlier studio can be closed."
+}
 
 
 class Gate:
@@ -52,7 +58,7 @@ class Gate:
         self.refused[reason] += 1
         if reason not in self._warned and not self._trying:
             self._warned.add(reason)
-            _log.warning("The gate of the studio's page refused something for the first time: %s.", reason)
+            _log.warning(_NEWS.get(reason, _ANY), reason)
 
     def start_counting(self) -> None:
         """Forget what the self-test made it refuse."""
@@ -70,6 +76,8 @@ class Gate:
             if not self._access.is_authorized(request, port):
                 sentence = "This studio is locked. Please open the URL printed in the terminal where "
                 raise Refusal(HTTPStatus.FORBIDDEN, "token", sentence + "splatstudio was started.")
+            if request.path == STILL_HERE:
+                return page_response(HTTPStatus.OK, "This studio is still here.")
             opens_page = is_websocket(request) or request.path.partition("?")[0] in {"/", "/index.html"}
             if opens_page and self.num_clients >= self.limits.max_clients:
                 sentence = f"{self.num_clients} browsers are connected already, which is the limit. "

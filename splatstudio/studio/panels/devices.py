@@ -65,6 +65,7 @@ class DevicesPanel(Panel):
         self._readings: tuple[DeviceReading, ...] = ()
         self._told: tuple[RankFigures, ...] = ()
         self._chosen = ""
+        self._measured = frozenset[Field](("utilization",))
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
         self._sampler = threading.Thread(target=self._sample, name="devices", daemon=True)
@@ -81,6 +82,7 @@ class DevicesPanel(Panel):
         if not readings or (readings is self._readings and choice == self._chosen):
             return
         self._readings, self._chosen = readings, choice
+        self._offer(readings)
         told = self._told
         ranks = rank_rows(told) if told else self._controller.rank_figures
         self._rows.content = devices_html(readings, ranks) + balance_html(told)
@@ -98,6 +100,15 @@ class DevicesPanel(Panel):
         ]
         ranges = ((max(0.0, end - HISTORY_SECONDS / 60.0), end), (0.0, _top(quantity, values)))
         self._plot.show((minutes, *values), lines, ranges, "minutes")
+
+    def _offer(self, readings: tuple[DeviceReading, ...]) -> None:
+        """Let those quantities be plotted that some device has told."""
+        fields: set[Field] = {quantity.field for quantity in QUANTITIES.values()}
+        told = {field for field in fields for each in readings if getattr(each, field) is not None}
+        self._measured |= told
+        names = tuple(name for name, quantity in QUANTITIES.items() if quantity.field in self._measured)
+        if names != self._choice.options:
+            self._choice.options = names
 
     def close(self) -> None:
         """End the sampling; a driver that does not answer is not waited for."""
@@ -246,11 +257,17 @@ def _rank_text(rank: RankRow) -> str:
     splats = "–" if rank.num_gaussians is None else f"{rank.num_gaussians:,}"
     if rank.step_seconds is None:
         return f"{splats} splats"
-    step = f"{1000.0 * rank.step_seconds:.3g}"
+    step = milliseconds(rank.step_seconds, 3)
     if rank.wait_seconds is None:
         return f"{splats} splats, {step} ms/step"
     # Beside the memory there is no room for more; the head of the rows says what they are.
-    return f"{splats} · {step} ms, {1000.0 * rank.wait_seconds:.2g} ms"
+    return f"{splats} · {step} ms, {milliseconds(rank.wait_seconds, 2)} ms"
+
+
+def milliseconds(seconds: float, digits: int) -> str:
+    """Return a time with that many digits, and never as a power of ten."""
+    value = 1000.0 * seconds
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.{digits}g}"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -59,6 +59,7 @@ class EvaluatePanel(Panel):
         self._asked: tuple[CatalogEntry, object] | None = None  # whether to delete it, and its mark then
         self._opened: Path | None = None  # the folder of the model that was opened here last
         self._turned = 0  # pages of the list
+        self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
         self._refused = ""  # the folder that was said to be none
         self._scan_due = 0.0
         self._shown: object = None
@@ -167,6 +168,7 @@ class EvaluatePanel(Panel):
             names = tuple(folder.resolve().name for folder in folders) or ("–",)
             if names != self._run.options:
                 self._run.options = names
+        self._turn_to_own()
         chosen = self._chosen_folder()
         self._entries = () if chosen is None else entries_of(chosen)
         if self._selected is not None:
@@ -175,6 +177,15 @@ class EvaluatePanel(Panel):
         if self._selected is None and self._entries:
             self._select(self._entries[0])
         self._draw()
+
+    def _turn_to_own(self) -> None:
+        """Choose the run of this page once there is a model in it; afterwards the user chooses."""
+        own = self._page.controller.project.run_dir
+        if own is None or own == self._turned_to:
+            return
+        if own.resolve() in map(Path.resolve, self._folders) and entries_of(own):
+            self._turned_to, self._selected, self._turned = own, None, 0
+            self._run.value = own.resolve().name
 
     def _chosen_folder(self) -> Path | None:
         return next((folder for folder in self._folders if folder.resolve().name == self._run.value), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from splatstudio.studio.page import Page, Panel
-from splatstudio.studio.panels.devices import balance_html
+from splatstudio.studio.panels.devices import balance_html, milliseconds
 from splatstudio.studio.theme import MUTED
 from splatstudio.worker.messages import Event
 from splatstudio.worker.ranks_report import RankFigures, told_after
@@ -42,7 +42,7 @@ def ranks_html(told: tuple[RankFigures, ...]) -> str:
         'font-variant-numeric:tabular-nums">'
         f'<b style="font-weight:600">Rank {rank.rank}</b> '
         f'<span style="color:{MUTED}">{html.escape(rank.host)}</span><br>'
-        f"{rank.num_gaussians:,} splats · {1e3 * rank.step_seconds:.3g} ms a step, "
-        f"{1e3 * rank.wait_seconds:.2g} ms of it waiting</div>"
+        f"{rank.num_gaussians:,} splats · {milliseconds(rank.step_seconds, 3)} ms a step, "
+        f"{milliseconds(rank.wait_seconds, 2)} ms of it waiting</div>"
         for rank in told
     )

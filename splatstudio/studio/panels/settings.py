@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import viser
 
-from splatstudio.config import Setting, value_of
+from splatstudio.config import Setting, TrainConfig, value_of
 from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
 from splatstudio.studio.theme import BAD, MUTED
@@ -152,9 +152,10 @@ class SettingsForm:
             self._undo.visible = num > 0
 
     def _offer(self) -> None:
-        """Show what the strategy of the run reads, and nothing that would change nothing."""
-        unread = unread_settings(self._config.strategy, [each.path for each in self._inputs])
-        offered = {each.path for each in self._inputs}.difference(unread)
+        """Show what the run reads, and nothing that would change nothing."""
+        paths = [each.path for each in self._inputs]
+        unread = unread_settings(self._config.strategy, paths) + switched_off(self._config, paths)
+        offered = set(paths).difference(unread)
         for each in self._inputs:
             each.offer(each.path in offered)
         for group, heading in self._headings.items():
@@ -175,6 +176,18 @@ class SettingsForm:
         self._answer.content = ""
 
 
+def switched_off(config: TrainConfig, paths: Iterable[str]) -> list[str]:
+    """Return those of the settings `paths` that belong to what a run was started without."""
+
+    def is_off(path: str) -> bool:
+        group = path.partition(".")[0]
+        if path == "exposure.grid_smooth" and not config.exposure.grid:
+            return True
+        return group in ("exposure", "poses", "sky") and not getattr(config, group).enabled
+
+    return [path for path in paths if is_off(path)]
+
+
 def _displayed(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(round(255.0 * part) for part in value)
@@ -183,6 +196,8 @@ def _displayed(value: Any) -> Any:
 
 def _label(path: str) -> str:
     name = path.rpartition(".")[2]
+    if name == "lr":
+        return "Learning rate"
     if name.endswith("_lr"):
         return name.removesuffix("_lr")  # of a tensor, which is called as everywhere
     words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")

@@ -12,7 +12,7 @@ from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
 from splatstudio.studio.photo_errors import ErrorBook
 from splatstudio.studio.stage import Frustums
 from splatstudio.studio.viewport import Stream
-from splatstudio.studio.viser_private import dress_page, release_keys_after_clicks
+from splatstudio.studio.viser_private import dress_page
 from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
 
 
@@ -64,7 +64,6 @@ class ViewPanel(Panel):
 
     def _open(self, stream: Stream) -> None:
         dress_page(stream.client)
-        release_keys_after_clicks(stream.client)
         with self._container:
             view = BrowserView(self._page, stream, self._parts)
         with self._lock:

@@ -1,0 +1,106 @@
+"""Small things that a newcomer stumbles over: each was one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gate_client import get
+from studio_page import PAGE_TEST
+from test_checkpoint import example
+from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
+
+from splatstudio.checkpoint import save_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.devices import DeviceReading
+from splatstudio.run import Run
+from splatstudio.studio.gate import GatedServer, open_server
+from splatstudio.studio.gate.connection import STILL_HERE
+from splatstudio.studio.panels.devices import DevicesPanel
+from splatstudio.studio.panels.evaluate import EvaluatePanel
+from splatstudio.studio.viser_private import PAGE_SCRIPTS
+
+
+def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
+    """Return the run and the step that are chosen; not while a callback of the page is changing them."""
+    with panel._lock:
+        return panel._run.value, panel._selected and panel._selected.step
+
+
+def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:  # noqa: F811
+    other, anew = run.parent / "a run", run.parent / "started over"
+    for folder in (other, anew):
+        Run.create(folder, page.controller.project.path, TrainConfig())
+    save_checkpoint(run, example(10))
+    save_checkpoint(other, example(20))
+    panel = evaluate_panel(page)
+    assert chosen(panel) == (run.name, 10)
+    panel._run.value = other.name
+    panel._look_elsewhere()
+    assert chosen(panel) == (other.name, 20), "the user's choice stays"
+    page.controller.project = replace(page.controller.project, run_dir=anew)
+    panel._scan()
+    assert chosen(panel) == (other.name, 20), "there is nothing to see yet"
+    save_checkpoint(anew, example(30))
+    panel._scan()
+    assert chosen(panel) == (anew.name, 30)
+
+
+def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:  # noqa: F811
+    page.controller.pids = ()
+    tab = page.server.gui.add_tab_group().add_tab("Devices")
+    panel = DevicesPanel(page, tab)
+    panel.close()
+    cpu = DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0)
+    panel._offer((cpu,))
+    assert panel._choice.options == ("Utilization", "Memory of ours")
+    panel._offer((DeviceReading(0, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, None),))
+    assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
+    panel._offer((cpu,))
+    assert "Temperature" in panel._choice.options, "what was told once is offered on"
+
+
+def test_the_command_says_its_version() -> None:
+    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0 and told.stdout.startswith("splatstudio 0.") and not told.stderr
+
+
+@pytest.fixture
+def gated() -> Any:
+    server = open_server(port=0)
+    yield server
+    server.stop()
+
+
+def test_a_page_that_would_not_be_let_in_any_more_is_told_so(gated: GatedServer) -> None:
+    assert get(gated.port, STILL_HERE)[0] == 403
+    assert get(gated.port, STILL_HERE, Authorization=f"Bearer {gated.url.rpartition('=')[2]}")[0] == 200
+
+
+class TestInABrowser:
+    """What the scripts of the page do, in a page of their own."""
+
+    pytestmark = PAGE_TEST
+
+    def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera(self, browser: Any) -> None:
+        blank = browser.new_page()
+        blank.set_content("<div id=slider role=slider tabindex=0>a</div><div id=canvas tabindex=0>b</div>")
+        blank.evaluate(
+            "() => { window.heard = [];"
+            " for (const to of [window, document])"
+            "   to.addEventListener('keydown', event => window.heard.push(event.key)); }"
+        )
+        for source in PAGE_SCRIPTS:
+            blank.evaluate(f"() => {{ {source} }}")
+        blank.focus("#slider")
+        blank.keyboard.press("ArrowRight")
+        assert blank.evaluate("window.heard") == []
+        blank.keyboard.press("p")
+        blank.focus("#canvas")
+        blank.keyboard.press("ArrowLeft")
+        assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
+        blank.close()

@@ -112,8 +112,8 @@ def machines(request: pytest.FixtureRequest) -> Iterator[list[Machine]]:
 @pytest.fixture
 def nodes(machines: list[Machine], blob_folder: Path, tmp_path: Path) -> Iterator[Nodes]:
     # A store of neither machine: the one that hosts it could not be replaced.
-    store = StoreHost()
     store_at = "127.0.0.1" if machines[0].interface == "lo" else f"{NETWORK}.254"
+    store = StoreHost(0, store_at)
     made = Nodes(machines, tmp_path / "log", store)
     words = ("--steps", "100000", "--save-steps", "20", "--eval-steps", "--sh-degree", "1")
     gathering = Gathering(blob_folder, tmp_path / "run", 2, store_at, "1", words)

@@ -14,7 +14,7 @@ from splatstudio.studio.network import LOOPBACK
 from splatstudio.studio.nodes import Gathering, nodes_asked_for, words_for_training
 from splatstudio.train_command import train_scene
 from splatstudio.worker.handshake import Unreachable
-from splatstudio.worker.store_host import KEY, StoreHost, announce, own_address
+from splatstudio.worker.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 
 
 def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None:
@@ -76,3 +76,34 @@ def test_rank_0_is_found_by_the_store() -> None:
     del host
     with pytest.raises(OSError):
         own_address(at)
+
+
+@pytest.mark.parametrize(
+    ("host", "listens_on"),
+    [
+        ("127.0.0.2", "127.0.0.2"),
+        ("localhost", "127.0.0.1"),
+        (None, EVERYWHERE),
+        ("192.0.2.1", EVERYWHERE),  # of no machine: this one is behind a router
+        ("itself", EVERYWHERE),  # a name that means loopback here, and not for the others
+        ("unheard-of", EVERYWHERE),
+    ],
+)
+def test_the_store_listens_where_the_machines_are_told_to_come(
+    monkeypatch: pytest.MonkeyPatch, host: str | None, listens_on: str
+) -> None:
+    def looked_up(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        known = {"itself": "127.0.1.1", "localhost": "127.0.0.1"}
+        if name == "unheard-of":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known.get(name, name), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    store = StoreHost(0, host)
+    monkeypatch.undo()
+    assert store.address == listens_on
+    at = (listens_on if listens_on != EVERYWHERE else "127.0.0.1", store.port)
+    announce(at, "127.0.0.1:1", "token")
+    if listens_on == "127.0.0.2":
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", store.port))

@@ -13,7 +13,7 @@ from splatstudio.studio.app import say_where, show_in_browser
 from splatstudio.studio.attached import AttachedStudio, attached_studio
 from splatstudio.studio.network import Network
 from splatstudio.worker.handshake import REDIAL_SECONDS, Unreachable
-from splatstudio.worker.store_host import StoreHost
+from splatstudio.worker.store_host import EVERYWHERE, StoreHost
 
 # What is for the studio, of the words of a command line; all else is for the training.
 OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
@@ -84,10 +84,10 @@ def open_nodes(gathering: Gathering, port: int, *, network: Network, browser: bo
     Raises ValueError with one sentence for a port that cannot be had. The store lives as long as the
     studio, and the agents of torchrun end without: their ranks save, and leave.
     """
-    host = StoreHost(port)
+    host = StoreHost(port, gathering.host)
     print(f"Start this on each of {gathering.num_nodes} machines, which all see {gathering.run_dir}:\n")
     print(f"  {gathering.command(host.port)}\n", flush=True)
-    print("The machines meet here, without a password: in a network that you trust.", flush=True)
+    print(f"The machines meet {_where(host)}, without a password: in a network that you trust.", flush=True)
     while True:
         try:
             studio = attached_studio(host.dialled, network)
@@ -99,3 +99,9 @@ def open_nodes(gathering: Gathering, port: int, *, network: Network, browser: bo
     if browser:
         show_in_browser(studio)
     return studio
+
+
+def _where(host: StoreHost) -> str:
+    if host.address == EVERYWHERE:
+        return f"at port {host.port} of all networks of this machine"
+    return f"at {host.address}:{host.port} alone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from studio_page import PAGE_TEST, TIMEOUT, Screen
 from test_score_flat import ANYHOW
@@ -15,7 +16,9 @@ from splatstudio.worker.messages import Start
 pytestmark = PAGE_TEST
 
 
-def test_the_offer_is_put_away_and_taken(open_page: Callable[..., Screen], blob_folder: Path) -> None:
+def test_the_offer_is_put_away_and_taken(
+    open_page: Callable[..., Screen], browser: Any, blob_folder: Path
+) -> None:
     screen = open_page(blob_folder, ANYHOW, width=1100, height=700)
     controller = screen.studio.controller
     stop = screen.button("Stop here")
@@ -25,6 +28,12 @@ def test_the_offer_is_put_away_and_taken(open_page: Callable[..., Screen], blob_
     screen.page.get_by_text("dB): stop here, or go on?").wait_for()
     assert controller.status.flat is not None
     screen.wait(lambda: controller.status.state == "paused", "it goes on, to where it was told to pause")
+
+    # Who comes later sees it, too.
+    other = browser.new_page()
+    other.goto(screen.studio.url)
+    other.get_by_role("button", name="Stop here", exact=True).wait_for(timeout=1000 * TIMEOUT)
+    other.close()
 
     screen.button("Go on").click()
     stop.wait_for(state="hidden")

@@ -160,6 +160,7 @@ class _Attendance:
         self._started: float | None = None
         self._num_gaussians = 0
         self._flat: ScoreFlat | None = None  # why the training ends, where it does before its last step
+        self._offer: ScoreFlat | None = None  # the one before: after a restart it is told again
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
     def run(self) -> int:
@@ -220,7 +221,8 @@ class _Attendance:
             print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
         elif isinstance(event, ScoreFlat) and event.stops:
             self._flat = event
-        elif isinstance(event, ScoreFlat):
+        elif isinstance(event, ScoreFlat) and event != self._offer:
+            self._offer = event
             console.print(flat_sentence(event, "Ctrl-C saves and stops here."), markup=False)
         elif isinstance(event, Saved) and not quiet:
             console.print(f"Saved {event.path}")

@@ -45,7 +45,7 @@ class Run:
         except OSError as error:
             raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
         if taken:
-            raise ValueError(f"the run folder {path} is not empty: resume it, or name another one")
+            raise ValueError(f"the run folder {path} is not empty: resume it (--resume), or name another one")
         values = {"format_version": FORMAT_VERSION, "scene": str(scene_path), "config": to_json(config)}
         write_json_durably(path / "run.json", values)
         return cls(path, scene_path, config)

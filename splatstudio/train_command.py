@@ -87,7 +87,7 @@ def train_scene(
             return 0
         _take_over(run_dir)
     elif is_taken(run_dir):
-        raise ValueError(f"the run folder {run_dir} is not empty: resume it, or name another one")
+        raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
     chosen = devices.chosen()
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)

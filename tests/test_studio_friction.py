@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,25 @@ def gated() -> Any:
 def test_a_page_that_would_not_be_let_in_any_more_is_told_so(gated: GatedServer) -> None:
     assert get(gated.port, STILL_HERE)[0] == 403
     assert get(gated.port, STILL_HERE, Authorization=f"Bearer {gated.url.rpartition('=')[2]}")[0] == 200
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_ctrl_c_right_after_the_start_does_not_end_the_fork_server() -> None:
+    script = """
+import multiprocessing, multiprocessing.forkserver as server
+from pathlib import Path
+from splatstudio.worker.group import _no_ctrl_c
+multiprocessing.set_forkserver_preload([])
+process = multiprocessing.get_context("forkserver").Process(target=print)
+with _no_ctrl_c():
+    process.start()
+status = Path(f"/proc/{server._forkserver._forkserver_pid}/status").read_text()
+blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
+print("SIGINT is blocked:", bool(int(blocked.split()[1], 16) & 2))
+process.join()
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "SIGINT is blocked: True" in told.stdout, told.stderr
 
 
 class TestInABrowser:

@@ -17,6 +17,7 @@ from test_studio_panels import evaluate_panel, notices, page, run, submitted  # 
 from splatstudio.checkpoint import save_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.devices import DeviceReading
+from splatstudio.model import load_model
 from splatstudio.run import Run
 from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.gate.connection import STILL_HERE
@@ -62,6 +63,13 @@ def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:  # noqa: F8
     assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
     panel._offer((cpu,))
     assert "Temperature" in panel._choice.options, "what was told once is offered on"
+
+
+def test_who_names_the_scene_in_place_of_its_run_is_told_so(blob_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="this is a scene, and its models are in the run folders"):
+        load_model(blob_folder)
+    with pytest.raises(ValueError, match=r"a run with checkpoints$"):
+        load_model(tmp_path)
 
 
 def test_the_command_says_its_version() -> None:

@@ -21,7 +21,8 @@ from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.worker import messages
 
-console = Console(highlight=False)
+# No markup: what is printed are paths and the words of errors, which may have brackets.
+console = Console(highlight=False, markup=False)
 
 LINE_SECONDS = 10.0  # between two lines where the output is no terminal and a bar cannot be drawn
 
@@ -141,8 +142,8 @@ def print_findings() -> int:
     """Print what a look at the machine finds, one by one; return the exit code, 1 where all is not well."""
     bad = 0
     for finding in findings():
-        mark = "[green]ok[/]" if finding.good else "[red]!![/]"
-        console.print(f"{mark}  {finding.subject:<14} {finding.text}")
+        mark = Text("ok", "green") if finding.good else Text("!!", "red")
+        console.print(mark, f" {finding.subject:<14} {finding.text}")
         bad += not finding.good
     console.print("\nWhen a training is slow or ends:")
     for line in ADVICE:

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from splatstudio import doctor, gpu_links
+from splatstudio import doctor, gpu_links, terminal
 from splatstudio.doctor import Finding, findings
 from splatstudio.gpu_links import read_gpus
 from splatstudio.worker import self_test
@@ -111,3 +111,19 @@ def test_the_report_names_every_subject_once() -> None:
     assert len(set(subjects)) == len(subjects)
     assert {"torch", "GPUs", "open files", "shared memory", "collectives", "ranks, gloo"} <= set(subjects)
     assert all(row.good for row in rows if row.subject in ("collectives", "ranks, gloo", "self test"))
+
+
+def test_the_words_of_an_error_are_printed_as_they_are_and_what_to_do_below(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "cannot work together: [/third_party/gloo/pair.cc:538] Connection closed by peer [::1]:4711"
+    rows = [Finding("memory", "[much] is free"), Finding("ranks, gloo", words, good=False)]
+    monkeypatch.setattr(terminal, "findings", lambda: iter(rows))
+    monkeypatch.setattr(terminal.console, "width", 1000)
+    assert terminal.print_findings() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["ok", "memory", *rows[0].text.split()]
+    assert lines[1].split() == ["!!", "ranks,", "gloo", *words.split()]
+    advice = " ".join(lines[2:])
+    for word in ("CUDA_LAUNCH_BLOCKING=1", "--max-splats auto", "NVLink", "wait time", "GLOO_SOCKET_IFNAME"):
+        assert word in advice

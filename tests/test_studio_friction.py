@@ -114,9 +114,14 @@ class TestInABrowser:
 
     pytestmark = PAGE_TEST
 
-    def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera(self, browser: Any) -> None:
+    def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera_and_pictures_have_names(
+        self, browser: Any
+    ) -> None:
         blank = browser.new_page()
-        blank.set_content("<div id=slider role=slider tabindex=0>a</div><div id=canvas tabindex=0>b</div>")
+        icon = "<button><svg class='tabler-icon tabler-icon-list-search'></svg></button>"
+        blank.set_content(
+            f"<div id=slider role=slider tabindex=0>a</div><div id=canvas tabindex=0>b</div>{icon}"
+        )
         blank.evaluate(
             "() => { window.heard = [];"
             " for (const to of [window, document])"
@@ -131,4 +136,5 @@ class TestInABrowser:
         blank.focus("#canvas")
         blank.keyboard.press("ArrowLeft")
         assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
+        blank.locator("button[aria-label='All commands']").wait_for(state="attached")
         blank.close()

@@ -73,6 +73,7 @@ window.splatstudioReleasesKeys = true;
 
 
 # What the page says of itself in the browser's tab, and what viser draws twice: a second handle of a dock.
+# Two buttons of viser's are pictures alone, without a name for who hears the page.
 # A notice ends with a path, which has no spaces to break it at: its end would be cut off.
 _DRESS_PAGE = """
 if (!window.splatstudioDressed) {
@@ -85,6 +86,9 @@ if (!window.splatstudioDressed) {
     const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
     const title = [text("name"), text("state")].filter(Boolean).join(" · ");
     document.title = title ? `${title} – splatstudio` : "splatstudio";
+    for (const [icon, name] of [["list-search", "All commands"], ["adjustments", "Options of the viewer"]])
+      for (const button of document.querySelectorAll(`button:not([aria-label]):has(.tabler-icon-${icon})`))
+        button.setAttribute("aria-label", name);
   }, 1000);
 }
 """

@@ -199,7 +199,8 @@ class Absent:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
 import gpu, gpu_peers, gpu_viewer, blob_scenes
-import test_cuda, test_cuda_lookahead, test_cuda_modes, test_cuda_oracle, test_cuda_steps, test_cuda_training
+import test_cuda, test_cuda_lookahead, test_cuda_modes, test_cuda_options, test_cuda_oracle
+import test_cuda_steps, test_cuda_training
 """
     folders = ":".join(str(folder) for folder in (BENCH.parent, BENCH, BENCH.parents[1]))
     done = subprocess.run(

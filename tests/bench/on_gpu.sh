@@ -5,7 +5,7 @@
 #
 # Needed are a torch (2.11 or newer) with CUDA, nvcc of the same major version, CMake, and of Python's packages numpy,
 # opencv, pillow, psutil, scipy, safetensors, pynvml (nvidia-ml-py), pytest and hypothesis. Whatever fails or is missing
-# is said, and the rest goes on. The logs lie in $OUT where that is set, else in build/gpu_logs.
+# is said, and the rest goes on. The logs lie in build/gpu_logs; where $OUT names a folder, all of them in its logs.txt.
 #
 # The oracle's garden, and the scenes that are trained on, are looked for in shared/ and ../shared/; without them
 # the rows of the garden are left out, and the demo scene is trained on. Where the checkout alone is carried:
@@ -23,9 +23,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 END=465  # s for all of it
-LOGS=${OUT:-$PWD/build/gpu_logs}
+LOGS=$PWD/build/gpu_logs
 BUILD=$PWD/build/gpu
 mkdir -p "$LOGS" "$BUILD"
+rm -f "$LOGS"/*
 rehearse="" device=cuda
 if [ "${1:-}" = --rehearse ]; then
   rehearse=yes device=cpu
@@ -57,6 +58,12 @@ waited() {  # NAME [COMMAND...]: its status; where it is not 0, what COMMAND fin
 summary() {
   trap - EXIT
   for name in "${!running[@]}"; do kill "${running[$name]}" 2>/dev/null; done
+  if [ -n "${OUT:-}" ]; then
+    for log in "$LOGS"/*; do
+      echo "==== $(basename "$log")"
+      tail -c 500000 "$log"
+    done >"$OUT/logs.txt"
+  fi
   echo
   echo "$machine; $SECONDS s"
   for what in "${failed[@]}"; do echo "FAILED: $what"; done

@@ -1,0 +1,64 @@
+"""The tests marked cuda on a pretended GPU: what Python does wrong with one fails here, not on a real one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{TESTS}:{TESTS.parent}", "OMP_NUM_THREADS": "1"}
+PYTEST = [
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--noconftest",
+    "-p",
+    "blob_scenes",
+    "-p",
+    "pretend_gpu",
+]
+FILES = sorted(path.name for path in TESTS.glob("test_cuda*.py") if path.stem != "test_cuda_sources")
+
+
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="it takes minutes under the sanitizers"
+)
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_marked_cuda_passes(name: str) -> None:
+    # Graphs need a real one, and the emulation draws the garden for minutes.
+    command = [sys.executable, *PYTEST, "-m", "cuda", "-k", "not graph and not garden", str(TESTS / name)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 0
+
+
+def test_tensors_of_both_devices_and_waits_are_found() -> None:
+    code = """
+import torch, pretend_gpu
+pretend_gpu.pytest_configure()
+there = torch.ones(3, device="cuda")
+assert there.device.type == "cuda" and (there + 1).cpu().tolist() == [2.0, 2.0, 2.0]
+def refused(work, why):
+    try:
+        work()
+    except RuntimeError as error:
+        return why in str(error)
+    return False
+assert refused(lambda: there + torch.ones(3), "on cuda:0 and on the CPU")
+torch.cuda.set_sync_debug_mode("error")
+host = torch.ones(3)
+for work in (lambda: there.sum().item(), there.nonzero, lambda: there[there > 0], there.cpu, there.tolist):
+    assert refused(work, "synchronizing"), work
+assert refused(lambda: host.to("cuda", non_blocking=True), "synchronizing")
+assert host.pin_memory().to("cuda", non_blocking=True).device == there.device
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

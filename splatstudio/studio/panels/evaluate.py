@@ -168,7 +168,8 @@ class EvaluatePanel(Panel):
             names = tuple(folder.resolve().name for folder in folders) or ("–",)
             if names != self._run.options:
                 self._run.options = names
-        self._turn_to_own()
+        if folders:
+            self._turn_to_own()
         chosen = self._chosen_folder()
         self._entries = () if chosen is None else entries_of(chosen)
         if self._selected is not None:

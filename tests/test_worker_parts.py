@@ -135,10 +135,13 @@ def test_the_earliest_error_of_a_ranks_own_is_to_blame() -> None:
     ends = [
         RankEnd(0, 8, 1, report(0, 10, "[gloo] Connection closed by peer")),
         RankEnd(1, 7, 1, report(1, 30, "the second")),
-        RankEnd(2, 7, 1, report(2, 20, "the first", final=True)),
+        RankEnd(2, 7, 1, report(2, 20, "the first")),
+        RankEnd(3, 7, 1, report(3, 5, "of all alike", final=True)),
     ]
-    cause = blame(ends, 3)
-    assert (cause.rank, cause.final) == (2, True) and cause.sentence == "Rank 2: It said: the first."
+    cause = blame(ends[:3], 4)
+    assert (cause.rank, cause.final) == (2, False) and cause.sentence == "Rank 2: It said: the first."
+    cause = blame(ends, 4)
+    assert cause.final and cause.sentence == "It said: of all alike."
     assert blame(ends[:1], 3).rank == 0, "a peer's error is better than none"
     alone = blame([RankEnd(0, 7, 1, report(0, 1, "x"))], 1)
     assert alone.sentence == "It said: x.", "one rank alone has no number"

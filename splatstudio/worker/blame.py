@@ -128,7 +128,9 @@ def blame(ends: list[RankEnd], num_ranks: int) -> Cause:
     reports.sort(key=lambda report: (report.of_a_peer, report.monotonic_ns))
     if reports:
         report = reports[0]
-        sentence = report.sentence if num_ranks == 1 else f"Rank {report.rank}: {report.sentence}"
+        # What the user has to mend ends all ranks alike: its sentence says what there is to say.
+        of_all = num_ranks == 1 or report.final
+        sentence = report.sentence if of_all else f"Rank {report.rank}: {report.sentence}"
         kind = MEMORY if report.memory else f"{report.kind}: {report.text}"
         return Cause(report.rank, report.step, kind, sentence, report.final)
     end = bad[0] if bad else ends[0]

@@ -50,6 +50,12 @@ class Camera:
         K[1] *= height / self.height
         return replace(self, K=K, width=width, height=height)
 
+    def cropped(self, left: int, top: int, width: int, height: int) -> Camera:
+        """Return the part of this view that starts at a pixel, `left` and `top`, and has so many pixels."""
+        K = self.K.copy()
+        K[:2, 2] -= left, top
+        return replace(self, K=K, width=width, height=height)
+
     def transformed(self, similarity: np.ndarray) -> Camera:
         """Return this view after every point p of the world became `similarity` @ p.
 

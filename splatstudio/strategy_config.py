@@ -161,10 +161,16 @@ class FastConfig:
 @documented
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Coarse to fine: smaller photographs first."""
+    """Coarse to fine: smaller photographs first, and later halves of them, which are as cheap."""
 
     first: float = setting(1.0, "By what the sides are divided at the first step; 1: never smaller.", 1, 64)
     until: float = setting(0.5, "Share of the steps after which they have their full size.", 0.01, 1)
+    halves_from: float = setting(
+        1.0,
+        "Share of the steps from which each learns from a half of its photograph alone; 1: never.",
+        0,
+        1,
+    )
 
 
 # Which settings of `densify` only some strategies read; all others are read by all but mcmc.

@@ -25,6 +25,7 @@ from splatstudio.distributed.failures import Fault, OutOfMemory, together, unles
 from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
+from splatstudio.half_photos import half_of
 from splatstudio.instance_room import room_for
 from splatstudio.lookahead import Course, Lookahead
 from splatstudio.losses import photometric, psnr
@@ -365,13 +366,13 @@ class Trainer:
     def _shots_of(self, batch: Batch) -> list[list[Shot]]:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
         backgrounds = [self._corrections.behind(self.config, self._generator) for _ in batch.indices]
-        return [
-            [
-                self._shot(batch.indices[place], batch.photos[place], backgrounds[batch.drawn[place]])
-                for place in places
-            ]
-            for places in batch.rounds
-        ]
+
+        def shot_at(place: int) -> Shot:
+            number = batch.drawn[place]
+            shot = self._shot(batch.indices[place], batch.photos[place], backgrounds[number])
+            return half_of(shot, self._index, self.config, number)
+
+        return [[shot_at(place) for place in places] for places in batch.rounds]
 
     def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
         name, pixels = self.scene.views[index].name, self._uploads.take(index, photo)

@@ -62,6 +62,7 @@ LAYERS = [
     "spatial_order",
     "strategy",
     "survey",
+    "half_photos",
     "corrections",
     "shapes",
     "growth",

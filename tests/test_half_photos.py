@@ -1,0 +1,97 @@
+"""Steps that learn from halves of photographs: the same pixels at full size, each as often as the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from splatstudio.camera import Camera
+from splatstudio.config import CoarseConfig, ExposureConfig, TrainConfig
+from splatstudio.descent import Shot
+from splatstudio.gaussians import Gaussians
+from splatstudio.half_photos import half_of
+from splatstudio.rendering import RenderOptions, render
+
+WIDTH, HEIGHT = 192, 144
+CONFIG = TrainConfig(steps=100, coarse=CoarseConfig(halves_from=0.5))
+
+
+@pytest.fixture
+def shot() -> Shot:
+    camera = Camera(np.eye(4), np.array([[150.0, 0, 90], [0, 140, 70], [0, 0, 1]]), WIDTH, HEIGHT)
+    pixels = torch.arange(WIDTH * HEIGHT, dtype=torch.float32).reshape(HEIGHT, WIDTH)
+    target = torch.stack([pixels, pixels + 0.25, pixels + 0.5], dim=-1)
+    mask = pixels % 3 > 0
+    return Shot(0, "a.jpg", camera, target, mask, (0.0, 0.0, 0.0), alpha=pixels + 0.75)
+
+
+def test_halves_begin_at_their_share_of_the_steps(shot: Shot) -> None:
+    assert half_of(shot, 49, CONFIG) is shot
+    assert half_of(shot, 50, CONFIG) is not shot
+    assert half_of(shot, 99, TrainConfig(steps=100)) is shot
+
+
+def test_what_depends_on_the_place_in_a_photograph_and_small_ones_stay_whole(shot: Shot) -> None:
+    grid = replace(CONFIG, exposure=ExposureConfig(grid=True))
+    assert half_of(shot, 80, grid) is shot
+    small = replace(shot, camera=shot.camera.resized(WIDTH, 127), target=shot.target[:127])
+    assert half_of(small, 80, CONFIG) is small
+
+
+def test_every_pixel_is_in_about_half_of_the_halves(shot: Shot) -> None:
+    seen = torch.zeros(WIDTH * HEIGHT)
+    num, sizes = 400, set()
+    for step in range(num):
+        half = half_of(shot, 50 + step, CONFIG)
+        height, width = half.target.shape[:2]
+        sizes.add((width, height))
+        seen[half.target[..., 0].flatten().long()] += 1
+        assert (half.camera.width, half.camera.height) == (width, height)
+    share = seen / num
+    # 400 draws of a half: three standard deviations are 0.075. What is drawn follows from the seed.
+    assert float(share.min()) > 0.4 and float(share.max()) < 0.6
+    assert {width for width, height in sizes if height < HEIGHT} == {WIDTH}
+    assert len(sizes) > 4, "it is not always cut in one place"
+
+
+def test_a_half_is_what_its_camera_sees_with_all_that_belongs_to_it(shot: Shot) -> None:
+    means = torch.tensor([[-0.5, -0.4, 2.0], [0.6, 0.5, 2.2], [0.1, 0.0, 1.9]])
+    gaussians = Gaussians(
+        means=means,
+        quats=torch.tensor([[1.0, 0, 0, 0]]).repeat(3, 1),
+        scales=torch.full((3, 3), -3.5),
+        opacities=torch.full((3,), 1.0),
+        sh0=torch.tensor([[[1.0, 0, 0]], [[0, 1.0, 0]], [[0, 0, 1.0]]]),
+        shN=torch.zeros(3, 0, 3),
+    )
+    whole = render(gaussians, shot.camera, RenderOptions()).rgb
+    for step in (50, 51, 52, 53, 54, 55):
+        half = half_of(shot, step, CONFIG)
+        rows, columns = _place(half)
+        assert half.mask is not None and shot.mask is not None and half.alpha is not None
+        assert torch.equal(half.mask, shot.mask[rows, columns])
+        assert torch.equal(half.alpha, shot.alpha[rows, columns])  # type: ignore[index]
+        drawn = render(gaussians, half.camera, RenderOptions()).rgb
+        torch.testing.assert_close(drawn, whole[rows, columns], rtol=1e-4, atol=1e-4)
+
+
+def test_halves_repeat_and_differ_by_seed_step_and_photograph(shot: Shot) -> None:
+    def place(seed: int, step: int, number: int = 0) -> tuple[slice, slice]:
+        return _place(half_of(shot, step, replace(CONFIG, seed=seed), number))
+
+    first = [place(1, step) for step in range(50, 80)]
+    assert first == [place(1, step) for step in range(50, 80)]
+    assert first != [place(2, step) for step in range(50, 80)]
+    assert first != [place(1, step, 1) for step in range(50, 80)]
+    assert len({str(one) for one in first}) > 4
+
+
+def _place(half: Shot) -> tuple[slice, slice]:
+    """Return the rows and columns of the photograph that a half has."""
+    first = int(half.target[0, 0, 0])
+    top, left = divmod(first, WIDTH)
+    height, width = half.target.shape[:2]
+    return slice(top, top + height), slice(left, left + width)

@@ -23,11 +23,15 @@ TILE = 16  # px: the rasteriser's, of which halves have whole ones
 def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot:
     """Return what the step after `step` others learns from: the shot, or a half of it at full size.
 
-    `number` is the shot's among those of the step. From `coarse.halves_from` on it is cut across one of its
-    sides, near the middle: every pixel is as often in the half that is kept as in the other. Which half
-    follows from the seed. Maps of exposure are of whole photographs, and with them all stay whole.
+    `number` is the shot's among those of the step. From `coarse.halves_from` on, in trainings within
+    `coarse.halves_within`, it is cut across one of its sides, near the middle: every pixel is as often in the
+    half that is kept as in the other. Which half follows from the seed. Maps of exposure are of whole
+    photographs, and with them all stay whole.
     """
-    if step < config.coarse.halves_from * config.steps or config.exposure.grid:
+    coarse = config.coarse
+    if config.steps > coarse.halves_within or step < coarse.halves_from * config.steps:
+        return shot
+    if config.exposure.grid:
         return shot
     camera = shot.camera
     if min(camera.width, camera.height) < SMALLEST_TO_CUT:

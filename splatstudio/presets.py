@@ -69,7 +69,11 @@ _PRESETS = (
         "A chosen number of Gaussians that move to where they are needed (Kheradmand et al. 2024).",
         _MCMC,
     ),
-    Preset("fast", "The picture of default in less time, with less than half of the Gaussians.", _FAST),
+    Preset(
+        "fast",
+        "The picture of default in less time, with less than half of the Gaussians.",
+        {**_FAST, "coarse.halves_from": 0.5},
+    ),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 

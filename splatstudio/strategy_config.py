@@ -166,10 +166,10 @@ class CoarseConfig:
     first: float = setting(1.0, "By what the sides are divided at the first step; 1: never smaller.", 1, 64)
     until: float = setting(0.5, "Share of the steps after which they have their full size.", 0.01, 1)
     halves_from: float = setting(
-        1.0,
-        "Share of the steps from which each learns from a half of its photograph alone; 1: never.",
-        0,
-        1,
+        1.0, "Share of the steps from which each learns from a half of its photograph alone; 1: never.", 0, 1
+    )
+    halves_within: int = setting(
+        4000, "Steps of a training up to which halves_from holds; in longer ones photographs stay whole.", 1
     )
 
 

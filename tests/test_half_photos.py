@@ -32,6 +32,9 @@ def test_halves_begin_at_their_share_of_the_steps(shot: Shot) -> None:
     assert half_of(shot, 49, CONFIG) is shot
     assert half_of(shot, 50, CONFIG) is not shot
     assert half_of(shot, 99, TrainConfig(steps=100)) is shot
+    long = replace(CONFIG, steps=101, coarse=replace(CONFIG.coarse, halves_within=100))
+    assert half_of(shot, 90, long) is shot
+    assert half_of(shot, 90, replace(long, steps=100)) is not shot
 
 
 def test_what_depends_on_the_place_in_a_photograph_and_small_ones_stay_whole(shot: Shot) -> None:

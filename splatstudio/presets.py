@@ -72,7 +72,7 @@ _PRESETS = (
     Preset(
         "fast",
         "The picture of default in less time, with less than half of the Gaussians.",
-        {**_FAST, "coarse.halves_from": 0.5},
+        {**_FAST, "coarse.halves_from": 0.6},
     ),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}

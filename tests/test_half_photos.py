@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ import torch
 
 from splatstudio.camera import Camera
 from splatstudio.config import CoarseConfig, ExposureConfig, TrainConfig
-from splatstudio.descent import Shot
+from splatstudio.descent import Descent, Shot, descend
 from splatstudio.gaussians import Gaussians
 from splatstudio.half_photos import half_of
+from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene.scene import Scene
+from splatstudio.trainer import Trainer
 
 WIDTH, HEIGHT = 192, 144
 CONFIG = TrainConfig(steps=100, coarse=CoarseConfig(halves_from=0.5))
@@ -98,3 +102,25 @@ def _place(half: Shot) -> tuple[slice, slice]:
     top, left = divmod(first, WIDTH)
     height, width = half.target.shape[:2]
     return slice(top, top + height), slice(left, left + width)
+
+
+def test_a_training_learns_from_whole_photographs_and_then_from_halves(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def noted(model: Gaussians, optimizer: SplatAdam, shot: Shot, *args: Any, **options: Any) -> Descent:
+        sizes.append((shot.target.shape[1], shot.target.shape[0]))
+        return descend(model, optimizer, shot, *args, **options)
+
+    monkeypatch.setattr("splatstudio.trainer.descend", noted)
+    monkeypatch.setattr("splatstudio.half_photos.SMALLEST_TO_CUT", 32)
+    trainer = Trainer(blob_scene, TrainConfig(steps=20, coarse=CoarseConfig(halves_from=0.5)))
+    losses = [trainer.train_step().loss for _ in range(20)]
+    camera = blob_scene.views[0].camera
+    assert set(sizes[:10]) == {(camera.width, camera.height)}
+    halves = [width * height / (camera.width * camera.height) for width, height in sizes[10:]]
+    assert all(0.2 < half <= 0.8 for half in halves), halves  # tiles of 16 px are large for these photographs
+    assert len(set(sizes[10:])) > 1
+    assert losses[-1] < losses[0]
+    trainer.close()

@@ -27,6 +27,21 @@ inline AdamTensor adam_tensor(const Tensor& param, const Tensor& exp_avg,
   return {mutable_floats(param), mutable_floats(exp_avg), mutable_floats(exp_avg_sq)};
 }
 
+// One step of Adam on one tensor; `rates` are lr, beta1, beta2, eps.
+inline Adam adam_of(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+                    const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step) {
+  STD_TORCH_CHECK(rates.size() == 4, "rates are lr, beta1, beta2, eps");
+  STD_TORCH_CHECK(step >= 1, "steps count from 1");
+  Sizes sizes;
+  for (int64_t i = 0; i < param.dim(); ++i) sizes.push_back(param.size(i));
+  const AdamTensor tensor = adam_tensor(param, exp_avg, exp_avg_sq);
+  return {tensor.param,   floats(grad, sizes, "grad"),
+          tensor.exp_avg, tensor.exp_avg_sq,
+          param.numel(),  rates[0],
+          rates[1],       rates[2],
+          rates[3],       step};
+}
+
 // One step of Adam on all six tensors, but for how many columns of shN take part.
 inline ProjectAdam project_adam_of(const Tensors& params, const Tensors& exp_avg,
                                    const Tensors& exp_avg_sq, const Tensor& radii,

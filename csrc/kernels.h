@@ -290,7 +290,10 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);
 int64_t image_loss_scratch(const ImageLoss& args);  // bytes
 void image_loss(const ImageLoss& args, void* scratch, Stream stream);
 void adam_step(const Adam& args, Stream stream);
-// Where the gate says no, nothing is written.
+// Where the gate says no, nothing is written. `visible` [rows] 0 or 1, or null: all, says which of
+// the rows of `width` numbers make the step.
+void adam_step_within(const Adam& args, const uint8_t* visible, int64_t width, const StepGate& gate,
+                      Stream stream);
 void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream);
 void count_seen(const SeenCounts& args, const StepGate& gate, Stream stream);
 

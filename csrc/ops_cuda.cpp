@@ -239,30 +239,6 @@ std::tuple<Tensor, Tensor> image_loss(const Tensor& image, const Tensor& target,
   return {value, grad};
 }
 
-void adam_step(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
-               const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
-               int64_t /*num_threads*/) {
-  const OnDevice device(param);
-  STD_TORCH_CHECK(rates.size() == 4, "rates are lr, beta1, beta2, eps");
-  STD_TORCH_CHECK(step >= 1, "steps count from 1");
-  Sizes sizes;
-  for (int64_t i = 0; i < param.dim(); ++i) sizes.push_back(param.size(i));
-  floats(param, sizes, "param");
-  floats(exp_avg, sizes, "exp_avg");
-  floats(exp_avg_sq, sizes, "exp_avg_sq");
-  const splat::Adam args = {mutable_floats(param),
-                            floats(grad, sizes, "grad"),
-                            mutable_floats(exp_avg),
-                            mutable_floats(exp_avg_sq),
-                            param.numel(),
-                            rates[0],
-                            rates[1],
-                            rates[2],
-                            rates[3],
-                            step};
-  splat::cuda::adam_step(args, device.stream());
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
@@ -273,5 +249,4 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
   m.impl("raster_bwd", TORCH_BOX(&raster_bwd));
   m.impl("image_loss", TORCH_BOX(&image_loss));
-  m.impl("adam_step", TORCH_BOX(&adam_step));
 }

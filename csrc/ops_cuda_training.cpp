@@ -16,6 +16,32 @@ splat::StepGate gate_of(const Tensor& num_instances, int64_t room, const Tensor&
   return {ints<int64_t>(num_instances, {1}, "num_instances"), room, floats(loss, {}, "loss")};
 }
 
+void adam_step(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+               const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
+               int64_t /*num_threads*/) {
+  const OnDevice device(param);
+  splat::cuda::adam_step(adam_of(param, grad, exp_avg, exp_avg_sq, rates, step), device.stream());
+}
+
+// As all that is `_within` with a gate: where it is shut nothing changes. `visible` [rows] bool
+// leaves out rows, too.
+void adam_step_within(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+                      const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
+                      const OptionalTensor& visible, const Tensor& num_instances, int64_t room,
+                      const Tensor& loss) {
+  const OnDevice device(param);
+  const splat::Adam args = adam_of(param, grad, exp_avg, exp_avg_sq, rates, step);
+  const int64_t rows = param.size(0);
+  const uint8_t* chosen = nullptr;
+  if (visible.has_value()) {
+    check(*visible, ScalarType::Bool, {rows}, "visible");
+    chosen = static_cast<const uint8_t*>(visible->data_ptr());
+  }
+  const int64_t width = rows > 0 ? args.num / rows : 1;
+  splat::cuda::adam_step_within(args, chosen, width, gate_of(num_instances, room, loss),
+                                device.stream());
+}
+
 // As in ops_training.cpp, but every row makes every step in time: `num_late` is 0, and neither
 // `steps_done` nor `history` is looked at.
 void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
@@ -33,7 +59,7 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
   splat::cuda::project_adam(args, {}, device.stream());
 }
 
-// The same with a gate, as all that is `_within`: where it is shut nothing changes.
+// The same with a gate.
 void project_adam_within(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
                          const Tensor& radii, const Tensor& colors, const Tensors& v_projected,
                          const std::vector<double>& view, const std::vector<int64_t>& options,
@@ -98,6 +124,8 @@ std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
+  m.impl("adam_step", TORCH_BOX(&adam_step));
+  m.impl("adam_step_within", TORCH_BOX(&adam_step_within));
   m.impl("project_adam", TORCH_BOX(&project_adam));
   m.impl("project_adam_within", TORCH_BOX(&project_adam_within));
   m.impl("count_seen", TORCH_BOX(&count_seen));

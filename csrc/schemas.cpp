@@ -37,6 +37,10 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "adam_step(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "float[] rates, int step, int num_threads) -> ()");
   m.def(
+      "adam_step_within(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "float[] rates, int step, Tensor? visible, Tensor num_instances, int room, Tensor loss) "
+      "-> ()");
+  m.def(
       "project_adam(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
       "Tensor radii, Tensor colors, Tensor[] v_projected, float[] view, int[] options, "
       "float[] rates, float[] regularization, int step, Tensor(d!) steps_done, "

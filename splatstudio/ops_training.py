@@ -59,6 +59,11 @@ class StepGate:
         """Return what operators that end in `_within` take last."""
         return self.num_instances, self.room, self.loss.detach()
 
+    @property
+    def opened(self) -> Tensor:
+        """Return what the kernels ask of it, [1] bool, for what torch's operations change."""
+        return (self.num_instances <= self.room) & self.loss.detach().isfinite()
+
 
 def has_step_gates(device: torch.device) -> bool:
     """Return whether steps on such a device may have a StepGate; the CPU knows before it begins one."""
@@ -146,6 +151,30 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
         return
     behind = (late.steps_done, late.history, late.num_steps)
     _native().project_adam(*step, *behind, used_columns, visible_only, num_threads())
+
+
+@torch.no_grad()
+def adam_step_within(  # noqa: PLR0913 - as `ops.adam_step`
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    visible: Tensor | None,
+    gate: StepGate,
+) -> None:
+    """Make one step of Adam in place, as `ops.adam_step` does, unless the `gate` keeps it from that.
+
+    With `visible` [N] bool rows outside it stay as they are, moments included.
+    """
+    rates = [lr, beta1, beta2, eps]
+    moving = (param, grad.contiguous(), exp_avg, exp_avg_sq)
+    _native().adam_step_within(*moving, rates, step, visible, *gate.arguments)
 
 
 @torch.no_grad()

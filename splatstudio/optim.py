@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from splatstudio.ops_training import (
     LateRows,
     Regularization,
     StepGate,
+    adam_step_within,
     project_adam,
     project_late,
     settle,
@@ -52,6 +54,16 @@ def learning_rates(config: OptimConfig, *, extent: float, step: int, steps: int)
     }
 
 
+class AdamNumbers(TypedDict):
+    """What `adam_step` takes beside the tensors."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    step: int
+
+
 class SplatAdam:
     """Adam (Kingma and Ba 2015) over the six tensors; the moments have the shapes of the model.
 
@@ -82,6 +94,7 @@ class SplatAdam:
         regularization: Regularization = NO_REGULARIZATION,
         *,
         batch_size: int = 1,
+        gate: StepGate | None = None,
     ) -> None:
         """Update `gaussians` in place, from `gradients` and those of `regularization`.
 
@@ -89,7 +102,7 @@ class SplatAdam:
         `visible` [N] bool also the rows outside it. `batch_size` is of how many pictures the gradients are
         the sum: rates are multiplied by its square root, moments decay as in so many steps, and epsilon is
         divided by its square root. (The scaling of gsplat but for the decay, which is 1 - B (1 - beta) there
-        and negative beyond a batch of 10.)
+        and negative beyond a batch of 10.) `gate`: see `step_projected`.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.settle(gaussians)
@@ -103,15 +116,18 @@ class SplatAdam:
             if gradient is None or param.numel() == 0:
                 continue
             tensors = (param, gradient, exp_avg[name], exp_avg_sq[name])
+            numbers: AdamNumbers = {
+                "lr": rates[name] * growth,
+                "beta1": BETA1**batch_size,
+                "beta2": BETA2**batch_size,
+                "eps": EPS / growth,
+                "step": self.num_steps,
+            }
+            if gate is not None:
+                adam_step_within(*tensors, **numbers, visible=visible, gate=gate)
+                continue
             moving = tensors if visible is None else tuple(tensor[visible] for tensor in tensors)
-            stages_for(param).adam_step(
-                *(tensor.contiguous() for tensor in moving),
-                lr=rates[name] * growth,
-                beta1=BETA1**batch_size,
-                beta2=BETA2**batch_size,
-                eps=EPS / growth,
-                step=self.num_steps,
-            )
+            stages_for(param).adam_step(*(tensor.contiguous() for tensor in moving), **numbers)
             if visible is not None:
                 for tensor, moved in zip(tensors, moving, strict=True):
                     tensor[visible] = moved

@@ -11,6 +11,14 @@ __global__ void __launch_bounds__(kThreads)
   if (i < num) advance(tensor, i, decay, rate, grad[i]);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    adam_within_kernel(AdamTensor tensor, const float* grad, int64_t num, const uint8_t* visible,
+                       int64_t width, Decay decay, AdamRate rate, StepGate gate) {
+  const int64_t i = global_index();
+  if (i >= num || !is_open(gate)) return;
+  if (visible == nullptr || visible[i / width] != 0) advance(tensor, i, decay, rate, grad[i]);
+}
+
 __global__ void __launch_bounds__(kThreads) count_seen_kernel(SeenCounts args, StepGate gate) {
   const int64_t i = global_index();
   if (i >= args.num || !is_open(gate)) return;
@@ -32,6 +40,15 @@ void adam_step(const Adam& args, Stream stream) {
   const AdamTensor tensor = {args.param, args.exp_avg, args.exp_avg_sq};
   launch("adam_step", adam_kernel, blocks_for(args.num), kThreads, stream, tensor, args.grad,
          args.num, decay_of(settings), adam_rate(settings, args.lr, args.step));
+}
+
+void adam_step_within(const Adam& args, const uint8_t* visible, int64_t width, const StepGate& gate,
+                      Stream stream) {
+  const AdamSettings settings = {args.beta1, args.beta2, args.eps};
+  const AdamTensor tensor = {args.param, args.exp_avg, args.exp_avg_sq};
+  launch("adam_step_within", adam_within_kernel, blocks_for(args.num), kThreads, stream, tensor,
+         args.grad, args.num, visible, width, decay_of(settings),
+         adam_rate(settings, args.lr, args.step), gate);
 }
 
 void count_seen(const SeenCounts& args, const StepGate& gate, Stream stream) {

@@ -13,6 +13,7 @@ from splatstudio.config import DepthConfig, TrainConfig
 from splatstudio.descent import Drawing, Shot
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
+from splatstudio.transfer import to_device
 
 MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
 
@@ -49,7 +50,8 @@ class DepthGuide:
 
         It is the mean of |1/drawn - 1/true| in units of 1/extent, over the points at whose pixel more than
         half is covered and that `mask` [H, W] bool does not leave out; `alpha` and `depth_sum` [H, W] as of
-        `Drawing`. None: there is no such point.
+        `Drawing`. It is 0 where there is no such point, and None where the camera shows none at all. A GPU is
+        not waited for.
         """
         points = self._points.get(index)
         if points is None:
@@ -59,17 +61,17 @@ class DepthGuide:
         pixels = seen @ camera.K.T
         columns, rows = np.floor(pixels[:, :2] / pixels[:, 2:]).T
         inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
-        place = torch.as_tensor(rows[inside] * camera.width + columns[inside]).long().to(alpha.device)
-        true = torch.as_tensor(seen[inside, 2]).to(alpha)
+        if not inside.any():
+            return None
+        place = to_device(torch.as_tensor(rows[inside] * camera.width + columns[inside]).long(), alpha.device)
+        true = to_device(torch.as_tensor(seen[inside, 2]).to(alpha.dtype), alpha.device)
         covered = alpha.reshape(-1)[place]
         counts = (covered.detach() > MIN_ALPHA).to(alpha)
         if mask is not None:
             counts = counts * mask.reshape(-1)[place].to(counts)
-        if not bool(counts.any()):
-            return None
         drawn = depth_sum.reshape(-1)[place] / covered.clamp_min(1e-6)
         wrong = (1.0 / drawn.clamp_min(1e-6) - 1.0 / true).abs() * self._extent
-        return (wrong * counts).sum() / counts.sum()
+        return (wrong * counts).sum() / counts.sum().clamp_min(1.0)
 
 
 def depth_weight(config: DepthConfig, *, step: int, steps: int) -> float:

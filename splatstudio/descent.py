@@ -17,9 +17,15 @@ from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom
-from splatstudio.ops_training import NO_REGULARIZATION, Regularization, StepGate, gradients_of_projected
+from splatstudio.ops_training import (
+    NO_REGULARIZATION,
+    Regularization,
+    StepGate,
+    gradients_of_projected,
+    has_step_gates,
+)
 from splatstudio.optim import SplatAdam
-from splatstudio.pose_gradient import pose_gradient
+from splatstudio.pose_gradient import pose_gradient, pose_gradient_of_seen
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.transfer import ReadBack, to_device
@@ -251,7 +257,7 @@ def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) ->
 def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
     """Return the gradient [6] float64 of a twist of the drawing's camera, before its Gaussians move.
 
-    See `pose_gradient`.
+    See `pose_gradient`; a GPU is not waited for.
     """
     values = gradients.gaussians
     if drawing.projected is not None:
@@ -262,10 +268,12 @@ def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
             camera=drawing.camera,
             settings=drawing.settings,
         )
-    rows = (drawing.radii > 0).all(dim=1).nonzero()[:, 0]
-    return pose_gradient(
-        drawing.gaussians, values, camera=drawing.camera, sh_degree=drawing.settings.sh_degree, rows=rows
-    )
+    seen = (drawing.radii > 0).all(dim=1)
+    drawn = (drawing.gaussians, values)
+    camera, sh_degree = drawing.camera, drawing.settings.sh_degree
+    if has_step_gates(drawing.radii.device):
+        return pose_gradient_of_seen(*drawn, camera=camera, sh_degree=sh_degree, seen=seen)
+    return pose_gradient(*drawn, camera=camera, sh_degree=sh_degree, rows=seen.nonzero()[:, 0])
 
 
 def improve(

@@ -17,57 +17,44 @@ import torch
 from torch import Tensor
 
 from splatstudio.config import TrainConfig
-from splatstudio.descent import (
-    Descent,
-    DescentPlan,
-    Drawing,
-    Gradients,
-    LossOf,
-    Observation,
-    Shot,
-    backward,
-    draw,
-    improve,
-    observations_of,
-    options_of,
-)
+from splatstudio.corrections import Corrections
+from splatstudio.descent import Descent, DescentPlan, LossOf, Observation, Shot
 from splatstudio.distributed.failures import unless_out_of_memory
+from splatstudio.findings import Findings, Report, find
 from splatstudio.instance_room import InstanceRoom
-from splatstudio.losses import psnr_on_device
-from splatstudio.ops_training import StepGate, has_step_gates
+from splatstudio.ops_training import has_step_gates
 from splatstudio.photo_queue import Batch, PhotoQueue
+from splatstudio.sharded_descent import Work
 from splatstudio.strategy import Change, Population
-from splatstudio.transfer import ReadBack
 
 
 @dataclass(frozen=True)
 class Course:
     """What a training knows of a step beforehand, by the number of steps before it.
 
-    `quiet`: whether all that changes in it can have a gate, and it learns from one photograph. `follow`: what
-    is to be done, with the population's gate, once the optimiser's step is queued; in a quiet one no Change.
+    `quiet`: whether all that changes in it can have a gate. `corrections`: what is learnt beside the
+    Gaussians. `follow`: what is to be done, with the population's gate, once the optimiser's step is queued;
+    in a quiet one no Change.
     """
 
     quiet: Callable[[int, TrainConfig], bool]
     plan: Callable[[int, TrainConfig], DescentPlan]
-    shot: Callable[[int, Batch], Shot]  # may draw from the generator
-    loss_of: LossOf  # of the step whose shot was made last
+    shots: Callable[[int, Batch], tuple[Shot, ...]]  # may draw from the generator
+    loss_of: LossOf  # of the step whose shots were made last
+    corrections: Corrections
     follow: Callable[[tuple[Observation, ...], int], Change | None]
 
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """A step whose picture and gradients are queued; it has changed nothing."""
+    """A step whose pictures and gradients are queued; it has changed nothing."""
 
     config: TrainConfig
     batch: Batch
-    random_state: Tensor  # of the generator, before the shot was made
-    shot: Shot
-    plan: DescentPlan
-    drawing: Drawing
-    gradients: Gradients
-    gate: StepGate
-    numbers: ReadBack  # the loss, the instances and, where the plan asks for it, the PSNR
+    random_state: Tensor  # of the generator, before the shots were made
+    shots: tuple[Shot, ...]
+    room: InstanceRoom
+    findings: Findings
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,19 +62,18 @@ class _Queued:
     """A step that is queued as a whole: what is still needed of it."""
 
     batch: Batch
-    shot: Shot
-    picture: Tensor
-    room: int
-    numbers: ReadBack
+    shots: tuple[Shot, ...]
+    report: Report
+    size: int  # of the room that the pictures had
 
     def made(self, room: InstanceRoom) -> Descent | None:
         """Return what the step did, as soon as the host knows; None where its gate was shut."""
-        loss, needed, *scores = self.numbers.read()
-        room.held(int(needed))  # which may have grown since the picture was queued
-        if not (needed <= self.room and math.isfinite(loss)):
+        told = self.report.read()
+        for needed in told.needed:
+            room.held(needed)  # which may have grown since the pictures were queued
+        if not (max(told.needed) <= self.size and math.isfinite(told.total)):
             return None
-        score = scores[0] if scores else None
-        return Descent((loss,), (self.picture,), (), (), psnr=score, followed=True)
+        return self.report.descent(told, followed=True)
 
 
 class Lookahead:
@@ -109,24 +95,28 @@ class Lookahead:
 
     def descend(
         self, step: int, config: TrainConfig, before_change: Callable[[], None]
-    ) -> tuple[Batch, Shot, Descent | None] | None:
-        """Make the step after `step` others on the next photograph, and begin the one after it.
+    ) -> tuple[Batch, tuple[Shot, ...], Descent | None] | None:
+        """Make the step after `step` others on the next photographs, and begin the one after it.
 
         `before_change` is called before the model may change. None: it is no step for this, and nothing was
         taken of the queue. Without a Descent the step changed nothing, for want of room or of a finite loss:
-        it is to be made on that shot in the usual way.
+        it is to be made on those shots in the usual way.
         """
+        corrections = self._course.corrections
         if not (self._possible and self._begin(step, config)):
             return None
         before_change()
-        queued, room = self._queue_step(step)
-        if step + 1 < config.steps:
+        queued, room = self._queue_step(step, config)
+        then, now = self._queue.decoded(config), queued.batch.indices
+        # Where a camera of the next step may move in this one, the host has to know first how.
+        moving = corrections.may_move(then, now=now, step=step, config=config)
+        if step + 1 < config.steps and then and not moving:
             self._begin(step + 1, config)
         descent = queued.made(room)
         if descent is None:
             self._population.optimizer.uncount()
             self.take_back()
-        return queued.batch, queued.shot, descent
+        return queued.batch, queued.shots, descent
 
     def take_back(self) -> None:
         """Give up the step that is begun, if any: whoever saves the training must find it between steps."""
@@ -136,13 +126,13 @@ class Lookahead:
             self._begun = None
 
     def _begin(self, step: int, config: TrainConfig) -> bool:
-        """Queue the picture and the gradients of a step, unless they are; return whether they are then."""
+        """Queue the pictures and the gradients of a step, unless they are; return whether they are then."""
         if self._begun is not None and self._begun.config is config and not self._population.short:
             return True
         self.take_back()
         plan = self._course.plan(step, config)
         room = None if plan.room is None else plan.room.size
-        ready = self._course.quiet(step, config) and bool(self._queue.following(config))
+        ready = self._course.quiet(step, config) and bool(self._queue.decoded(config))
         if room is None or not ready or self._population.short:
             return False
         batch, before = self._queue.next(config), self._generator.get_state()
@@ -156,39 +146,23 @@ class Lookahead:
         self, batch: Batch, before: Tensor, step: int, config: TrainConfig, plan: DescentPlan
     ) -> _Begun:
         assert plan.room is not None and plan.room.size is not None
-        room, model = plan.room.size, (self._population.gaussians, self._population.optimizer)
-        shot = self._course.shot(step, batch)
-        drawing = draw(*model, shot.camera, options_of(plan, shot), observed=plan.observed, room=room)
-        assert drawing.num_instances is not None, "only kernels have a room"
-        loss = self._course.loss_of(shot, drawing)
-        scores = ()
-        if plan.scored:
-            scores = (psnr_on_device(drawing.rgb.detach(), shot.target, shot.mask),)
-        numbers = ReadBack(loss, drawing.num_instances, *scores)
-        gate = StepGate(drawing.num_instances, room, loss.detach())
-        gradients = backward(drawing, loss)
-        return _Begun(config, batch, before, shot, plan, drawing, gradients, gate, numbers)
+        course, model = self._course, (self._population.gaussians, self._population.optimizer)
+        shots = course.shots(step, batch)
+        work = Work(course.loss_of, plan, course.corrections.begin(batch.indices))
+        findings = find(*model, shots, work, course.corrections.picture)
+        return _Begun(config, batch, before, shots, plan.room, findings)
 
-    def _queue_step(self, step: int) -> tuple[_Queued, InstanceRoom]:
+    def _queue_step(self, step: int, config: TrainConfig) -> tuple[_Queued, InstanceRoom]:
         """Queue all that changes in the step that is begun; its gradients' memory is for the next ones."""
         begun, self._begun = self._begun, None
-        assert begun is not None and begun.plan.room is not None
-        drawing, plan = begun.drawing, begun.plan
-        improve(
-            drawing,
-            begun.gradients,
-            self._population.optimizer,
-            plan.rates,
-            visible_only=plan.visible_only,
-            regularization=plan.regularization,
-            gate=begun.gate,
-        )
-        self._population.gate = begun.gate
+        assert begun is not None and begun.findings.gate is not None
+        found, gate = begun.findings, begun.findings.gate
+        found.improve(gate)
+        self._course.corrections.finish(found.others, step=step, config=config, gate=gate)
+        self._population.gate = gate
         try:
-            seen = observations_of(begun.shot, drawing, begun.gradients, plan)
-            change = self._course.follow(seen, step)
+            change = self._course.follow(found.observations, step)
         finally:
             self._population.gate = None
         assert change is None, "what a quiet step does has the gate"
-        picture, room = drawing.rgb.detach(), begun.gate.room
-        return _Queued(begun.batch, begun.shot, picture, room, begun.numbers), begun.plan.room
+        return _Queued(begun.batch, begun.shots, found.report, gate.room), begun.room

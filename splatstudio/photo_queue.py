@@ -90,14 +90,21 @@ class PhotoQueue:
 
     def following(self, config: TrainConfig) -> dict[int, Photo]:
         """Return by view what this rank draws in the next step, as far as it is known and decoded by now."""
+        photos = {index: self._loader.ready(index) for index in sorted(self._own_following(config))}
+        return {index: photo for index, photo in photos.items() if photo is not None}
+
+    def decoded(self, config: TrainConfig) -> frozenset[int]:
+        """Return the views that this rank draws in the next step where all are decoded by now, else none."""
+        own = self._own_following(config)
+        return own if all(self._loader.ready(index) is not None for index in own) else frozenset()
+
+    def _own_following(self, config: TrainConfig) -> frozenset[int]:
         num = config.batch_size * self._ranks.num_ranks * config.accumulate
         indices = list(self._upcoming)[:num]
         if len(indices) < num:
-            return {}
+            return frozenset()
         order = self._dealt(config, indices)
-        own = {indices[order[place]] for place in self._own(config, num)}
-        photos = {index: self._loader.ready(index) for index in sorted(own)}
-        return {index: photo for index, photo in photos.items() if photo is not None}
+        return frozenset(indices[order[place]] for place in self._own(config, num))
 
     def photo(self, index: int) -> Photo:
         """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""

@@ -72,7 +72,9 @@ class PhotoUploads:
     def take(self, index: int, photo: Photo) -> Pixels:
         """Return the photograph of view `index` on the device; it is not kept here any longer."""
         copy = self._copies.pop(index, None)
-        return pixels_of(photo, self._device) if copy is None else copy.taken()
+        if copy is None and not self._ahead:
+            return pixels_of(photo, self._device)
+        return (copy or self._begun(photo)).taken()
 
     def send(self, photos: Mapping[int, Photo]) -> None:
         """Begin to copy the photographs of the next step, by view; what was copied in vain goes.

@@ -156,7 +156,8 @@ def _of_cameras(
         values = torch.autograd.grad(part, list(tensors.values()), v_part, allow_unused=True)
         if plan.poses:
             named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
-            twists.append(pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows))
+            twist = pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows)
+            twists.append(twist.cpu())
         _add(gradients, values)
     return gradients, twists
 
@@ -187,7 +188,7 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
         loss = work.loss_of(shot, drawing)
         found.losses.append(float(loss.detach()))
         found.pictures.append(raster.rgb.detach())
-        found.costs.append(_pixels_drawn_over(leaves.radii, shot.camera))
+        found.costs.append(float(pixels_drawn_over(leaves.radii, shot.camera)))
         if not math.isfinite(found.losses[-1]):
             continue  # no rank will go on from here
         probes = [] if probe is None else [probe]
@@ -214,14 +215,14 @@ def _rasterized(projected: Projected, shot: Shot, probe: Tensor | None) -> Raste
     return stages.rasterize(projected, settings)
 
 
-def _pixels_drawn_over(radii: Tensor, camera: Camera) -> float:
-    """Return what a picture costs: its pixels, and those in the rectangles round its Gaussians.
+def pixels_drawn_over(radii: Tensor, camera: Camera) -> Tensor:
+    """Return what a picture costs, a scalar: its pixels, and those in the rectangles round its Gaussians.
 
     Not seconds, which would deal the photographs otherwise in every run.
     """
-    size = torch.tensor([camera.width, camera.height], dtype=torch.float64, device=radii.device)
-    sides = torch.minimum(2.0 * radii.double(), size)
-    return float(camera.width * camera.height + sides.prod(dim=1).sum())
+    widths, heights = (2.0 * radii.double()).unbind(dim=1)
+    areas = widths.clamp_max(camera.width) * heights.clamp_max(camera.height)
+    return camera.width * camera.height + areas.sum()
 
 
 def _agreed(

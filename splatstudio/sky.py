@@ -12,6 +12,7 @@ from torch import Tensor
 from splatstudio.camera import Camera, CameraModel
 from splatstudio.gaussians import SH_C0
 from splatstudio.reference import sh_basis
+from splatstudio.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def viewing_directions(camera: Camera, device: torch.device) -> Tensor:
     rays = _rays(
         np.asarray(camera.K, np.float64).tobytes(), camera.width, camera.height, camera.model, device
     )
-    return torch.as_tensor(camera.viewmat[:3, :3].T.copy()).to(rays) @ rays
+    turn = torch.as_tensor(camera.viewmat[:3, :3].T.copy()).to(rays.dtype)
+    return to_device(turn, device) @ rays
 
 
 @lru_cache(maxsize=4)  # cameras of one capture differ in where they stand, not in their rays
@@ -75,4 +77,4 @@ def _rays(K: bytes, width: int, height: int, model: CameraModel, device: torch.d
     else:
         rays = np.stack([np.zeros_like(x), np.zeros_like(x), np.ones_like(x)])
     rays = rays / np.linalg.norm(rays, axis=0)
-    return torch.as_tensor(rays.reshape(3, -1), dtype=torch.float32).to(device)
+    return to_device(torch.as_tensor(rays.reshape(3, -1), dtype=torch.float32), device)

@@ -53,9 +53,5 @@ def plan_at(
 
 
 def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:
-    """Return whether after the optimiser nothing else changes the Gaussians in the step after `index` others.
-
-    And whether it learns from one photograph alone.
-    """
-    changed = strategy.changes(index) or changes_shapes(config.shapes, index)
-    return config.batch_size * config.accumulate == 1 and not changed
+    """Return whether all that changes Gaussians in the step after `index` others can have a `StepGate`."""
+    return not (strategy.changes(index) or changes_shapes(config.shapes, index))

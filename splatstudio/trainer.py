@@ -23,6 +23,7 @@ from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Sh
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
 from splatstudio.evaluate import alpha_of, target_of
+from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
 from splatstudio.half_photos import half_of
@@ -39,7 +40,7 @@ from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.shapes import ShapeLimits
-from splatstudio.sharded_descent import Work, descend_together
+from splatstudio.sharded_descent import Work
 from splatstudio.starting_model import first_gaussians
 from splatstudio.step_plan import is_quiet, options_at, plan_at
 from splatstudio.step_stats import StepStats, TrainingDiverged
@@ -143,10 +144,11 @@ class Trainer:
         population.amid_edit = lambda: self.fail_if_asked("growth")
         self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
         course = Course(
-            quiet=lambda index, now: not self._corrections and is_quiet(index, now, self._strategy),
+            quiet=lambda index, now: is_quiet(index, now, self._strategy),
             plan=self._plan,
-            shot=self._shot_ahead,
+            shots=self._shots_ahead,
             loss_of=lambda *args: self._loss_of(*args),
+            corrections=self._corrections,
             follow=partial(self._strategy.after_step, population),
         )
         self._lookahead = Lookahead(population, self._queue, self._generator, course)
@@ -197,9 +199,10 @@ class Trainer:
         strategy.follow(config)
         plan = self._plan(index, config)
         batch, shot, descent, problem = self._descend_on_next(plan, config)
-        poses = tuple(zip(batch.indices, descent.poses, strict=False))
         self._queue.count(batch, descent.costs)
-        self._corrections.finish(descent.others, poses, step=index, config=config)
+        if not descent.followed:
+            self._corrections.finish(descent.others, step=index, config=config)
+        self._corrections.move_cameras(batch.indices, descent.poses, step=index, config=config)
         options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
         limits = ShapeLimits(config.shapes, self._extent, options, self.alive)
         change = None
@@ -219,8 +222,7 @@ class Trainer:
         self.step, self.whole = index + 1, True
         score = descent.psnr
         if score is None and plan.scored:
-            picture = self._corrections.picture(shot, descent.pictures[0])
-            score = psnr(picture, shot.target, shot.mask)
+            score = psnr(self._corrections.picture(shot, descent.pictures[0]), shot.target, shot.mask)
         return StepStats(
             step=self.step,
             loss=sum(descent.losses) / len(descent.losses),
@@ -249,11 +251,10 @@ class Trainer:
             try:
                 made = self._lookahead.descend(self.step, config, self._begin_change)
                 if made is not None:
-                    batch, shot, descent = made
-                    return batch, shot, descent or self._descend(batch, [[shot]], plan), problem
+                    batch, shots, descent = made
+                    return batch, shots[0], descent or self._descend(batch, [shots], plan), problem
                 batch = together(self.ranks, self._next_photographs)
                 rounds = together(self.ranks, partial(self._shots_of, batch))
-                self._uploads.send(self._queue.following(self.config))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:
                 short = error.ranks
@@ -267,14 +268,14 @@ class Trainer:
             raise MemoryError("there was no memory for what follows the step before")
         return batch
 
-    def _descend(self, batch: Batch, rounds: list[list[Shot]], plan: DescentPlan) -> Descent:
+    def _descend(self, batch: Batch, rounds: Sequence[Sequence[Shot]], plan: DescentPlan) -> Descent:
         self.whole, self._index = True, self.step  # whole also where a gate has kept a step from changing it
         ranks, others = self.ranks, self._corrections.begin(batch.indices)
         model, change = (self._population.gaussians, self._population.optimizer), self._begin_change
         try:
             if len(batch.indices) > 1:
                 work = Work(self._loss_of, plan, others, self.halves)
-                return descend_together(ranks, *model, rounds, work, before_change=change)
+                return descend_on(ranks, *model, rounds, work, before_change=change)
             ((shot,),) = rounds
             descent = unless_out_of_memory(
                 lambda: descend(*model, shot, self._loss_of, plan, others=others, before_change=change)
@@ -357,11 +358,9 @@ class Trainer:
         self._queue.close()
         self._uploads.send({})
 
-    def _shot_ahead(self, index: int, batch: Batch) -> Shot:
+    def _shots_ahead(self, index: int, batch: Batch) -> tuple[Shot, ...]:
         self._index = index
-        ((shot,),) = self._shots_of(batch)
-        self._uploads.send(self._queue.following(self.config))
-        return shot
+        return tuple(shot for one in self._shots_of(batch) for shot in one)
 
     def _shots_of(self, batch: Batch) -> list[list[Shot]]:
         """Return this rank's shots of a step, a round at a time, each over a background of its own."""
@@ -372,7 +371,9 @@ class Trainer:
             shot = self._shot(batch.indices[place], batch.photos[place], backgrounds[number])
             return half_of(shot, self._index, self.config, number)
 
-        return [[shot_at(place) for place in places] for places in batch.rounds]
+        rounds = [[shot_at(place) for place in places] for places in batch.rounds]
+        self._uploads.send(self._queue.following(self.config))
+        return rounds
 
     def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
         name, pixels = self.scene.views[index].name, self._uploads.take(index, photo)

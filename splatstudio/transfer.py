@@ -21,9 +21,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 class ReadBack:
     """A few numbers of a device, on their way to the host while the device goes on with other work."""
 
-    def __init__(self, *scalars: Tensor) -> None:
-        """Queue the copy of tensors of one number each, on one device."""
-        numbers = torch.stack([scalar.detach().reshape(()).double() for scalar in scalars])
+    def __init__(self, *tensors: Tensor) -> None:
+        """Queue the copy of all numbers of `tensors`, in their order, on one device."""
+        numbers = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
         self._arrived: torch.cuda.Event | None = None
         if numbers.device.type == "cuda":
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

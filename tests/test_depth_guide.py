@@ -90,7 +90,7 @@ def test_the_error_is_that_of_the_inverse_depth_where_something_is_drawn() -> No
     assert error is not None
     expected = 10.0 * (abs(1 / 2.5 - 1 / 2.0) + abs(1 / 2.5 - 1 / 4.0)) / 2.0
     assert float(error) == pytest.approx(expected, rel=1e-5)
-    assert guide.error(3, camera, *flat(camera, 2.5, 0.4)) is None
+    assert guide.error(3, camera, *flat(camera, 2.5, 0.4)) == 0.0
     assert guide.error(2, camera, *flat(camera, 2.5, 0.9)) is None
 
 
@@ -106,11 +106,11 @@ def test_points_on_masked_pixels_say_nothing() -> None:
     left = guide.error(0, camera, *picture, mask)
     assert left is not None and float(left) == pytest.approx(abs(1 / 2.5 - 1 / 2.0), rel=1e-5)
     assert guide.error(0, camera, *picture, ~mask) != both
-    assert guide.error(0, camera, *picture, torch.zeros_like(mask)) is None
+    assert guide.error(0, camera, *picture, torch.zeros_like(mask)) == 0.0
     shot = Shot(0, "0", camera, torch.zeros(1), torch.zeros_like(mask), (0.0, 0.0, 0.0))
     drawing = SimpleNamespace(alpha=picture[0], depth_sum=picture[1])
     config = TrainConfig(depth=DepthConfig(weight=1.0))
-    assert guide.penalty(shot, cast(Drawing, drawing), config, step=0) is None
+    assert guide.penalty(shot, cast(Drawing, drawing), config, step=0) == 0.0
 
 
 def test_the_weight_falls_to_its_share_at_the_end() -> None:

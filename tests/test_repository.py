@@ -53,6 +53,7 @@ LAYERS = [
     "pose_gradient",
     "descent",
     "sharded_descent",
+    "findings",
     "resolution",
     "contributions",
     "initialize",

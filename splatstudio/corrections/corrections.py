@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from splatstudio.corrections.exposure import corrected_affinely, corrected_by_gr
 from splatstudio.corrections.poses import corrected_camera, of_correction, without_common_motion
 from splatstudio.corrections.table import EPS, LearntRows
 from splatstudio.descent import Drawing, Shot
+from splatstudio.ops_training import StepGate
 from splatstudio.scene.scene import Scene
 from splatstudio.sky import Sky, over_sky
 
@@ -46,7 +47,7 @@ class Corrections:
     """What the settings say to learn beside the Gaussians of a training.
 
     Before a step `begin` gives the leaf tensors of its photographs, `camera`, `shown` and `penalty` use them,
-    and `finish` moves them from their gradients, the same on every rank.
+    and `finish` and `move_cameras` move them from their gradients, the same on every rank.
     """
 
     def __init__(self, config: TrainConfig, scene: Scene, device: torch.device) -> None:
@@ -180,17 +181,16 @@ class Corrections:
     def finish(
         self,
         gradients: Sequence[Tensor | None],
-        poses: Sequence[tuple[int, Tensor]],
         *,
         step: int,
         config: TrainConfig,
+        gate: StepGate | None = None,
     ) -> None:
-        """Move what `begin` gave from its `gradients`, and the cameras from the gradients of their twists.
+        """Move what `begin` gave from its `gradients`, which are those of all ranks.
 
-        `poses` are pairs of a photograph's index and a gradient as of `pose_gradient`; all gradients are
-        those of all ranks. `step` is the number of steps done before.
+        `step` is the number of steps done before. A `gate` may keep everything from changing.
         """
-        progress = min(step / max(config.steps, 1), 1.0)
+        progress = _progress(step, config)
         rates = {
             "exposure": config.exposure.lr * config.exposure.lr_decay**progress,
             "sky": config.sky.lr,
@@ -199,14 +199,43 @@ class Corrections:
         eps = {"exposure": SETTLED / cells, "sky": EPS}
         for (name, leaf), gradient in zip(self._leaves.items(), gradients, strict=True):
             rows = [0] if name == "sky" else self._rows
-            self._tables[name].step(rows, _whole(gradient, leaf), rates[name], eps[name])
-        ended = (step + 1) % len(self._names) == 0
-        if "exposure" in self._tables and ended:
-            self._tables["exposure"].center()
-        if poses:
-            self._move_cameras(poses, config.poses.lr * config.poses.lr_decay**progress)
-            if ended:
-                self._hold_cameras()
+            self._tables[name].step(rows, _whole(gradient, leaf), rates[name], eps[name], gate=gate)
+        if "exposure" in self._tables and self._ends_epoch(step):
+            self._tables["exposure"].center(gate)
+
+    def move_cameras(
+        self, indices: Sequence[int], twists: Sequence[Tensor], *, step: int, config: TrainConfig
+    ) -> None:
+        """Move the cameras of the photographs `indices` from the gradients of their twists, of all ranks.
+
+        `twists` are as of `pose_gradient`, and none where nobody asked; `step` as of `finish`.
+        """
+        if not twists:
+            return
+        lr = config.poses.lr * config.poses.lr_decay ** _progress(step, config)
+        summed: dict[int, np.ndarray] = {}
+        for index, twist in zip(indices, twists, strict=True):
+            row = self._row_of[index]
+            gradient = of_correction(twist.cpu().numpy(), self._correction(row))
+            gradient[:3] *= self._extent
+            summed[row] = summed.get(row, np.zeros(6)) + gradient
+        rows = sorted(summed)
+        self._tables["poses"].step(rows, torch.as_tensor(np.stack([summed[row] for row in rows])), lr)
+        if self._ends_epoch(step):
+            self._hold_cameras()
+
+    def may_move(self, then: Iterable[int], *, now: Iterable[int], step: int, config: TrainConfig) -> bool:
+        """Return whether the step after `step` others may move a camera of the photographs `then`.
+
+        It learns from the photographs `now`. Only they move, but for the first step and the ends of epochs.
+        """
+        if not self.refines_poses(step, config):
+            return False
+        first = not int(self._tables["poses"].num_steps.sum()) > 0
+        return first or self._ends_epoch(step) or not set(now).isdisjoint(then)
+
+    def _ends_epoch(self, step: int) -> bool:
+        return (step + 1) % len(self._names) == 0
 
     def save(self) -> SavedCorrections | None:
         """Return all that a checkpoint keeps; None: nothing is learnt."""
@@ -246,16 +275,6 @@ class Corrections:
         correction = self._tables["poses"].values[row].numpy().copy()
         correction[:3] *= self._extent
         return correction
-
-    def _move_cameras(self, poses: Sequence[tuple[int, Tensor]], lr: float) -> None:
-        summed: dict[int, np.ndarray] = {}
-        for index, twist in poses:
-            row = self._row_of[index]
-            gradient = of_correction(twist.cpu().numpy(), self._correction(row))
-            gradient[:3] *= self._extent
-            summed[row] = summed.get(row, np.zeros(6)) + gradient
-        rows = sorted(summed)
-        self._tables["poses"].step(rows, torch.as_tensor(np.stack([summed[row] for row in rows])), lr)
 
     def _hold_cameras(self) -> None:
         table = self._tables["poses"]
@@ -304,6 +323,10 @@ def _exposed(rgb: Tensor, difference: Tensor) -> Tensor:
     return (
         corrected_by_grid(rgb, difference) if difference.dim() == 4 else corrected_affinely(rgb, difference)
     )
+
+
+def _progress(step: int, config: TrainConfig) -> float:
+    return min(step / max(config.steps, 1), 1.0)
 
 
 def _whole(gradient: Tensor | None, leaf: Tensor) -> Tensor:

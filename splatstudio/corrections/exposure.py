@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from splatstudio.transfer import to_device
+
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -31,7 +33,8 @@ def corrected_by_grid(rgb: Tensor, grid: Tensor) -> Tensor:
     y = torch.linspace(-1.0, 1.0, height, dtype=rgb.dtype, device=rgb.device)
     x = torch.linspace(-1.0, 1.0, width, dtype=rgb.dtype, device=rgb.device)
     rows, columns = torch.meshgrid(y, x, indexing="ij")
-    brightness = (rgb @ rgb.new_tensor(LUMA)).clamp(0.0, 1.0) * 2.0 - 1.0
+    luma = to_device(torch.tensor(LUMA, dtype=rgb.dtype, device="cpu"), rgb.device)
+    brightness = (rgb @ luma).clamp(0.0, 1.0) * 2.0 - 1.0
     places = torch.stack([columns, rows, brightness], dim=-1)[None, None]
     maps = F.grid_sample(grid[None], places, mode="bilinear", padding_mode="border", align_corners=True)
     maps = maps[0, :, 0].reshape(3, 4, height, width)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splatstudio.ops_training import StepGate
+from splatstudio.transfer import to_device
+
 BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photograph comes only once in an epoch
 EPS = 1e-15
 
@@ -27,7 +30,7 @@ class LearntRows:
     @classmethod
     def starting_at(cls, values: Tensor) -> LearntRows:
         """Return rows before their first step."""
-        steps = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+        steps = values.new_zeros(len(values), dtype=torch.int64)
         return cls(values, torch.zeros_like(values), torch.zeros_like(values), steps)
 
     def __len__(self) -> int:
@@ -35,28 +38,48 @@ class LearntRows:
 
     def leaf(self, rows: Sequence[int]) -> Tensor:
         """Return the values of `rows` as a leaf tensor that requires a gradient."""
-        return self.values[list(rows)].requires_grad_()
+        return self.values.index_select(0, self._at(rows)).requires_grad_()
 
     @torch.no_grad()
-    def step(self, rows: Sequence[int], gradient: Tensor, lr: float, eps: float = EPS) -> None:
+    def step(
+        self,
+        rows: Sequence[int],
+        gradient: Tensor,
+        lr: float,
+        eps: float = EPS,
+        *,
+        gate: StepGate | None = None,
+    ) -> None:
         """Make a step of `rows`, all different, down `gradient`, which has a row for each of them.
 
-        Adam goes as far for a small gradient as for a large one, down to about `eps`.
+        Adam goes as far for a small gradient as for a large one, down to about `eps`. A `gate` may keep
+        everything from changing.
         """
-        chosen = list(rows)
-        assert len(set(chosen)) == len(chosen) == len(gradient), "one gradient for each row"
-        self.num_steps[chosen] += 1
-        self.exp_avg[chosen] = BETA1 * self.exp_avg[chosen] + (1.0 - BETA1) * gradient
-        self.exp_avg_sq[chosen] = BETA2 * self.exp_avg_sq[chosen] + (1.0 - BETA2) * gradient**2
-        steps = self.num_steps[chosen].reshape(-1, *(1,) * (gradient.dim() - 1)).to(gradient.dtype)
-        mean = self.exp_avg[chosen] / (1.0 - BETA1**steps)
-        square = self.exp_avg_sq[chosen] / (1.0 - BETA2**steps)
-        self.values[chosen] -= lr * mean / (square.sqrt() + eps)
+        assert len(set(rows)) == len(rows) == len(gradient), "one gradient for each row"
+        at = self._at(rows)
+        before = {name: tensor.index_select(0, at) for name, tensor in self.tensors().items()}
+        num_steps = before["num_steps"] + 1
+        exp_avg = BETA1 * before["exp_avg"] + (1.0 - BETA1) * gradient
+        exp_avg_sq = BETA2 * before["exp_avg_sq"] + (1.0 - BETA2) * gradient**2
+        steps = num_steps.reshape(-1, *(1,) * (gradient.dim() - 1)).to(gradient.dtype)
+        mean = exp_avg / (1.0 - BETA1**steps)
+        square = exp_avg_sq / (1.0 - BETA2**steps)
+        values = before["values"] - lr * mean / (square.sqrt() + eps)
+        after = {"values": values, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "num_steps": num_steps}
+        for name, tensor in self.tensors().items():
+            tensor.index_copy_(0, at, _through(gate, after[name], before[name]))
 
     @torch.no_grad()
-    def center(self) -> None:
-        """Take the rows' mean from each of them: what all photographs share belongs to the model."""
-        self.values -= self.values.mean(dim=0)
+    def center(self, gate: StepGate | None = None) -> None:
+        """Take the rows' mean from each of them: what all photographs share belongs to the model.
+
+        A `gate` may keep them from changing.
+        """
+        self.values.copy_(_through(gate, self.values - self.values.mean(dim=0), self.values))
+
+    def _at(self, rows: Sequence[int]) -> Tensor:
+        """Return `rows` as indices on the device of the values, for which nobody waits."""
+        return to_device(torch.tensor(list(rows), dtype=torch.int64, device="cpu"), self.values.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name: what a checkpoint keeps."""
@@ -73,3 +96,8 @@ class LearntRows:
             if saved is None or saved.dtype != tensor.dtype or saved.shape[1:] != tensor.shape[1:]:
                 raise ValueError(f"{name} is missing or of another shape")
             tensor[list(rows)] = saved[list(of)].to(tensor.device)
+
+
+def _through(gate: StepGate | None, after: Tensor, before: Tensor) -> Tensor:
+    """Return what is left where a gate, if there is one, is open or shut: `after` or `before`."""
+    return after if gate is None else torch.where(gate.opened, after, before)

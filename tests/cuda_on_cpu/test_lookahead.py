@@ -16,7 +16,7 @@ from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of
 from test_steps import CONFIG, Watched, state
 from torch import Tensor
 
-from splatstudio import lookahead
+from splatstudio import findings, transfer
 from splatstudio.checkpoint import Checkpoint
 from splatstudio.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
 from splatstudio.descent import RenderOptions, backward, draw, improve
@@ -75,9 +75,9 @@ def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
     with training(blob_scene, CONFIG) as one:
         for _ in range(2):
             one.train_step()
-        for owner, name in ((lookahead.ReadBack, "read"), *((lookahead, n) for n in ("improve", "draw"))):
+        for owner, name in ((transfer.ReadBack, "read"), *((findings, n) for n in ("improve", "draw"))):
             counted(monkeypatch, owner, name, order)
-        counted(monkeypatch, lookahead, "backward", order)
+        counted(monkeypatch, findings, "backward", order)
         waits = native.num_waits()
         with Watched() as watched:
             stats = [one.train_step() for _ in range(8)]

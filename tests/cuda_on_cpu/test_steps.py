@@ -10,7 +10,7 @@ import torch
 from test_emulation import native
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from splatstudio import descent, lookahead
+from splatstudio import descent, findings
 from splatstudio.config import StrategyName, TrainConfig
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.scene.scene import Scene
@@ -78,7 +78,7 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
         drawn.append(room)
         return draw(*args, room=room, **options)
 
-    for module in (descent, lookahead):
+    for module in (descent, findings):
         monkeypatch.setattr(module, "draw", counted)
     for number in range(3):
         expected = exact.train_step()

@@ -1,0 +1,185 @@
+"""What is learnt beside the Gaussians, and from several photographs, keeps no step on one GPU waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from host_watch import HostWatch
+from lookahead_trainings import made, training
+from test_emulation import native
+from test_steps import CONFIG, state
+from torch import Tensor
+
+from splatstudio import trainer as trainer_module
+from splatstudio.config import (
+    CoarseConfig,
+    DepthConfig,
+    ExposureConfig,
+    McmcConfig,
+    OptimConfig,
+    PoseConfig,
+    ShapeConfig,
+    SkyConfig,
+    TrainConfig,
+)
+from splatstudio.depth_guide import DepthGuide
+from splatstudio.evaluate import target_of
+from splatstudio.lookahead import Lookahead
+from splatstudio.photo_uploads import Pixels
+from splatstudio.scene.scene import Scene
+from splatstudio.trainer import Trainer, TrainingDiverged
+
+WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)
+POSES = PoseConfig(enabled=True, start_step=2)
+GRID = ExposureConfig(grid=True, grid_size=4, grid_depth=3)
+OPTIONS: dict[str, TrainConfig] = {
+    "nothing": CONFIG,
+    "mcmc": replace(CONFIG, strategy="mcmc", random_background=True, shapes=WEIGHTS),
+    "coarse": replace(
+        CONFIG,
+        strategy="absgrad",
+        coarse=CoarseConfig(first=2.0, until=1.0),
+        antialiased=True,
+        optim=OptimConfig(visible_only=True),
+    ),
+    "depth": replace(CONFIG, depth=DepthConfig(weight=0.3)),
+    "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True)),
+    "grid": replace(CONFIG, exposure=GRID, random_background=True),
+    "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
+    "poses": replace(CONFIG, poses=POSES, sh_degree_every=4),
+    "masked": replace(CONFIG, sky=SkyConfig(enabled=True), coarse=CoarseConfig(first=1.5, until=1.0)),
+    "batch": replace(CONFIG, batch_size=2, random_background=True),
+    "everything": replace(
+        CONFIG,
+        batch_size=2,
+        accumulate=2,
+        strategy="mcmc",
+        mcmc=McmcConfig(start_step=90),
+        shapes=WEIGHTS,
+        optim=OptimConfig(visible_only=True),
+        depth=DepthConfig(weight=0.3),
+        exposure=ExposureConfig(enabled=True),
+        sky=SkyConfig(enabled=True),
+        poses=POSES,
+    ),
+}
+CHANGING = ("grid", "sky", "poses", "batch", "everything")
+
+
+@pytest.fixture(autouse=True)
+def _points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(scene: Scene, config: DepthConfig) -> DepthGuide:
+        known = {index: scene.points.astype("float64") for index in scene.train_indices}
+        return DepthGuide(known if config.weight > 0 else {}, scene.extent)
+
+    monkeypatch.setattr(trainer_module.DepthGuide, "of", of)
+
+
+def all_of(trainer: Trainer) -> list[Tensor]:
+    saved = trainer._corrections.save()
+    learnt = [] if saved is None else [tensor.clone() for tensor in saved.tensors.values()]
+    return [*state(trainer), *learnt]
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_step_waits_for_the_device(
+    option: str, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if option == "masked":
+        monkeypatch.setattr(trainer_module, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
+        monkeypatch.setattr(trainer_module, "alpha_of", lambda pixels: half(pixels).float())
+    with HostWatch() as watch, training(blob_scene, OPTIONS[option]) as one:
+        for _ in range(3):
+            one.train_step()
+        watch.waits.clear()
+        waits, ahead = native.num_waits(), 0
+        for _ in range(7):
+            stats = one.train_step()
+            ahead += one._lookahead._begun is not None
+        assert watch.waits == [] and native.num_waits() == waits
+    assert stats.psnr is not None
+    # Of 8 photographs in an epoch the last, and one that comes again, may move the camera of the next.
+    assert ahead >= (1 if option == "everything" else 5 if option == "poses" else 7)
+
+
+def half(pixels: Pixels, *_: Any) -> Tensor:
+    return (pixels.rgb[..., 0] > 40) | (pixels.rgb[..., 1] > 60)
+
+
+@pytest.mark.parametrize("option", CHANGING)
+def test_whatever_happens_the_steps_are_those_of_one_that_waits(
+    option: str, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, begun_on = OPTIONS[option], Lookahead._begun_on
+    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
+        for number in range(11):
+            if number == 4:
+                assert one._room is not None
+                one._lookahead.take_back()
+                one._room.size = 7
+            if number == 6:
+                for each in (one, other):
+                    each.update_setting("optim.means_lr", 5e-3)
+                    each.update_setting("exposure.lr", 4e-3)
+            if number == 7:
+                monkeypatch.setattr(Lookahead, "_begun_on", without_memory)
+            assert made(one) == made(other)
+            monkeypatch.setattr(Lookahead, "_begun_on", begun_on)
+            assert other._lookahead._begun is None and one._population.optimizer.num_steps == number + 1
+        assert same(all_of(one), all_of(other)) and one._queue.costs == other._queue.costs
+        resumed = Trainer.resume(blob_scene, one.save(tmp_path))
+        for index in blob_scene.train_indices:
+            resumed._queue.photo(index)
+        for _ in range(3):
+            assert made(resumed) == made(one) == made(other)
+        assert same(all_of(resumed), all_of(one)) and same(all_of(one), all_of(other))
+        resumed.close()
+
+
+def without_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learnt(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with training(blob_scene, OPTIONS["everything"]) as one:
+        for _ in range(3):
+            one.train_step()
+        one._lookahead.take_back()
+        before, loss_of, asked = all_of(one), one._loss_of, iter(range(100))
+
+        def no_number(*args: Any) -> Tensor:
+            # Of the four photographs the third.
+            return loss_of(*args) * (float("nan") if next(asked) % 4 == 2 else 1.0)
+
+        monkeypatch.setattr(one, "_loss_of", no_number)
+        name = blob_scene.views[one._queue._upcoming[2]].name
+        with pytest.raises(TrainingDiverged, match=f"the loss became nan at step 4, on {name}"):
+            one.train_step()
+        assert same(all_of(one), before) and one.whole and one._population.optimizer.num_steps == 3
+
+
+def test_rows_that_a_gate_keeps_out_of_a_step_of_adam() -> None:
+    random = torch.Generator().manual_seed(1)
+    tensors = [torch.rand(70, 5, 3, generator=random) for _ in range(4)]
+    rates, visible = [0.01, 0.9, 0.99, 1e-15], torch.rand(70, generator=random) > 0.5
+    wanted = [tensor.clone() for tensor in tensors]
+    native.adam_step(*wanted, rates, 3, 1)
+    for room, seen in ((4, None), (5, visible), (5, None)):
+        gate = (torch.tensor([5]), room, torch.tensor(0.5))
+        moved = [tensor.clone() for tensor in tensors]
+        native.adam_step_within(*moved, rates, 3, seen, *gate)
+        rows = torch.full((70,), room == 5) if seen is None else seen
+        for ours, theirs, start in zip(moved, wanted, tensors, strict=True):
+            assert torch.equal(ours, torch.where(rows[:, None, None], theirs, start))
+    arguments = (*tensors, rates, 3, visible, torch.tensor([5]), 4, torch.tensor(0.5))
+    torch.library.opcheck(native.adam_step_within.default, arguments, test_utils="test_schema")

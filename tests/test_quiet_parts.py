@@ -1,0 +1,99 @@
+"""The parts of a step that keep no GPU waiting, on the CPU: gated rows, pose gradients of what is seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from blob_models import ring_of_cameras
+from host_watch import HostWatch, watched
+from torch import Tensor
+
+from splatstudio import pose_gradient as module
+from splatstudio.corrections import LearntRows
+from splatstudio.gaussians import Gaussians
+from splatstudio.ops_training import StepGate
+from splatstudio.pose_gradient import pose_gradient, pose_gradient_of_seen
+from splatstudio.transfer import ReadBack, to_device
+
+NUM, GPU = 50, torch.device("cpu")  # a device that is named counts as one
+
+
+@pytest.mark.parametrize("loss", [0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("room", [7, 6])
+def test_a_gate_lets_rows_make_their_step_whole_or_not_at_all(room: int, loss: float) -> None:
+    random = torch.Generator().manual_seed(1)
+    tables = [LearntRows.starting_at(torch.rand(5, 3, 4, generator=random)) for _ in range(2)]
+    for name, tensor in tables[1].tensors().items():
+        tensor.copy_(tables[0].tensors()[name])
+    gate = StepGate(torch.tensor([7]), room, torch.tensor(loss))
+    before = tables[1].values.clone()
+    for _ in range(3):
+        gradient = torch.rand(2, 3, 4, generator=random)
+        if room == 7 and loss == 0.5:
+            tables[0].step([1, 4], gradient, 0.1)
+            tables[0].center()
+        tables[1].step([1, 4], gradient, 0.1, gate=gate)
+        tables[1].center(gate)
+    for name, tensor in tables[1].tensors().items():
+        assert torch.equal(tensor, tables[0].tensors()[name])
+    assert torch.equal(tables[1].values, before) != (room == 7 and loss == 0.5)
+
+
+def model(sh_degree: int) -> tuple[Gaussians, dict[str, Tensor | None], Tensor]:
+    random = torch.Generator().manual_seed(2)
+    shapes = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (), "sh0": (1, 3), "shN": (15, 3)}
+    values = {name: torch.randn(NUM, *shape, generator=random) for name, shape in shapes.items()}
+    gradients: dict[str, Tensor | None] = {}
+    seen = torch.rand(NUM, generator=random) > 0.4
+    for name, value in values.items():
+        gradient = torch.randn(value.shape, generator=random)
+        gradient[~seen] = 0.0
+        gradients[name] = None if name == "shN" and sh_degree == 0 else gradient
+    values["means"][(~seen).nonzero()[0]] = float("nan")
+    return Gaussians(**values), gradients, seen
+
+
+@pytest.mark.parametrize("sh_degree", [0, 3])
+def test_the_pose_gradient_of_what_is_seen_is_that_of_its_rows(
+    sh_degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 16)
+    gaussians, gradients, seen = model(sh_degree)
+    camera = ring_of_cameras()[2]
+    rows = seen.nonzero()[:, 0]
+    expected = pose_gradient(gaussians, gradients, camera=camera, sh_degree=sh_degree, rows=rows)
+    with HostWatch() as watch:
+        found = pose_gradient_of_seen(gaussians, gradients, camera=camera, sh_degree=sh_degree, seen=seen)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-10, atol=1e-10)
+    assert watch.waits == [] and float(expected.abs().min()) > 1e-3
+
+
+def test_numbers_come_back_in_their_order() -> None:
+    numbers = ReadBack(torch.tensor(0.5), torch.tensor([3, 4]), torch.tensor([[1.5]], dtype=torch.float64))
+    assert numbers.read() == (0.5, 3.0, 4.0, 1.5)
+
+
+def test_the_watch_tells_what_a_gpu_would_make_the_host_wait_for() -> None:
+    tensor = torch.rand(6, device=GPU)
+    host = torch.rand(3, 3, device="cpu")
+    waiting = {
+        "item": lambda: tensor.sum().item(),
+        "__bool__": lambda: bool((tensor > 0).any()),
+        "tolist": lambda: tensor.tolist(),
+        "nonzero": lambda: tensor.nonzero(),
+        "an index that is a mask": lambda: tensor[tensor > 0.5],
+        "an index that the host has": lambda: tensor[[0, 2]],
+        "a copy to the host": lambda: tensor.cpu(),
+        "new_tensor": lambda: tensor.new_tensor([1.0]),
+        "tensor on a device": lambda: torch.tensor([1.0], device=GPU),
+        "a copy to a device": lambda: torch.tensor([1.0]).to(GPU),
+    }
+    for reason, work in waiting.items():
+        (told,) = watched(work)
+        assert told.startswith(reason)
+    assert watched(lambda: tensor * to_device(torch.tensor([2.0]), GPU) + tensor.sum()) == []
+    with HostWatch() as watch:
+        own = torch.zeros(3, device="cpu") + torch.eye(3)
+        assert int(own.sum()) == 3 and host is not own
+    assert watch.waits == []

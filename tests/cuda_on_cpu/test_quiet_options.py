@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,73 +9,24 @@ import pytest
 import torch
 from host_watch import HostWatch
 from lookahead_trainings import made, training
+from quiet_options import OPTIONS, guide_of
 from test_emulation import native
-from test_steps import CONFIG, state
+from test_steps import state
 from torch import Tensor
 
 from splatstudio import trainer as trainer_module
-from splatstudio.config import (
-    CoarseConfig,
-    DepthConfig,
-    ExposureConfig,
-    McmcConfig,
-    OptimConfig,
-    PoseConfig,
-    ShapeConfig,
-    SkyConfig,
-    TrainConfig,
-)
-from splatstudio.depth_guide import DepthGuide
 from splatstudio.evaluate import target_of
 from splatstudio.lookahead import Lookahead
 from splatstudio.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer, TrainingDiverged
 
-WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)
-POSES = PoseConfig(enabled=True, start_step=2)
-GRID = ExposureConfig(grid=True, grid_size=4, grid_depth=3)
-OPTIONS: dict[str, TrainConfig] = {
-    "nothing": CONFIG,
-    "mcmc": replace(CONFIG, strategy="mcmc", random_background=True, shapes=WEIGHTS),
-    "coarse": replace(
-        CONFIG,
-        strategy="absgrad",
-        coarse=CoarseConfig(first=2.0, until=1.0),
-        antialiased=True,
-        optim=OptimConfig(visible_only=True),
-    ),
-    "depth": replace(CONFIG, depth=DepthConfig(weight=0.3)),
-    "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True)),
-    "grid": replace(CONFIG, exposure=GRID, random_background=True),
-    "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
-    "poses": replace(CONFIG, poses=POSES, sh_degree_every=4),
-    "masked": replace(CONFIG, sky=SkyConfig(enabled=True), coarse=CoarseConfig(first=1.5, until=1.0)),
-    "batch": replace(CONFIG, batch_size=2, random_background=True),
-    "everything": replace(
-        CONFIG,
-        batch_size=2,
-        accumulate=2,
-        strategy="mcmc",
-        mcmc=McmcConfig(start_step=90),
-        shapes=WEIGHTS,
-        optim=OptimConfig(visible_only=True),
-        depth=DepthConfig(weight=0.3),
-        exposure=ExposureConfig(enabled=True),
-        sky=SkyConfig(enabled=True),
-        poses=POSES,
-    ),
-}
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
 
 
 @pytest.fixture(autouse=True)
 def _points(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of(scene: Scene, config: DepthConfig) -> DepthGuide:
-        known = {index: scene.points.astype("float64") for index in scene.train_indices}
-        return DepthGuide(known if config.weight > 0 else {}, scene.extent)
-
-    monkeypatch.setattr(trainer_module.DepthGuide, "of", of)
+    monkeypatch.setattr(trainer_module.DepthGuide, "of", guide_of)
 
 
 def all_of(trainer: Trainer) -> list[Tensor]:

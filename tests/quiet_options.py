@@ -1,0 +1,61 @@
+"""Settings under which a training on one GPU learns more than Gaussians, or from more than one photograph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from splatstudio.config import (
+    CoarseConfig,
+    DepthConfig,
+    ExposureConfig,
+    McmcConfig,
+    OptimConfig,
+    PoseConfig,
+    ShapeConfig,
+    SkyConfig,
+    TrainConfig,
+)
+from splatstudio.depth_guide import DepthGuide
+from splatstudio.scene.scene import Scene
+
+CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
+WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)
+POSES = PoseConfig(enabled=True, start_step=2)
+GRID = ExposureConfig(grid=True, grid_size=4, grid_depth=3)
+OPTIONS: dict[str, TrainConfig] = {
+    "nothing": CONFIG,
+    "mcmc": replace(CONFIG, strategy="mcmc", random_background=True, shapes=WEIGHTS),
+    "coarse": replace(
+        CONFIG,
+        strategy="absgrad",
+        coarse=CoarseConfig(first=2.0, until=1.0),
+        antialiased=True,
+        optim=OptimConfig(visible_only=True),
+    ),
+    "depth": replace(CONFIG, depth=DepthConfig(weight=0.3)),
+    "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True)),
+    "grid": replace(CONFIG, exposure=GRID, random_background=True),
+    "sky": replace(CONFIG, sky=SkyConfig(enabled=True)),
+    "poses": replace(CONFIG, poses=POSES, sh_degree_every=4),
+    "masked": replace(CONFIG, sky=SkyConfig(enabled=True), coarse=CoarseConfig(first=1.5, until=1.0)),
+    "batch": replace(CONFIG, batch_size=2, random_background=True),
+    "everything": replace(
+        CONFIG,
+        batch_size=2,
+        accumulate=2,
+        strategy="mcmc",
+        mcmc=McmcConfig(start_step=90),
+        shapes=WEIGHTS,
+        optim=OptimConfig(visible_only=True),
+        depth=DepthConfig(weight=0.3),
+        exposure=ExposureConfig(enabled=True),
+        sky=SkyConfig(enabled=True),
+        poses=POSES,
+    ),
+}
+
+
+def guide_of(scene: Scene, config: DepthConfig) -> DepthGuide:
+    """Return a guide, in place of `DepthGuide.of`, for which every photograph shows every point."""
+    known = {index: scene.points.astype("float64") for index in scene.train_indices}
+    return DepthGuide(known if config.weight > 0 else {}, scene.extent)

@@ -203,11 +203,10 @@ class Trainer:
         if not descent.followed:
             self._corrections.finish(descent.others, step=index, config=config)
         self._corrections.move_cameras(batch.indices, descent.poses, step=index, config=config)
-        options, cameras = replace(plan.options, absgrad=False), self._corrections.cameras
-        limits = ShapeLimits(config.shapes, self._extent, options, self.alive)
+        limits = ShapeLimits(config.shapes, self._extent, replace(plan.options, absgrad=False), self.alive)
         change = None
         if not descent.followed:
-            seen = descent.observations
+            seen, cameras = descent.observations, self._corrections.cameras
             change = grow(self._population, strategy, limits, cameras, seen, index, config.order)
         if change is not None:
             self.num_gaussians = self._population.num_all()

@@ -158,9 +158,10 @@ def rates_left(config: TrainConfig, step: int) -> float:
 
 
 def settled_after(config: TrainConfig, num_photos: int) -> int:
-    """Return the step after which, by plan, photographs have their size and colours their last degree.
+    """Return the step after which nothing but the learning rates is planned to change.
 
-    And no Gaussians are added or removed any more.
+    From there on photographs have their size, colours their last degree, and no Gaussians are added or
+    removed any more.
     """
     coarse = int(config.coarse.until * config.steps) if config.coarse.first > 1.0 else 0
     last = sh_degree_at(config.steps - 1, config, num_photos)

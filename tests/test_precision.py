@@ -25,6 +25,7 @@ from splatstudio.rank_devices import RankDevices, choose_devices
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.panels.train import PRECISIONS, settings_html
 from splatstudio.studio.project import open_project
+from splatstudio.studio.status import Status
 from splatstudio.trainer import Trainer
 from splatstudio.worker.messages import Finished, Start, TrainJob, Warned
 from tests.worker_watcher import Launch
@@ -176,5 +177,5 @@ def test_the_page_shows_it_where_it_matters(blob_folder: Path, tmp_path: Path) -
         config = changed(TrainConfig(), "precision", precision)
         devices = choose_devices(ranks=num_ranks)
         project = replace(open_project(blob_folder, config, tmp_path / "run"), devices=devices)
-        text = settings_html(SimpleNamespace(project=project))  # type: ignore[arg-type]
+        text = settings_html(SimpleNamespace(project=project, status=Status()))  # type: ignore[arg-type]
         assert ("Sent between ranks" in text and PRECISIONS[precision] in text) == shown

@@ -24,7 +24,7 @@ from splatstudio.strategy.choice import make_strategy
 from splatstudio.studio.panels.train import evaluated_when
 from splatstudio.trainer import Trainer
 from splatstudio.worker.flat_report import ScoreFlat, ScoreRises, score_flat
-from splatstudio.worker.messages import Start, Started, StateChanged, TrainJob
+from splatstudio.worker.messages import Start, Started, StateChanged, TrainJob, UpdateSettings
 from splatstudio.worker.steering import kind_of
 from tests.worker_watcher import Launch
 
@@ -56,7 +56,8 @@ def test_what_was_chosen_is_followed() -> None:
 
 
 def test_the_page_says_how_often() -> None:
-    assert evaluated_when(TrainConfig(), 6) == "every 1,000 steps, at step 7,000, at the end"
+    assert evaluated_when(TrainConfig(), 6) == "every 1,000 steps, at the end"
+    assert evaluated_when(TrainConfig(), 50) == "every 2,500 steps, at step 7,000, at the end"
     assert evaluated_when(TrainConfig(eval_every=0, eval_steps=()), 6) == "at the end"
     assert evaluated_when(TrainConfig(), 0).startswith("never")
 
@@ -236,4 +237,14 @@ def test_a_new_process_that_goes_on_with_a_run_tells_what_was_told(
     second.client.send(Start(pause_at=28))
     second.wait(StateChanged, lambda event: event.state == "paused")
     assert second.of(ScoreFlat) == [told] and [event.step for event in second.of(Started)] == [26]
+    assert second.of(ScoreRises) == []
+    second.client.send(UpdateSettings((("optim.sh0_lr", 0.01),)))
+    assert second.wait(ScoreRises).step == 28, "said at once, while it stands still"
     second.client.close()
+
+    # With other steps planned it does not hold, and who was told by the process before is told so.
+    third = launch(replace(job, config=replace(config, steps=80), checkpoint=checkpoint))
+    third.client.send(Start(pause_at=27))
+    third.wait(StateChanged, lambda event: event.state == "paused")
+    assert third.of(ScoreFlat) == [] and [event.step for event in third.of(ScoreRises)] == [26]
+    third.client.close()

@@ -203,6 +203,8 @@ class Training:
         if session.finished:
             self._finish(session)
         else:
+            if self._job.checkpoint is not None and session.flat_offer is None:
+                self._emit(ScoreRises(self.step))  # who was told otherwise before knows it now
             self._tell_offer(session)
             self._run(session, command.pause_at)
             if command.pause_at is not None and self.step >= command.pause_at:
@@ -304,6 +306,7 @@ class Training:
             session.note_setting(path, value)
         except OSError as error:
             self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
+        self._tell_offer(session)
 
     def _tell_offer(self, session: Session) -> None:
         """Tell where the test score begins to stand still, or to rise again."""
@@ -340,6 +343,7 @@ class Training:
             self._emit(Warned(f"Not evaluated: {error}"))
             return
         self._emit_evaluated(session, evaluation.psnr, evaluation.ssim, len(evaluation.images))
+        self._tell_offer(session)
 
     def _emit_evaluated(self, session: Session, psnr: float, ssim: float, num_images: int) -> None:
         self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +159,7 @@ class TrimSection:
         gui = server.gui
         self._show = show
         self._told = KEEP_ALL
+        self._telling = threading.Lock()  # viser calls from several threads: what is newest is told last
         self._scene = server.scene
         self._opacity = gui.add_slider(
             "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
@@ -196,12 +198,13 @@ class TrimSection:
         self._draw()
 
     def _tell(self) -> None:
-        trim = self.trim
-        self._hide.visible = not trim.keeps_all
-        hidden = trim if self._hide.value else KEEP_ALL
-        if hidden != self._told:
-            self._told = hidden
-            self._show(hidden)
+        with self._telling:
+            trim = self.trim
+            self._hide.visible = not trim.keeps_all
+            hidden = trim if self._hide.value else KEEP_ALL
+            if hidden != self._told:
+                self._told = hidden
+                self._show(hidden)
 
     def _draw(self) -> None:
         self._tell()

@@ -18,6 +18,7 @@ from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.panels.plot import Line, Plot, axis_ranges, from_zero
 from splatstudio.studio.panels.settings import SettingsForm
 from splatstudio.studio.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css
+from splatstudio.worker.flat_report import flat_advice, flat_words
 from splatstudio.worker.messages import Evaluate
 
 PLOT_SECONDS = 0.75
@@ -58,8 +59,8 @@ class TrainPanel(Panel):
         self._more.refresh()
         self._form.refresh()
         self._plots.refresh()
-        if project is not self._told:
-            self._told = project
+        if self._told != (project, status.flat):
+            self._told = (project, status.flat)
             self._facts.content = settings_html(self._controller)
 
 
@@ -251,6 +252,9 @@ def settings_html(controller: Controller) -> str:
             ("Format", scene.format),
             ("Evaluated", evaluated_when(config, len(scene.test_indices))),
         ]
+    flat = controller.status.flat
+    if flat is not None:
+        rows.append(("Please note", f"{flat_words(flat)}. {flat_advice(flat)}".rstrip()))
     rows += [
         ("Downscale", str(config.downscale)),
         ("Spherical harmonics", f"degree {config.sh_degree}"),
@@ -269,6 +273,7 @@ def evaluated_when(config: TrainConfig, num_photos: int) -> str:
         return "never: no photographs to test"
     interval = evaluation_interval(config, num_photos)
     at = sorted(step for step in config.eval_steps if step < config.steps)
+    at = [step for step in at if not (interval and step % interval == 0)]
     times = [f"every {interval:,} steps"] if interval else []
     times += [f"at step {', '.join(f'{step:,}' for step in at)}"] if at else []
     return ", ".join([*times, "at the end"])

@@ -304,9 +304,15 @@ def test_starting_over_leaves_the_old_run_alone(
     status = it.wait(lambda status: status.state == "viewing", "the old model on view")
     assert status.step == 3 and it.controller.choice().label == "Resume from step 3"
     it.controller.start_over()
+    it.wait(lambda status: status.state == "ready", "its settings can be chosen")
+    assert it.controller.can_set_up and it.controller.choice().label == "Start training"
+    it.controller.change_settings({"sh_degree": 0})
+    assert not Path("runs/blobs-2").exists()
+    it.controller.press_primary()
     it.wait(lambda status: status.state == "training" and status.step > 0, "training anew")
     it.controller.save()
     it.wait(lambda _: newest_checkpoint(Path("runs/blobs-2")) is not None, "saved in a new folder")
+    assert open_project(Path("runs/blobs-2"), TrainConfig(), None).config == replace(MANY, sh_degree=0)
     it.controller.close()
     after = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
     assert before == after and newest_checkpoint(Path("runs/blobs")) == checkpoint

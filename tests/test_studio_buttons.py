@@ -272,6 +272,7 @@ def test_train_on_and_start_over(screen: Screen) -> None:
     content = files_of(first)
     seen(screen, "Start over").click()
     second = first.with_name("ring-2")
+    seen(screen, "Start training").click()
     screen.wait(lambda: newest_checkpoint(second) == second / "ckpts" / newest.name, "a run of its own")
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "trained anew")
     assert files_of(first) == content, "the old run is as it was"

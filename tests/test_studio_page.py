@@ -81,8 +81,8 @@ def test_live_settings_are_confirmed_or_refused(
     enter(screen, "means", "2e-4")
     enter(screen, "Max splats", "123")
     screen.button("Apply 2 changes").click()
-    screen.page.get_by_text("optim.means_lr is 0.0002 from step").first.wait_for()
-    screen.page.get_by_text("densify.max_gaussians is 123 from step").first.wait_for()
+    screen.page.get_by_text("Learning rates: means is 0.0002 from step").first.wait_for()
+    screen.page.get_by_text("Densification: Max splats is 123 from step").first.wait_for()
     screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
     metrics = (tmp_path / "runs" / "blobs" / "metrics.jsonl").read_text().splitlines()
     changes = [row for row in map(json.loads, metrics) if "setting" in row]

@@ -107,7 +107,7 @@ def test_a_running_training_takes_live_settings_and_refuses_the_rest(
     wait(controller, lambda _: controller.project.config.ssim_weight == 0.5, "confirmed")
 
     def times_told() -> int:
-        return sum("ssim_weight is 0.5 from step" in notice.text for notice in notices)
+        return sum("SSIM weight is 0.5 from step" in notice.text for notice in notices)
 
     wait(controller, lambda _: times_told() > 0, "told")
     assert times_told() == 1

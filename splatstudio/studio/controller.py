@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed, declaration, value_of
+from splatstudio.config import changed, value_of
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
-from splatstudio.studio.history import History, evaluated_in
+from splatstudio.studio.history import History, evaluated_in, offer_in
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, RankRow, Status, choice_of, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
@@ -124,10 +124,13 @@ class Controller(FrameSource):
         return self.project.can_train and self.status.state in ("viewing", "finished", "failed", "ended")
 
     def start_over(self) -> None:
-        """Train anew into a new run folder; the old one stays as it is."""
+        """Make a new run ready to start, with all its settings to choose; the old one stays as it is."""
         with self._lock:
             if self.can_start_over:
-                self._start_anew()
+                old = self._worker
+                self._turn_to_new_run()
+                if self._replace_worker(self.project.first_job()):
+                    old.close()
 
     def train_at_once(self) -> None:
         """Start or resume without waiting for the page; a run whose steps are all done is started over.
@@ -159,15 +162,10 @@ class Controller(FrameSource):
         to be started or resumed begins with them. Raises ValueError, and changes nothing, where one is wrong.
         """
         with self._lock:
-            config = self.project.config
-            for path, value in values.items():
-                if not self.can_set_up and not declaration(TrainConfig, path).live:
-                    raise ValueError(f"setting {path} is read at the start and cannot be changed any more")
-                config = changed(config, path, value)
-            if not self.can_set_up and config.steps < self.status.step:
-                raise ValueError(
-                    f"{self.status.step:,} steps are done already, which is more than {config.steps:,}"
-                )
+            if self.can_set_up:
+                config = self.project.config_with(values)
+            else:
+                config = self.project.config_later(values, self.status.step)
             if self._trains:
                 self._worker.send(UpdateSettings(tuple(values.items())))
                 return
@@ -181,15 +179,19 @@ class Controller(FrameSource):
         """Take the settings of a preset, but for those that the user asked for. Before the start alone."""
         with self._lock:
             given = self.project.given
-            self.change_settings(self.project.changes_by_preset(name))
+            changes, note = self.project.changes_by_preset(name)
+            self.change_settings(changes)
             self.project = replace(self.project, given=given)
+        if note is not None:
+            self._notify(Notice("Made to fit", note))
 
     @property
     def can_train_more(self) -> bool:
         """Say whether all steps that were planned are done, and their model is the one on view."""
         status = self.status
         done = status.state in ("viewing", "finished") and status.step >= status.total_steps
-        return done and status.total_steps > 0 and self.project.can_train and self._shows_own
+        own = self.project.can_train and self.project.owns(self._worker.job)
+        return done and status.total_steps > 0 and own
 
     def train_more(self, num_steps: int) -> None:
         """Go on with a training that has done all its steps."""
@@ -200,14 +202,6 @@ class Controller(FrameSource):
                     self._worker.send(Resume())
                 else:
                     self._begin(resume=True)
-
-    @property
-    def _shows_own(self) -> bool:
-        """Say whether the model on view is of this project's run, and not opened from elsewhere."""
-        job, run_dir = self._worker.job, self.project.run_dir
-        if not isinstance(job, ViewJob) or run_dir is None:
-            return isinstance(job, TrainJob)
-        return job.model_path.resolve().parent == (run_dir / "ckpts").resolve()
 
     @property
     def _trains(self) -> bool:
@@ -318,7 +312,7 @@ class Controller(FrameSource):
         self.status = replace(self.status, state="loading", message="", has_model=False)
         job = self.project.training_job(resume=resume)
         if resume:
-            job = replace(job, settings=tuple(self._to_set.items()))
+            job = replace(job, settings=(*job.settings, *self._to_set.items()))
         if not self._replace_worker(job):
             return
         self._to_set, self._untrained = {}, False
@@ -349,11 +343,14 @@ class Controller(FrameSource):
         else:
             self._begin(resume=False)
 
-    def _start_anew(self) -> None:
+    def _turn_to_new_run(self) -> None:
         self.project = self.project.started_over()
         self.history = History()
         self.status = Status(total_steps=self.project.config.steps)
-        self._resume_step = None
+        self._resume_step, self._to_set, self._untrained = None, {}, False
+
+    def _start_anew(self) -> None:
+        self._turn_to_new_run()
         self._begin(resume=False)
 
     def _take(self, worker: WorkerClient, event: Event) -> None:
@@ -366,11 +363,11 @@ class Controller(FrameSource):
             # Known before the status changes: from then on the button may be pressed.
             self._resume_step = self.project.resume_step
         with self._following:
-            known = event == self.status.flat  # told again after a restart
+            known = event == self.status.flat  # told again after a restart, or when a run goes on
             self.status = followed(self.status, event)
             self.history.follow(event)
         if isinstance(event, SettingChanged):
-            self._note_setting(event)
+            known = not self._take_setting(event)
         elif isinstance(event, Exported):
             self.last_export = event
         elif isinstance(event, Saved):
@@ -383,16 +380,19 @@ class Controller(FrameSource):
         for listener in self._listeners:
             listener(event)
 
-    def _note_setting(self, event: SettingChanged) -> None:
+    def _take_setting(self, event: SettingChanged) -> bool:
+        """Return whether a setting has changed; it may only be set again after a restart."""
         if value_of(self.project.config, event.path) == event.value:
-            return  # set again after a restart
+            return False
         self.project = replace(self.project, config=changed(self.project.config, event.path, event.value))
-        self._notify(Notice("Changed", f"{event.path} is {event.value} from step {event.step + 1:,} on."))
+        return True
 
     def _load_history(self) -> None:
         run_dir = self.project.run_dir
         if run_dir is not None and (run_dir / "metrics.jsonl").exists():
-            self.history.load(Run.open(run_dir).metrics().rows)
+            run = Run.open(run_dir)
+            self.history.load(run.metrics().rows)
+            self.status = replace(self.status, flat=offer_in(run, self.project.config, self._resume_step))
             if len(self.history.test_psnr):
                 self.status = replace(self.status, test_psnr=self.history.test_psnr.last)
             for newest in sorted((run_dir / "eval").glob("step_*.json"))[-1:]:

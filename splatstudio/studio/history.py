@@ -9,7 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.config import TrainConfig
 from splatstudio.evaluate import evaluation_from_json
+from splatstudio.run import Run
+from splatstudio.score_watch import ScoreWatch
+from splatstudio.worker.flat_report import ScoreFlat, score_flat
 from splatstudio.worker.messages import Densified, Evaluated, Event, Progress
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
@@ -126,3 +130,15 @@ def evaluated_in(file: Path) -> Evaluated | None:
         return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def offer_in(run: Run, config: TrainConfig, step: int | None) -> ScoreFlat | None:
+    """Return that the test score of a run stands still, where it goes on from `step` with `config`.
+
+    None where it does not, or does not go on.
+    """
+    if step is None:
+        return None
+    watch = ScoreWatch(run.metrics().rows, step, planned=run.config.steps, steps=config.steps)
+    news = watch.offer(config)
+    return None if news is None else score_flat(news, config)

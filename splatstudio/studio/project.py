@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from splatstudio.config import (
     FREE_ON_RESUME,
     TrainConfig,
     changed,
+    declaration,
     differing,
     resumed,
     value_of,
@@ -20,6 +21,7 @@ from splatstudio.config import (
 )
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
+from splatstudio.memory_plan import fitted
 from splatstudio.presets import PRESETS, applied_settings
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
@@ -45,6 +47,7 @@ class Project:
     devices: RankDevices = ONE_PROCESS  # that a training runs on
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
+    before: Path | None = None  # the run that was started over, and stays
 
     @property
     def name(self) -> str:
@@ -87,6 +90,12 @@ class Project:
         assert self.run_dir is not None
         return is_taken(self.run_dir)
 
+    def owns(self, job: Job) -> bool:
+        """Say whether a job is of this project's run: its training, or one of its checkpoints on view."""
+        if isinstance(job, TrainJob) or self.run_dir is None:
+            return isinstance(job, TrainJob)
+        return job.model_path.resolve().parent == (self.run_dir / "ckpts").resolve()
+
     def first_job(self) -> Job:
         """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
         if self.model_path is not None:
@@ -99,17 +108,43 @@ class Project:
         checkpoint = self.checkpoint() if resume else None
         live = self.live_on_resume if checkpoint is not None else ()
         settings = tuple((name, value_of(self.config, name)) for name in live)
-        return TrainJob(self.scene.path.resolve(), self.run_dir, self.config, checkpoint, settings)
+        path = self.scene.path.resolve()
+        return TrainJob(path, self.run_dir, self.config, checkpoint, settings, before=self.before)
 
     def started_over(self) -> Project:
         """Return the project with a new, empty run; what the old run holds stays."""
         assert self.scene is not None and self.run_dir is not None
-        return replace(self, model_path=None, run_dir=new_run_path(self.scene.path, self.run_dir.parent))
+        before = self.run_dir if self.checkpoint() is not None else self.before
+        run_dir = new_run_path(self.scene.path, self.run_dir.parent)
+        return replace(self, model_path=None, run_dir=run_dir, before=before)
 
-    def changes_by_preset(self, name: str) -> dict[str, Any]:
-        """Return the settings that change by choosing a preset: not those that the user asked for."""
+    def changes_by_preset(self, name: str) -> tuple[dict[str, Any], str | None]:
+        """Return the settings that change by choosing a preset: not those that the user asked for.
+
+        Where the preset chooses the number of splats and no more fit, it is limited, and a sentence says so.
+        """
+        assert self.scene is not None
         wanted = PRESETS[name].apply(self.config, self.given)
-        return {path: value_of(wanted, path) for path in differing(wanted, self.config)}
+        config, sentence = fitted(wanted, self.scene, self.devices, max_splats=None, fit_batch=False)
+        note = None if config == wanted else sentence
+        return {path: value_of(config, path) for path in differing(config, self.config)}, note
+
+    def config_with(self, values: Mapping[str, Any]) -> TrainConfig:
+        """Return the settings with other `values` by dotted paths; ValueError where one is wrong."""
+        config = self.config
+        for path, value in values.items():
+            config = changed(config, path, value)
+        return config
+
+    def config_later(self, values: Mapping[str, Any], step: int) -> TrainConfig:
+        """Return the same of a training that has done `step` steps; ValueError also for what is too late."""
+        for path in values:
+            if not declaration(TrainConfig, path).live:
+                raise ValueError(f"setting {path} is read at the start and cannot be changed any more")
+        config = self.config_with(values)
+        if config.steps < step:
+            raise ValueError(f"{step:,} steps are done already, which is more than {config.steps:,}")
+        return config
 
     def folder_of(self, kind: str) -> Path:
         """Return where files of a kind go, as "renders": in the run, or beside a model without one."""
@@ -162,8 +197,8 @@ def on_devices(project: Project, options: DeviceOptions) -> Project:
     if project.model_path is not None:
         return _limited(project, project.scene, options)
     config, sentence = options.fitted(project.config, project.scene, project.devices)
-    fitted = project.given.union(differing(config, project.config))  # for a preset to leave it
-    return replace(project, config=config, given=fitted, notes=(*project.notes, sentence))
+    kept = project.given.union(differing(config, project.config))  # for a preset to leave it
+    return replace(project, config=config, given=kept, notes=(*project.notes, sentence))
 
 
 def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from splatstudio.studio.setting_names import setting_text
 from splatstudio.worker.flat_report import ScoreFlat, ScoreRises, flat_advice, flat_words, stopped_sentence
 from splatstudio.worker.messages import (
     Evaluated,
@@ -153,6 +154,8 @@ def notice_of(event: Event) -> Notice | None:
     if isinstance(event, ScoreFlat):
         sentences = (f"{flat_words(event)}.", flat_advice(event), "The dock has a button to stop here.")
         return Notice("The test score is flat", " ".join(filter(None, sentences)))
+    if isinstance(event, SettingChanged):
+        return Notice("Changed", f"{setting_text(event.path, event.value)} from step {event.step + 1:,} on.")
     if isinstance(event, Warned):
         return Notice("Please note", event.sentence, bad=True)
     if isinstance(event, Failed):

@@ -36,7 +36,8 @@ class TrainJob:
     """Train a scene into a run folder; from `checkpoint` on when there is one.
 
     `settings` are live settings, dotted path and value, that are set again before the first step. A job of
-    `attempt` above 0 takes the place of a process that died, in the run folder that it had made.
+    `attempt` above 0 takes the place of a process that died, in the run folder that it had made. `before` is
+    the run that was started over.
     """
 
     scene_path: Path
@@ -45,6 +46,7 @@ class TrainJob:
     checkpoint: Path | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     attempt: int = 0
+    before: Path | None = None
 
 
 @dataclass(frozen=True)

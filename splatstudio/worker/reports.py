@@ -87,7 +87,9 @@ def _what_is_safe(job: Job) -> str:
         return "The file is unchanged; open it again."
     newest = newest_checkpoint(job.run_dir)
     if newest is None:
-        return "Nothing was saved yet; press Start to begin again."
+        kept = job.before is not None and newest_checkpoint(job.before) is not None
+        old = f" The run before, {job.before}, is as it was." if kept else ""
+        return f"Nothing was saved yet; press Start to begin again.{old}"
     return f"The checkpoint of step {checkpoint_step(newest):,} is safe; press Resume to go on from it."
 
 

@@ -12,20 +12,8 @@ import viser
 from splatstudio.config import Setting, TrainConfig, value_of
 from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
+from splatstudio.studio.setting_names import GROUPS, label_of
 from splatstudio.studio.theme import BAD, MUTED
-
-# What the groups of the configuration are called; one that is not listed is called by its name.
-GROUPS = {
-    "": "Training",
-    "optim": "Learning rates",
-    "densify": "Densification",
-    "exposure": "Exposure of photographs",
-    "poses": "Places of cameras",
-    "sky": "Sky",
-    "shapes": "Shapes of splats",
-    "absgrad": "Densification by absolute gradients",
-    "fast": "Densification where photographs agree",
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class _Input:
         self.path = setting.path
         self._kind = type(value)
         self._shown = _displayed(value)
-        label, hint = _label(setting.path), _hint(setting.declared)
+        label, hint = label_of(setting.path), _hint(setting.declared)
         low, high = setting.declared.low, setting.declared.high
         self._handle: viser.GuiInputHandle[Any]
         if isinstance(value, bool):
@@ -112,7 +100,7 @@ class _Input:
 
 
 class SettingsForm:
-    """All live settings in a folder, with one button that applies what was changed."""
+    """All live settings in a folder, below the button that applies what was changed."""
 
     def __init__(self, page: Page):
         gui = page.server.gui
@@ -121,6 +109,9 @@ class SettingsForm:
         self._inputs: list[_Input] = []
         self._headings: dict[str, viser.GuiHtmlHandle] = {}
         with gui.add_folder("Live settings", expand_by_default=False):
+            self._apply = gui.add_button("Apply", disabled=True)
+            self._undo = gui.add_button("Undo", color="gray", visible=False)
+            self._answer = gui.add_html("")
             groups: dict[str, list[LiveSetting]] = {}
             for setting in live_settings(self._config):
                 groups.setdefault(setting.group, []).append(setting)
@@ -129,9 +120,6 @@ class SettingsForm:
                 for setting in settings:
                     value = value_of(self._config, setting.path)
                     self._inputs.append(_Input(gui, setting, value))
-            self._apply = gui.add_button("Apply", disabled=True)
-            self._undo = gui.add_button("Undo", color="gray", visible=False)
-            self._answer = gui.add_html("")
         self._apply.on_click(lambda _: self._send())
         self._undo.on_click(lambda _: self._reset())
         self._offer()
@@ -192,17 +180,6 @@ def _displayed(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(round(255.0 * part) for part in value)
     return f"{value:g}" if isinstance(value, float) else value
-
-
-def _label(path: str) -> str:
-    name = path.rpartition(".")[2]
-    if name == "lr":
-        return "Learning rate"
-    if name.endswith("_lr"):
-        return name.removesuffix("_lr")  # of a tensor, which is called as everywhere
-    words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")
-    words = words.replace("gaussians", "splats")  # as the page calls them everywhere
-    return words[:1].upper() + words[1:]
 
 
 def _hint(declared: Setting) -> str:

@@ -27,7 +27,9 @@ class StatusPanel(Panel):
         self._bar = server.gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         self._primary = server.gui.add_button("Start training", color=ACCENT, visible=can_train)
         self._start_over = server.gui.add_button(
-            "Start over", color="gray", hint="Trains anew into a new run folder; nothing is overwritten."
+            "Start over",
+            color="gray",
+            hint="Begins a new run, with settings to choose; nothing is overwritten.",
         )
         self._running = server.gui.add_button_group(
             "Training",

@@ -1,0 +1,134 @@
+"""What the page says of settings, of what fits into the memory, and of a run that only is on view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_score_flat import ANYHOW
+from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
+from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
+
+from splatstudio import memory_plan
+from splatstudio.config import TrainConfig, changed
+from splatstudio.flat_curve import Flat
+from splatstudio.memory_plan import plan_memory, sizes_of, splats_wanted
+from splatstudio.presets import PRESETS
+from splatstudio.run import Run
+from splatstudio.scene.scene import Scene
+from splatstudio.score_watch import FlatNews
+from splatstudio.studio.controller import Controller
+from splatstudio.studio.panels.settings import SettingsForm
+from splatstudio.studio.panels.train import settings_html
+from splatstudio.studio.project import open_project
+from splatstudio.studio.setting_names import setting_text
+from splatstudio.studio.status import Notice, notice_of
+from splatstudio.worker.flat_report import score_flat
+from splatstudio.worker.messages import Job, SettingChanged, TrainJob
+from splatstudio.worker.reports import failure_sentence
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+NEWS = FlatNews(20, Flat(2, 17.79), False, 1.0)
+
+
+def controller_of(path: Path, config: TrainConfig, told: list[Notice], state: Any) -> Controller:
+    """Return a controller whose worker is not started, in a state as if it were."""
+    controller = Controller(open_project(path, config, None), told.append)
+    controller.status = replace(controller.status, state=state)
+    return controller
+
+
+# ---- what fits
+
+
+def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, told = changed(TrainConfig(), "fast.density", 90.0), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    fast = PRESETS["fast"].apply(config, controller.project.given)
+    wanted = splats_wanted(fast, blob_scene)
+    plan = plan_memory(fast, sizes_of(blob_scene), controller.project.devices)
+    half = int(plan.bytes_for(wanted // 2) / memory_plan.SPARE) + 1
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 4 * half)
+    controller.choose_preset("fast")
+    assert controller.project.config == fast and told == []
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: half)
+    controller.choose_preset("default")
+    assert controller.project.config == config and told == [], "of others the user chooses the number"
+    controller.choose_preset("fast")
+    limit = controller.project.config.densify.max_gaussians
+    assert limit == pytest.approx(wanted // 2, abs=2)
+    assert controller.project.config == changed(fast, "densify.max_gaussians", limit)
+    (notice,) = told
+    assert f"it would be {wanted:,}, but no more fit" in notice.text
+    assert "densify.max_gaussians" not in controller.project.given
+
+
+# ---- a run that is on view
+
+
+@pytest.fixture
+def flat_run(blob_scene: Scene) -> Run:
+    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
+    stopped = Run.open(Path("runs/blobs"))
+    stopped.append_metrics(NEWS.row())
+    return stopped
+
+
+def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path, flat_run: Run) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
+    assert controller.status.flat == score_flat(NEWS, ANYHOW)
+    assert "The test score has been flat since step 2 (17.8 dB)." in settings_html(controller)
+    controller._turn_to_new_run()
+    assert "flat" not in settings_html(controller), "another run has no score yet"
+    done = controller_of(blob_folder, TrainConfig(steps=22), [], "viewing")
+    assert done.status.flat is None, "there is nothing to stop"
+
+
+def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
+    blob_folder: Path, flat_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
+    limited = changed(controller.project.config, "densify.max_gaussians", 4321)
+    controller.project = replace(
+        controller.project, config=limited, live_on_resume=("densify.max_gaussians",)
+    )
+    controller.change_settings({"ssim_weight": 0.5})
+    jobs: list[Job] = []
+    monkeypatch.setattr(controller, "_replace_worker", lambda job: bool(jobs.append(job)))
+    controller.press_primary()
+    (job,) = jobs
+    assert isinstance(job, TrainJob) and job.checkpoint is not None
+    assert dict(job.settings) == {"densify.max_gaussians": 4321, "ssim_weight": 0.5}
+
+
+def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
+    again = project.started_over()
+    sentence = failure_sentence("It died.", again.training_job(resume=False))
+    assert sentence.endswith(
+        f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
+    )
+    Path("runs/blobs-2").mkdir()
+    assert again.started_over().before == flat_run.path, "what holds nothing is not spoken of"
+
+
+# ---- settings
+
+
+def test_settings_are_called_as_in_the_form() -> None:
+    notice = notice_of(SettingChanged(75, "densify.max_gaussians", 225_000))
+    assert notice == Notice("Changed", "Densification: Max splats is 225,000 from step 76 on.")
+    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: means is 0.0002"
+    assert setting_text("densify.enabled", False) == "Densification: Enabled is off"
+    assert setting_text("background", (0.0, 0.5, 1.0)) == "Background is 0, 0.5, 1"
+
+
+def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:  # noqa: F811
+    form = SettingsForm(page)
+    first = min(each._handle.order for each in form._inputs)
+    assert form._apply.order < form._undo.order < form._answer.order < first

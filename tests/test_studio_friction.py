@@ -138,3 +138,26 @@ class TestInABrowser:
         assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
         blank.locator("button[aria-label='All commands']").wait_for(state="attached")
         blank.close()
+
+    def test_a_page_says_that_its_studio_is_gone_until_it_is_back(self, browser: Any) -> None:
+        lost = browser.new_page()
+        lost.evaluate(
+            "() => { window.setInterval = call => { window.ask = call; };"
+            " window.fetch = async () => {"
+            "   if (!window.status_) throw new TypeError('Failed to fetch');"
+            "   return {ok: window.status_ === 200, status: window.status_}; }; }"
+        )
+        lost.evaluate(f"() => {{ {PAGE_SCRIPTS[-1]} }}")
+        alert = lost.get_by_role("alert")
+        for status, told in (
+            (200, None),
+            (0, None),  # one may be missed
+            (0, "No connection to the studio"),
+            (403, "The studio was started anew"),
+            (200, None),
+            (0, None),
+        ):
+            lost.evaluate("async status => { window.status_ = status; await window.ask(); }", status)
+            assert alert.count() == (0 if told is None else 1)
+            assert told is None or told in alert.inner_text()
+        lost.close()

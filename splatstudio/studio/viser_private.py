@@ -106,7 +106,7 @@ window.splatstudioKeepsArrows = true;
 """
 
 # viser greys its controls out when the studio is gone, without a word. A studio that was started anew has
-# another address, and lets this page in no more.
+# another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
 _SAY_LOST = """
 if (!window.splatstudioWatches) {
   window.splatstudioWatches = true;
@@ -125,7 +125,8 @@ if (!window.splatstudioWatches) {
   };
   setInterval(async () => {
     if (document.hidden) return;
-    const answer = await fetch("PLACE", {cache: "no-store"}).catch(() => null);
+    const patience = AbortSignal.timeout(20000);
+    const answer = await fetch("PLACE", {cache: "no-store", signal: patience}).catch(() => null);
     missed = answer?.ok ? 0 : missed + 1;
     say(missed < 2 ? "" : answer?.status === 403
       ? "The studio was started anew: open the address that it has printed, and close this page."

@@ -147,7 +147,7 @@ class FastConfig:
         0,
         1,
     )
-    thin_share: float = setting(0.25, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.27, "Share of all Gaussians that is removed then.", 0, 0.9)
 
     def ends(self, steps: int, densify: DensifyConfig) -> int:
         """Return the step of a training of `steps` from which none are added."""
@@ -169,7 +169,7 @@ class CoarseConfig:
         1.0, "Share of the steps from which each learns from a half of its photograph alone; 1: never.", 0, 1
     )
     halves_within: int = setting(
-        4000, "Steps of a training up to which halves_from holds; in longer ones photographs stay whole.", 1
+        8000, "Steps of a training up to which halves_from holds; in longer ones photographs stay whole.", 1
     )
 
 

@@ -11,7 +11,7 @@ CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 .PHONY: demo test setup test-tools lint format bench cuda-check cuda-on-cpu sanitize lock clean
 
 demo: setup
-	$(BIN)/splatstudio open assets/demo --train --steps 7000 --eval-every 500
+	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
 test: setup test-tools
 	$(BIN)/python -m pytest $(TEST_ARGUMENTS)

@@ -14,6 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -97,45 +98,13 @@ def train_(
     return train_scene(scene, with_whole_init(config), run, resume=resume, given=given, devices=devices)
 
 
-@dataclass(frozen=True)
-class Against:
-    """What a model is compared with.
-
-    Args:
-        scene: The scene; a run and a checkpoint remember theirs.
-        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
-        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
-        test_images: Names of the photographs to compare with, by commas, in place of the others.
-    """
-
-    scene: Path | None = None
-    downscale: int | None = None
-    test_every: int = 8
-    test_images: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What is measured beside PSNR and SSIM.
-
-    Args:
-        lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
-        fetch_lpips: Download weights that are missing.
-        color_correct: Also PSNR after the affine map of colours that fits each photograph best.
-    """
-
-    lpips: tuple[Literal["alex", "vgg"], ...] = ("alex", "vgg")
-    fetch_lpips: bool = False
-    color_correct: bool = False
-
-
 @app.command(name="eval")
 def eval_(
     path: Positional[Path],
     /,
-    against: OmitArgPrefixes[Against] = Against(),
-    scores: OmitArgPrefixes[Scores] = Scores(),
-    merge: bool = False,
+    against: OmitArgPrefixes[Against] = ITS_OWN_SCENE,
+    scores: OmitArgPrefixes[Scores] = ALL_SCORES,
+    part: OmitArgPrefixes[PartChoice] = NO_PART,
     files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
 ) -> int:
     """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
@@ -146,7 +115,7 @@ def eval_(
         path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
         against: What to compare with.
         scores: What to measure beside PSNR and SSIM.
-        merge: Where the path is one rank's part of a model, merge it with the others before.
+        part: What is judged where the path is one rank's part of a model.
         files: Where the scores are written beside the terminal.
     """
     from splatstudio.eval_command import evaluate_and_print, measures_wanted
@@ -154,10 +123,9 @@ def eval_(
 
     files.check()
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
-    if not merge:
-        _tell_part(path, "Add --merge.")
+    part.check(path)
     task = EvaluationTask(
-        path, against.scene, against.downscale, against.test_every, merge, against.test_images
+        path, against.scene, against.downscale, against.test_every, part.merge, against.test_images
     )
     evaluate_and_print(task, measures, files)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from splatstudio.evaluate import Measures, measures_for
 from splatstudio.lpips import fetch_lpips
@@ -27,15 +26,15 @@ def measures_wanted(lpips: Sequence[str], *, fetch: bool, color_correct: bool) -
 def evaluate_and_print(task: EvaluationTask, measures: Measures, files: ScoreFiles) -> None:
     """Evaluate, print the scores, and write them where asked.
 
-    What part of a model the file holds, and whether `files` can be written, is for the caller to say before
-    the work begins. Raises ValueError as `evaluate_task`, and when a file could not be written after all.
+    Whether a part of a model may be judged alone, and whether `files` can be written, is for the caller to
+    check before the work begins. Raises ValueError as `evaluate_task`, and when a file could not be written
+    after all.
     """
     with count_progress("photographs") as report:
         scored = evaluate_task(task, measures, lambda done, total, _: report(done, total))
     evaluation = scored.evaluation
     print_scores(evaluation)
-    others = tuple(note for note in evaluation.notes if note != evaluation.part)
-    print_evaluation(replace(evaluation, notes=others))
+    print_evaluation(evaluation)
     if scored.file is not None:
         console.print(f"Written to {scored.file}")
     for file in files.write(json.dumps(evaluation.to_json(), indent=2) + "\n", evaluation.to_csv()):

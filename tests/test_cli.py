@@ -95,7 +95,7 @@ def test_eval_of_a_run_equals_eval_of_its_export(
     assert (run_dir / "eval" / "step_00000060.csv").read_text().startswith("name,psnr,ssim")
 
 
-def test_eval_of_a_part_says_so_and_merges_when_asked(
+def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gaussians = load_model(run_dir).gaussians
@@ -107,7 +107,10 @@ def test_eval_of_a_part_says_so_and_merges_when_asked(
     part = tmp_path / "ckpt_60_rank0.pt"
     arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json", tmp_path / "scores.json")
     code, output = command(capsys, *arguments)
-    assert code == 0 and "is rank 0 of 2: about half of the scene" in output and "Add --merge." in output
+    assert code == 2 and "is rank 0 of 2: about half of the scene" in output and "Add --merge to" in output
+    assert not (tmp_path / "scores.json").exists()
+    code, output = command(capsys, *arguments, "--alone")
+    assert code == 0 and "is rank 0 of 2" in output
     alone = json.loads((tmp_path / "scores.json").read_text())
     code, output = command(capsys, *arguments, "--merge", "--overwrite", "--csv", tmp_path / "scores.csv")
     assert code == 0 and "about half" not in output

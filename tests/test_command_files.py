@@ -103,9 +103,18 @@ def test_an_evaluation_names_a_part_once(
 ) -> None:
     part = parts / f"ckpt_{STEP}_rank0.pt"
     code, printed = command(
-        capsys, "eval", part, "--scene", blob_folder, "--test-every", 4, "--lpips", "--csv", parts / "a.csv"
+        capsys,
+        "eval",
+        part,
+        "--alone",
+        "--scene",
+        blob_folder,
+        "--test-every",
+        4,
+        "--lpips",
+        "--csv",
+        parts / "a.csv",
     )
     assert code == 0 and " ".join(printed.split()).count(str(part_of(part))) == 1
-    assert "Add --merge." in printed
     # The file of the scores says it as well, where nobody sees the terminal.
     assert str(part_of(part)) in (parts / "a.csv").read_text()

@@ -85,11 +85,26 @@ def test_the_scores_in_files_say_it(
 ) -> None:
     files = ("--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     arguments = ("eval", part, "--scene", blob_folder, "--test-every", 4, "--lpips", *files)
-    run_command(capsys, *arguments)
+    run_command(capsys, *arguments, "--alone")
     assert HALF in json.loads((tmp_path / "a.json").read_text())["notes"][0]
     assert HALF in (tmp_path / "a.csv").read_text().splitlines()[-1]
     run_command(capsys, *arguments, "--merge", "--overwrite")
     assert "half" not in (tmp_path / "a.json").read_text() + (tmp_path / "a.csv").read_text()
+
+
+@pytest.mark.parametrize("others", ["beside it", "elsewhere"])
+def test_the_scores_of_a_part_alone_must_be_asked_for(
+    part: Path, others: str, blob_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if others == "elsewhere":
+        (part.parent / "ckpt_9_rank1.pt").unlink()
+        (part.parent / "ckpt_8_rank1.pt").touch()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "eval", str(part), "--scene", str(blob_folder)])
+        main()
+    error = " ".join(capsys.readouterr().err.split())
+    assert stop.value.code == 2 and HALF in error and ", or --alone to judge this part." in error
+    assert ("copy it there and add --merge" in error) == (others == "elsewhere")
 
 
 def test_render_and_train_say_it(

@@ -113,6 +113,7 @@ LAYERS = [
     "doctor",
     "terminal",
     "score_files",
+    "eval_options",
     "eval_command",
     "launched_command",
     "train_command",

@@ -97,7 +97,8 @@ def _refuse_outputs(output: Path, cameras: Path | None) -> None:
     refuse_unwritable(output)
     if cameras is None:
         return
-    refuse_unwritable(cameras)
+    if cameras.parent.exists():  # a folder that is missing is made for them
+        refuse_unwritable(cameras)
     if cameras.name == output.name and cameras.parent.resolve() == output.parent.resolve():
         raise ValueError(f"the model and its cameras cannot both be written to {output}: name two files")
 

@@ -23,6 +23,8 @@ from splatstudio.worker import messages
 
 # No markup: what is printed are paths and the words of errors, which may have brackets.
 console = Console(highlight=False, markup=False)
+# Where nobody reads along, a path stays in one piece, and a sentence on one line.
+console.soft_wrap = not console.is_terminal
 
 LINE_SECONDS = 10.0  # between two lines where the output is no terminal and a bar cannot be drawn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from splatstudio.run import Run
 from splatstudio.score_watch import ScoreWatch
 from splatstudio.worker.flat_report import ScoreFlat, score_flat
 from splatstudio.worker.messages import Densified, Evaluated, Event, Progress
+from splatstudio.worker.progress import RATE_SECONDS, running_mean
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
@@ -94,32 +96,48 @@ class History:
             self.test_psnr.add(event.step, event.psnr)
 
     def load(self, rows: Iterable[dict]) -> None:
-        """Take up the lines of an earlier part's metrics.jsonl."""
-        before: tuple[int, float] | None = None
+        """Take up the lines of an earlier part's metrics.jsonl, smoothed as while it was trained."""
+        means: dict[str, float] = {}
+        rate = LoggedRate()
         for row in rows:
             step = int(row["step"])
-            for name, curve in (
-                ("loss", self.loss),
-                ("psnr", self.train_psnr),
-                ("test_psnr", self.test_psnr),
-                ("num_gaussians", self.num_gaussians),
-            ):
+            for name, curve in (("loss", self.loss), ("psnr", self.train_psnr)):
+                if isinstance(row.get(name), (int, float)):
+                    means[name] = running_mean(means.get(name), float(row[name]))
+                    curve.add(step, means[name])
+            for name, curve in (("test_psnr", self.test_psnr), ("num_gaussians", self.num_gaussians)):
                 if isinstance(row.get(name), (int, float)):
                     curve.add(step, float(row[name]))
             change = row.get("densified")
             if isinstance(change, dict):
                 if change.get("opacities_reset"):
                     self.resets.add(step, self.loss.last)
-                if any(change.get(name) for name in ("cloned", "split", "pruned")) and len(
-                    self.num_gaussians
-                ):
+                changed = any(change.get(name) for name in ("cloned", "split", "pruned"))
+                if changed and len(self.num_gaussians):
                     self.densified.add(step, self.num_gaussians.last)
             if isinstance(row.get("elapsed_s"), (int, float)):
-                elapsed = float(row["elapsed_s"])
-                # Each part of a training counts its own seconds.
-                if before is not None and elapsed > before[1] and step > before[0]:
-                    self.rate.add(step, (step - before[0]) / (elapsed - before[1]))
-                before = (step, elapsed)
+                steps_per_second = rate.count(step, float(row["elapsed_s"]))
+                if steps_per_second is not None:
+                    self.rate.add(step, steps_per_second)
+
+
+class LoggedRate:
+    """Steps a second over the last few seconds, as StepRate counts them, by the times of metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def count(self, step: int, elapsed: float) -> float | None:
+        """Note that `step` was done after `elapsed` seconds; return the rate, None for the first."""
+        steps = self._steps
+        # Each part of a training counts its own seconds.
+        if steps and not (elapsed > steps[-1][0] and step > steps[-1][1]):
+            steps.clear()
+        steps.append((elapsed, step))
+        while len(steps) > 2 and elapsed - steps[0][0] > RATE_SECONDS:
+            steps.popleft()
+        start, first = steps[0]
+        return (step - first) / (elapsed - start) if len(steps) > 1 else None
 
 
 def evaluated_in(file: Path) -> Evaluated | None:

@@ -59,9 +59,9 @@ class ProgressTeller:
         """Take in a step; tell of it when it is time to, or when it is the last."""
         stats = advance.stats
         rate = self._rate.count(trainer.step)
-        self._loss = _running_mean(self._loss, stats.loss)
+        self._loss = running_mean(self._loss, stats.loss)
         if stats.psnr is not None and math.isfinite(stats.psnr):
-            self._psnr = _running_mean(self._psnr, stats.psnr)
+            self._psnr = running_mean(self._psnr, stats.psnr)
             self._photo_errors[stats.view] = stats.psnr
         if stats.change is not None:
             self._emit(Densified(trainer.step, stats.num_gaussians, stats.change))
@@ -102,6 +102,6 @@ class ProgressTeller:
         )
 
 
-def _running_mean(mean: float | None, value: float) -> float:
+def running_mean(mean: float | None, value: float) -> float:
     """Return the exponential mean over about 10 values: single photographs differ more than steps do."""
     return value if mean is None else mean + (value - mean) * 0.1

@@ -30,6 +30,24 @@ app = tyro.extras.SubcommandApp()
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
+@dataclass(frozen=True)
+class AtOnce:
+    """What `open` does without being asked in the page.
+
+    Args:
+        train: Start training at once.
+        merge: Merge one rank's part of a model with the others beside it, and open the whole.
+        browser: Open the default browser, where there is a display.
+    """
+
+    train: bool = False
+    merge: bool = False
+    browser: bool = True
+
+
+WAIT_FOR_START = AtOnce()
+
+
 @app.command(name="open")
 def open_(
     path: Positional[Path],
@@ -39,8 +57,7 @@ def open_(
     listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
     devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
     run: Path | None = None,
-    train: bool = False,
-    browser: bool = True,
+    at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
 ) -> int:
     """Open a scene folder, a file of Gaussians or a run folder in the studio.
 
@@ -51,19 +68,22 @@ def open_(
         listen: Where the page can be reached.
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
-        train: Start training at once.
-        browser: Open the default browser, where there is a display.
+        at_once: What to do without being asked in the page.
     """
     from splatstudio.studio.app import open_studio
     from splatstudio.studio.nodes import nodes_asked_for
 
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
+    if at_once.merge:
+        path = _whole(path)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     if devices.nodes > 1:
         studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen.network)
     else:
-        studio = open_studio(path, network=listen.network, train=train, browser=browser, **asked)
+        studio = open_studio(
+            path, network=listen.network, train=at_once.train, browser=at_once.browser, **asked
+        )
     studio.run_forever()
     return 0
 
@@ -340,6 +360,16 @@ def _with_preset(
         return config, given
     chosen = PRESETS[preset]
     return chosen.apply(config, given), given | frozenset(chosen.settings)
+
+
+def _whole(path: Path) -> Path:
+    """Return the whole model of which `path` is a part, after merging where that is needed."""
+    from splatstudio.merging import merge_to_open
+    from splatstudio.terminal import console
+
+    whole = merge_to_open(path, lambda _done, _total, what: console.print(f"Merging: {what}"))
+    console.print(f"Opening {whole}")
+    return whole
 
 
 def _tell_part(path: Path, advice: str) -> None:

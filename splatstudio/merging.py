@@ -18,12 +18,20 @@ from splatstudio.durable import sync_folder
 from splatstudio.formats import format_to_write
 from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
 from splatstudio.formats.torch_file import load_tensors, save_tensors
+from splatstudio.free_path import free_path
 from splatstudio.gaussians import Gaussians
 from splatstudio.gsplat_parts import MOMENTS, check_alike, check_distinct, check_part, check_step
 from splatstudio.manifest import step_of
 from splatstudio.model import Model, model_of
 from splatstudio.optim import SplatAdam
-from splatstudio.rank_parts import GSPLAT_NAME, SHARD_NAME, files_to_merge, in_order_of_ranks
+from splatstudio.rank_parts import (
+    GSPLAT_NAME,
+    SHARD_NAME,
+    RankPart,
+    files_to_merge,
+    in_order_of_ranks,
+    part_of,
+)
 from splatstudio.strategy import Population
 
 # done of total parts, and what is being done
@@ -112,6 +120,41 @@ def merged_parts(paths: Iterable[Path | str], report: Report = _silent) -> Merge
     if len(folders) > 1:
         raise ValueError("parts of a checkpoint of splatstudio and of gsplat do not belong together")
     return _merged_gsplat(in_order_of_ranks(files), report)
+
+
+def whole_of(part: RankPart) -> Path | None:
+    """Return what holds the whole model of a part already: a checkpoint folder of ours, else None."""
+    return part.path.parent if SHARD_NAME.fullmatch(part.path.name) else None
+
+
+def place_of_merged(part: Path) -> Path:
+    """Return where the whole model of one of gsplat's parts goes: `exports` of its results, a free name."""
+    named = GSPLAT_NAME.fullmatch(part.name)
+    assert named is not None, "only gsplat's parts are merged to a new file"
+    folder = part.resolve().parent
+    owner = folder.parent if folder.name == "ckpts" else folder
+    return free_path(owner / "exports" / f"{owner.name}-{int(named[1])}-merged.pt")
+
+
+def merge_to_open(path: Path, report: Report = _silent) -> Path:
+    """Return a model that is whole where `path` is one rank's part: merge it with the others where need be.
+
+    Raises ValueError where it is no part, where one of the others is missing, and as `merge`.
+    """
+    part = part_of(path)
+    if part is None:
+        raise ValueError(
+            f"{path} is not the part of a rank, so there is nothing to merge: leave --merge away"
+        )
+    if not part.complete:
+        raise ValueError(f"{part}: copy it there and merge again")
+    whole = whole_of(part)
+    if whole is not None:
+        return whole
+    merged = merged_parts([part.path, *part.others], report)
+    output = place_of_merged(part.path)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return merged.write(output)
 
 
 def _checkpoint_folder(path: Path) -> Path | None:

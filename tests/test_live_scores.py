@@ -71,20 +71,21 @@ def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
 def test_the_evaluate_tab_shows_how_far_its_task_is(page: Any) -> None:  # noqa: F811
     panel = evaluate_panel(page)
     worker: Any = SimpleNamespace(task=None, progress=None)
-    panel._worker = worker
-    shown = (panel._bar, panel._doing, panel._cancel)
+    bar = panel._bar
+    panel._worker = bar._worker = worker
+    shown = (bar._bar, bar._doing, bar._cancel)
     panel.refresh()
     assert not any(handle.visible for handle in shown)
     worker.task = FileTask("Evaluating step 20")
     worker.progress = TaskProgress(0, 0, "loading the model")
     panel.refresh()
     assert all(handle.visible for handle in shown)
-    assert panel._bar.animated and "Evaluating step 20: loading the model" in panel._doing.content
+    assert bar._bar.animated and "Evaluating step 20: loading the model" in bar._doing.content
     for done, percent in ((0, 0.0), (3, 75.0), (4, 100.0)):
         worker.progress = TaskProgress(done, 4, "compared view_03.png")
         panel.refresh()
-        assert panel._bar.value == percent and not panel._bar.animated
-        assert f"compared view_03.png, {done} of 4" in panel._doing.content
+        assert bar._bar.value == percent and not bar._bar.animated
+        assert f"compared view_03.png, {done} of 4" in bar._doing.content
     worker.task = worker.progress = None
     panel.refresh()
     assert not any(handle.visible for handle in shown)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from splatstudio.studio.controller import Controller
 from splatstudio.studio.status import Status
 
 
-def test_each_rank_counts_its_share_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Controller, "pids", (11, 12))
-    controller = Controller.__new__(Controller)
-    controller.status = Status(num_gaussians=100, steps_per_second=2.0)
-    figures = controller.rank_figures
+def test_each_rank_counts_its_share_of_the_model() -> None:
+    figures = Status(num_gaussians=100, steps_per_second=2.0).rank_rows(2)
     assert [row.num_gaussians for row in figures] == [50, 50]
     assert [row.step_seconds for row in figures] == [0.5, 0.5]

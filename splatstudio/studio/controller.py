@@ -17,7 +17,7 @@ from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.history import History, evaluated_in, offer_in
 from splatstudio.studio.project import Project
-from splatstudio.studio.status import Choice, Notice, RankRow, Status, choice_of, followed, notice_of
+from splatstudio.studio.status import Choice, Notice, Status, choice_of, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
@@ -206,9 +206,14 @@ class Controller(FrameSource):
     @property
     def _trains(self) -> bool:
         """Say whether the worker has a training that can take new settings."""
-        if not isinstance(self._worker.job, TrainJob):
-            return False
-        return self.status.state in ("loading", "training", "paused", "finished", "restarting")
+        under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
+        return under_way and isinstance(self._worker.job, TrainJob)
+
+    @property
+    def shown_path(self) -> Path | None:
+        """Return which model from the disk is in the view, or is about to be; None: that of the training."""
+        job = self._worker.job
+        return self.beside.path or (job.model_path if isinstance(job, ViewJob) else None)
 
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
@@ -218,8 +223,7 @@ class Controller(FrameSource):
         with self._lock:
             scene = self.project.scene
             frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
-            trains = self.status.state in ("loading", "training", "paused", "restarting")
-            if trains and isinstance(self._worker.job, TrainJob):
+            if self._trains and self.status.state != "finished":
                 job = ViewJob(path, frame)
                 self.beside.show(job, plan_for(job, self.project.devices))
                 return
@@ -230,6 +234,8 @@ class Controller(FrameSource):
             self.status = replace(self.status, state="loading", message="", has_model=False)
             if not self._replace_worker(ViewJob(path, frame)):
                 return
+            if not self.project.can_train:
+                self.project = replace(self.project, path=path, model_path=path)
         old.close()
 
     def send(self, command: Command) -> None:
@@ -272,11 +278,6 @@ class Controller(FrameSource):
         """Return the process ids of the ranks, empty while there are none."""
         worker = self._worker
         return worker.pids if worker.alive else ()
-
-    @property
-    def rank_figures(self) -> tuple[RankRow, ...]:
-        """Return the figures of each rank, rank 0 first; empty without a model."""
-        return self.status.rank_rows(len(self.pids))
 
     # ---- where pictures come from
 

@@ -229,9 +229,9 @@ def _notes_on_part(path: Path) -> tuple[str, ...]:
     part = part_of(path)
     if part is None:
         return ()
-    if SHARD_NAME.fullmatch(path.name):
-        return (f"{part} The folder {path.parent} opens as the whole model.",)
-    return (f"{part} The Evaluate tab lists and merges them.",)
+    if not part.complete:
+        return (f"{part}. Copy it there to merge them.",)
+    return (f"{part} The page has a button that does it, and so does splatstudio open {path} --merge",)
 
 
 def _open_run(

@@ -84,7 +84,8 @@ class DevicesPanel(Panel):
         self._readings, self._chosen = readings, choice
         self._offer(readings)
         told = self._told
-        ranks = rank_rows(told) if told else self._controller.rank_figures
+        alike = self._controller.status.rank_rows(len(self._controller.pids))
+        ranks = rank_rows(told) if told else alike
         self._rows.content = devices_html(readings, ranks) + balance_html(told)
         quantity = QUANTITIES[choice]
         history = self._monitor.history(quantity.field)

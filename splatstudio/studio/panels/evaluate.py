@@ -17,7 +17,6 @@ from splatstudio.checkpoint_catalog import (
     folders_with_models,
 )
 from splatstudio.model import run_folder_of
-from splatstudio.rank_parts import part_of
 from splatstudio.scoring import EvaluationTask
 from splatstudio.studio.job_bar import can_be_sent, download
 from splatstudio.studio.page import Page, Panel
@@ -25,6 +24,7 @@ from splatstudio.studio.panels.beside_bar import BesideBar
 from splatstudio.studio.panels.file_work import file_to_write, folder_of_model, notice_of_end
 from splatstudio.studio.panels.model_rows import PLAIN, facts_html, note_html, row_color, row_label
 from splatstudio.studio.panels.scores import ScoresSection
+from splatstudio.studio.panels.task_bar import TaskBar
 from splatstudio.studio.status import Notice
 from splatstudio.studio.theme import ACCENT, size
 from splatstudio.typed_path import typed_path
@@ -64,6 +64,7 @@ class EvaluatePanel(Panel):
         self._scan_due = 0.0
         self._shown: object = None
         self._written: Path | None = None
+        self._to_open: FileTask | None = None  # the merge whose model is to be shown
         gui = page.server.gui
         self._root = gui.add_text(
             "Folder", str(self._first_root()), hint="Of runs, or of results of gsplat's trainer."
@@ -73,9 +74,7 @@ class EvaluatePanel(Panel):
         self._pager = gui.add_button_group("Page", ("‹ Later", "Earlier ›"), visible=False)
         self._facts = gui.add_html("")
         self._add_actions()
-        self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=False)
-        self._doing = gui.add_html("", visible=False)
-        self._cancel = gui.add_button("Cancel", color="gray", visible=False, hint="A half-written file goes.")
+        self._bar = TaskBar(gui, self._worker)
         self._download = gui.add_button("Download", color="gray", visible=False)
         with gui.add_folder("Measures and files", expand_by_default=False):
             self._lpips = gui.add_dropdown(
@@ -143,7 +142,6 @@ class EvaluatePanel(Panel):
         self._merge.on_click(lambda _: self._start_merge())
         self._more.on_click(lambda event: self._do_more(event.target.value))
         self._answer.on_click(lambda event: self._answered(event.target.value))
-        self._cancel.on_click(lambda _: self._worker.cancel())
         self._download.on_click(self._send)
 
     # ---- the list
@@ -308,15 +306,23 @@ class EvaluatePanel(Panel):
 
     def _open_model(self, entry: CatalogEntry) -> None:
         if entry.is_gsplat and entry.num_ranks > 1:
-            self._page.notify(Notice("Merge it first", str(part_of(entry.path)), bad=True))
+            # A rank's file alone is no model to look at.
+            output = self._output(self._merged.value)
+            if output is not None:
+                task = FileTask(f"Merging step {entry.step:,} to open it", entry.files, output)
+                self._to_open = task
+                self._start(task)
             return
+        self._show_model(entry.path, entry.owner)
+
+    def _show_model(self, path: Path, owner: Path) -> None:
         try:
-            self._page.controller.view(entry.path)
+            self._page.controller.view(path)
         except ValueError as error:
             self._page.notify(Notice("Not opened", str(error), bad=True))
             return
         if self._page.controller.beside.path is None:
-            self._opened = entry.owner
+            self._opened = owner
 
     def _shown_folder(self) -> Path | None:
         """Return the run, or the folder of results, of the model in the view."""
@@ -371,13 +377,7 @@ class EvaluatePanel(Panel):
     # ---- the work
 
     def _show_progress(self) -> None:
-        task, progress = self._worker.task, self._worker.progress
-        self._bar.visible = self._doing.visible = self._cancel.visible = task is not None
-        if task is not None and progress is not None:
-            self._bar.animated = progress.total == 0
-            self._bar.value = 100.0 * progress.done / progress.total if progress.total else 100.0
-            count = f", {progress.done:,} of {progress.total:,}" if progress.total else ""
-            self._doing.content = note_html(f"{task.title}: {progress.what}{count}")
+        self._bar.refresh()
         self._draw()
 
     def _ended(self, task: FileTask, end: TaskEnd) -> None:
@@ -394,3 +394,5 @@ class EvaluatePanel(Panel):
         notice = notice_of_end(task, end)
         if notice is not None:
             self._page.notify(notice)
+        if task is self._to_open and end.output is not None:
+            self._show_model(end.output, folder_of_model(task.paths[0]))

@@ -10,6 +10,7 @@ from splatstudio.studio.job_bar import progress_text
 from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.flat_bar import FlatBar
+from splatstudio.studio.panels.part_bar import PartBar
 from splatstudio.studio.theme import ACCENT, MUTED, STATE_WORDS, duration
 
 STOP, SAVE = "Stop", "Save"
@@ -24,6 +25,7 @@ class StatusPanel(Panel):
         self._gui, self._label = server.gui, ""
         can_train = controller.project.can_train
         self._head = server.gui.add_html("")
+        self._part = PartBar(page)
         self._bar = server.gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         self._primary = server.gui.add_button("Start training", color=ACCENT, visible=can_train)
         self._start_over = server.gui.add_button(
@@ -53,16 +55,18 @@ class StatusPanel(Panel):
     def refresh(self) -> None:
         """Show the present status; what has not changed is not sent again."""
         self._flat.refresh()
+        self._part.refresh()
         controller, status = self._controller, self._controller.status
         num_viewers = self._viewport.num_viewers
         choice = controller.choice()
         running = controller.can_order
         job = self._jobs.in_progress
-        shown = (status, choice, num_viewers, controller.can_start_over, running, job)
+        name = controller.project.name
+        shown = (name, status, choice, num_viewers, controller.can_start_over, running, job)
         if shown == self._shown:
             return
         self._shown = shown
-        self._head.content = header_html(controller.project.name, status, num_viewers, job)
+        self._head.content = header_html(name, status, num_viewers, job)
         done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.value = done
         self._say_above(panel_label(status, done, job))
@@ -73,6 +77,10 @@ class StatusPanel(Panel):
         if controller.project.can_train:
             self._pause.disabled = not choice.enabled
             self._save.disabled = not running
+
+    def close(self) -> None:
+        """End the merging in progress."""
+        self._part.close()
 
     def _say_above(self, label: str) -> None:
         """Show what stays in sight when the dock is scrolled or folded up."""

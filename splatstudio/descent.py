@@ -15,6 +15,8 @@ from torch import Tensor
 
 from splatstudio import ops
 from splatstudio.camera import Camera
+from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.halves import Halves
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.ops_training import (
@@ -28,7 +30,7 @@ from splatstudio.optim import SplatAdam
 from splatstudio.pose_gradient import pose_gradient, pose_gradient_of_seen
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
-from splatstudio.transfer import ReadBack, to_device
+from splatstudio.transfer import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +113,16 @@ class Descent:
 LossOf = Callable[[Shot, Drawing], Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a step goes down: `loss_of` each shot, with `others` further leaf tensors that it uses."""
+
+    loss_of: LossOf
+    plan: DescentPlan
+    others: tuple[Tensor, ...] = ()
+    halves: Halves | None = None  # what ranks send each other in 16 bits
+
+
 class LossNotFinite(FloatingPointError):
     """The loss of a shot is no number; nothing was changed."""
 
@@ -125,21 +137,30 @@ def descend(
     gaussians: Gaussians,
     optimizer: SplatAdam,
     shot: Shot,
-    loss_of: LossOf,
-    plan: DescentPlan,
+    work: Work,
     *,
-    others: tuple[Tensor, ...] = (),
     before_change: Callable[[], None] = lambda: None,
 ) -> Descent:
-    """Make one step down the loss of one shot, in place.
+    """Make one step down the loss of one shot, in place, where the host need not ask a GPU for the loss.
 
-    `others` are further leaf tensors that `loss_of` uses; their gradients are returned, they are not moved.
-    `before_change` is called just before the model changes. Raises LossNotFinite before that.
+    The gradients of `work.others` are returned, they are not moved. `before_change` is called just before
+    the model changes. Raises LossNotFinite or OutOfMemory before that.
     """
-    drawing, gradients, value = _gradients_of_shot(gaussians, optimizer, shot, loss_of, plan, others)
+    plan = work.plan
+
+    def find() -> tuple[Drawing, Gradients, float, tuple[Tensor, ...]]:
+        drawing = draw(gaussians, optimizer, shot.camera, options_of(plan, shot), observed=plan.observed)
+        loss = work.loss_of(shot, drawing)
+        gradients = backward(drawing, loss, work.others)
+        twists = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
+        return drawing, gradients, float(loss.detach()), twists
+
+    found = unless_out_of_memory(find)
+    if found is None:
+        raise OutOfMemory([0])
+    drawing, gradients, value, twists = found
     if not math.isfinite(value):
         raise LossNotFinite(value)
-    poses = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
     before_change()
     improve(
         drawing,
@@ -150,7 +171,7 @@ def descend(
         regularization=plan.regularization,
     )
     observations = observations_of(shot, drawing, gradients, plan)
-    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=poses)
+    return Descent((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=twists)
 
 
 def observations_of(
@@ -165,33 +186,6 @@ def observations_of(
 def options_of(plan: DescentPlan, shot: Shot) -> RenderOptions:
     """Return how a shot is drawn: as the plan says, over the background that it has."""
     return replace(plan.options, background=shot.background)
-
-
-def _gradients_of_shot(
-    gaussians: Gaussians,
-    optimizer: SplatAdam,
-    shot: Shot,
-    loss_of: LossOf,
-    plan: DescentPlan,
-    others: tuple[Tensor, ...],
-) -> tuple[Drawing, Gradients, float]:
-    """Return a picture of the shot, the gradients of its loss, and the loss.
-
-    Loss and number of instances come to the host while a GPU is on the way back already, so that it has work
-    all the time; a picture that had no room for all its instances is drawn again.
-    """
-    options, room = options_of(plan, shot), plan.room
-    while True:
-        size = None if room is None else room.size
-        drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed, room=size)
-        loss = loss_of(shot, drawing)
-        counts = () if room is None or drawing.num_instances is None else (drawing.num_instances,)
-        numbers = ReadBack(loss, *counts)
-        gradients = backward(drawing, loss, others)
-        value, *needed = numbers.read()
-        if room is None or all(room.held(int(count)) for count in needed):
-            return drawing, gradients, value
-        del drawing, loss, counts, gradients  # their memory is for the larger lists
 
 
 def draw(

@@ -19,7 +19,9 @@ from splatstudio.descent import (
     LossNotFinite,
     Observation,
     Shot,
+    Work,
     backward,
+    descend,
     draw,
     gradient_of_pose,
     improve,
@@ -32,7 +34,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.losses import psnr_on_device
 from splatstudio.ops_training import Regularization, StepGate, gradients_of_projected, has_step_gates
 from splatstudio.optim import SplatAdam
-from splatstudio.sharded_descent import Work, descend_together, pixels_drawn_over
+from splatstudio.sharded_descent import descend_together, pixels_drawn_over
 from splatstudio.transfer import ReadBack
 
 # Of a shot and its picture [H, W, 3], without gradients: what the photograph is compared with.
@@ -123,13 +125,29 @@ def descend_on(
     *,
     before_change: Callable[[], None] = lambda: None,
 ) -> Descent:
-    """Make one step down the sum of the losses of several shots, as `descend_together` does on ranks.
+    """Make one step down the sum of the losses of all shots, in place, in the way that suits the device.
 
-    On one GPU only once does the host ask, when all is queued but for the change.
+    `rounds` and what is returned are as of `descend_together`; `before_change` is called just before the
+    model changes. On one GPU the host asks but once, when all is queued but for the change. Raises
+    LossNotFinite or OutOfMemory before anything has changed.
     """
-    if ranks.num_ranks > 1 or not has_step_gates(gaussians.device):
-        return descend_together(ranks, gaussians, optimizer, rounds, work, before_change=before_change)
-    shots, room = [shot for one in rounds for shot in one], work.plan.room
+    if ranks.num_ranks == 1:
+        shots = [shot for one in rounds for shot in one]
+        if has_step_gates(gaussians.device):
+            return _descend_on_gpu(gaussians, optimizer, shots, work, before_change)
+        if len(shots) == 1:
+            return descend(gaussians, optimizer, shots[0], work, before_change=before_change)
+    return descend_together(ranks, gaussians, optimizer, rounds, work, before_change=before_change)
+
+
+def _descend_on_gpu(
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    shots: Sequence[Shot],
+    work: Work,
+    before_change: Callable[[], None],
+) -> Descent:
+    room = work.plan.room
     while True:
         found = unless_out_of_memory(lambda: find(gaussians, optimizer, shots, work))
         if found is None:

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from splatstudio.config import TrainConfig
 from splatstudio.corrections import Corrections
-from splatstudio.descent import Descent, DescentPlan, LossOf, Observation, Shot
+from splatstudio.descent import Descent, DescentPlan, LossOf, Observation, Shot, Work
 from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.findings import Findings, Report, find
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.ops_training import has_step_gates
 from splatstudio.photo_queue import Batch, PhotoQueue
-from splatstudio.sharded_descent import Work
 from splatstudio.strategy import Change, Population
 
 

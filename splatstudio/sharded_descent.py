@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
-from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, LossOf, Observation, Shot
+from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Observation, Shot, Work
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Room, room_for_return, sent_back
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
-from splatstudio.distributed.halves import Halves
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
@@ -35,16 +34,6 @@ from splatstudio.sharded_view import (
     share,
 )
 from splatstudio.stages import Projected, Raster, RasterSettings
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What a step goes down: `loss_of` each shot, with `others` further leaf tensors that it uses."""
-
-    loss_of: LossOf
-    plan: DescentPlan
-    others: tuple[Tensor, ...] = ()
-    halves: Halves | None = None  # what ranks send each other in 16 bits
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,9 +19,9 @@ from splatstudio.checkpoint_share import load_share, save_together
 from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
 from splatstudio.corrections import Corrections, check_agreement
 from splatstudio.depth_guide import DepthGuide
-from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, descend
+from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, Work
 from splatstudio.distributed import ALONE, Ranks
-from splatstudio.distributed.failures import Fault, OutOfMemory, together, unless_out_of_memory
+from splatstudio.distributed.failures import Fault, OutOfMemory, together
 from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
@@ -40,7 +40,6 @@ from splatstudio.resuming import config_to_go_on
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.shapes import ShapeLimits
-from splatstudio.sharded_descent import Work
 from splatstudio.starting_model import first_gaussians
 from splatstudio.step_plan import is_quiet, options_at, plan_at
 from splatstudio.step_stats import StepStats, TrainingDiverged
@@ -269,30 +268,17 @@ class Trainer:
 
     def _descend(self, batch: Batch, rounds: Sequence[Sequence[Shot]], plan: DescentPlan) -> Descent:
         self.whole, self._index = True, self.step  # whole also where a gate has kept a step from changing it
-        ranks, others = self.ranks, self._corrections.begin(batch.indices)
-        model, change = (self._population.gaussians, self._population.optimizer), self._begin_change
+        work = Work(self._loss_of, plan, self._corrections.begin(batch.indices), self.halves)
+        model = (self._population.gaussians, self._population.optimizer)
         try:
-            if len(batch.indices) > 1:
-                work = Work(self._loss_of, plan, others, self.halves)
-                return descend_on(ranks, *model, rounds, work, before_change=change)
-            ((shot,),) = rounds
-            descent = unless_out_of_memory(
-                lambda: descend(*model, shot, self._loss_of, plan, others=others, before_change=change)
-            )
+            return descend_on(self.ranks, *model, rounds, work, before_change=self._begin_change)
         except LossNotFinite as error:
             name = self.scene.views[batch.indices[error.number]].name
-            rank = f" (rank {error.rank})" if ranks.num_ranks > 1 else ""
+            rank = f" (rank {error.rank})" if self.ranks.num_ranks > 1 else ""
             raise TrainingDiverged(
                 f"the loss became {error.loss} at step {self.step + 1}, on {name}{rank}: go on from the"
                 " last checkpoint with smaller learning rates"
             ) from error
-        if descent is None:
-            if not self.whole:
-                raise MemoryError("there was no memory to finish a step: the model is torn")
-            if plan.room is not None:
-                plan.room.forget()
-            raise OutOfMemory([0])
-        return descent
 
     def _begin_change(self) -> None:
         self.whole = False

@@ -11,14 +11,14 @@ from shortage_tasks import replaced
 from torch import Tensor
 
 from splatstudio import precision as precision_module
-from splatstudio.descent import DescentPlan
+from splatstudio.descent import DescentPlan, Work
 from splatstudio.distributed.exchange import Route, exchange, room_for_return, sent_back
 from splatstudio.distributed.halves import Halves
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluate import evaluate
 from splatstudio.losses import photometric
 from splatstudio.scene import load_scene
-from splatstudio.sharded_descent import Work, descend_together
+from splatstudio.sharded_descent import descend_together
 from splatstudio.sharded_evaluate import evaluate_together
 from splatstudio.sharded_view import gathered
 from splatstudio.strategy import trainable

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splatstudio import sharded_descent
 from splatstudio.camera import Camera, look_at
-from splatstudio.descent import DescentPlan, Drawing, Shot
+from splatstudio.descent import DescentPlan, Drawing, Shot, Work
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians import Gaussians
@@ -18,7 +18,7 @@ from splatstudio.losses import photometric
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions
-from splatstudio.sharded_descent import Work, descend_together
+from splatstudio.sharded_descent import descend_together
 from splatstudio.sharded_view import as_seen_from, drawn, gathered, received_for
 from splatstudio.strategy import trainable
 

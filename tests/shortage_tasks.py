@@ -15,13 +15,13 @@ from torch import Tensor
 
 from splatstudio import trainer as trainer_module
 from splatstudio.config import TrainConfig
-from splatstudio.descent import DescentPlan
+from splatstudio.descent import DescentPlan, Work
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import SplatAdam
 from splatstudio.scene import load_scene
-from splatstudio.sharded_descent import Work, descend_together
+from splatstudio.sharded_descent import descend_together
 from splatstudio.strategy import trainable
 from splatstudio.trainer import Trainer
 from splatstudio.worker import looks as looks_module

@@ -20,12 +20,11 @@ from torch import Tensor
 from splatstudio import depth_guide, findings, ops, transfer
 from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely
-from splatstudio.descent import DescentPlan, Drawing, RenderOptions, Shot
+from splatstudio.descent import DescentPlan, Drawing, RenderOptions, Shot, Work
 from splatstudio.findings import find
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.losses import photometric
 from splatstudio.optim import SplatAdam
-from splatstudio.sharded_descent import Work
 from splatstudio.strategy import trainable
 
 pytestmark = [

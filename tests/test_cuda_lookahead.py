@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
-from lookahead_trainings import made, training
+from lookahead_trainings import check_steps, take_room, training, waiting_is_an_error
 from torch import Tensor
 
 from splatstudio import descent, ops
@@ -31,29 +31,17 @@ GROWING = DensifyConfig(start_step=3, every=8, reset_every=25, grow_grad=1e-5)
 
 def test_a_training_is_the_same_to_the_bit(blob_scene: Scene) -> None:
     config = replace(CONFIG, densify=GROWING, random_background=True)
-    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
-        for number in range(config.steps):
-            if number == 20:
-                assert one._room is not None
-                one._lookahead.take_back()
-                one._room.size = 7
-            assert made(one) == made(other)
-        for ours, theirs in zip(
-            one.gaussians.tensors().values(), other.gaussians.tensors().values(), strict=True
-        ):
-            assert torch.equal(ours, theirs)
+    check_steps(
+        blob_scene, config, config.steps, lambda one, number: take_room(one) if number == 20 else None
+    )
 
 
 def test_no_step_waits_for_the_queue(blob_scene: Scene) -> None:
     with training(blob_scene, CONFIG) as one:
         for _ in range(9):
             one.train_step()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             stats = [one.train_step() for _ in range(12)]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert stats[0].psnr is not None and stats[-1].step == 21
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from lookahead_trainings import made, training
+from lookahead_trainings import check_steps, take_room, training, waiting_is_an_error
 from quiet_options import OPTIONS, guide_of
 
 from splatstudio import ops
@@ -26,21 +25,7 @@ def _points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("option", REPEATED)
 def test_the_steps_are_those_of_one_that_waits(option: str, blob_scene: Scene) -> None:
-    config = OPTIONS[option]
-    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
-        for number in range(20):
-            if number == 12:
-                assert one._room is not None
-                one._lookahead.take_back()
-                one._room.size = 7
-            assert made(one) == made(other)
-        for ours, theirs in zip(
-            one.gaussians.tensors().values(), other.gaussians.tensors().values(), strict=True
-        ):
-            assert torch.equal(ours, theirs)
-        ours, theirs = one._corrections.save(), other._corrections.save()
-        if ours is not None and theirs is not None:
-            assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())
+    check_steps(blob_scene, OPTIONS[option], 20, lambda one, number: take_room(one) if number == 12 else None)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -48,10 +33,6 @@ def test_no_step_waits_for_the_queue(option: str, blob_scene: Scene) -> None:
     with training(blob_scene, OPTIONS[option]) as one:
         for _ in range(5):
             one.train_step()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             stats = [one.train_step() for _ in range(12)]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert stats[-1].step == 17

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from lookahead_trainings import waiting_is_an_error
 from torch import Tensor
 
 from splatstudio import ops
 from splatstudio.config import OptimConfig
-from splatstudio.descent import DescentPlan, Drawing, Shot, descend
+from splatstudio.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.distributed import ALONE
+from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom, room_for
 from splatstudio.losses import photometric
@@ -50,19 +50,9 @@ class Training:
             return photometric(drawing.rgb, shot.target, ssim_weight=0.2, mask=shot.mask)
 
         shot = self._shots[number % len(self._shots)]
-        (loss,) = descend(self.gaussians, self._optimizer, shot, loss_of, self._plan).losses
+        work = Work(loss_of, self._plan)
+        (loss,) = descend_on(ALONE, self.gaussians, self._optimizer, [[shot]], work).losses
         return loss
-
-
-@contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    """Let torch raise where the host waits for the GPU's queue."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_steps_with_room_are_the_same_to_the_bit() -> None:

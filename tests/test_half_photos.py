@@ -11,10 +11,11 @@ import torch
 
 from splatstudio.camera import Camera
 from splatstudio.config import CoarseConfig, ExposureConfig, TrainConfig
-from splatstudio.descent import Descent, Shot, descend
+from splatstudio.descent import Descent, Shot
+from splatstudio.distributed import Ranks
+from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.half_photos import half_of
-from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
@@ -109,11 +110,12 @@ def test_a_training_learns_from_whole_photographs_and_then_from_halves(
 ) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def noted(model: Gaussians, optimizer: SplatAdam, shot: Shot, *args: Any, **options: Any) -> Descent:
+    def noted(ranks: Ranks, *args: Any, **options: Any) -> Descent:
+        ((shot,),) = args[2]
         sizes.append((shot.target.shape[1], shot.target.shape[0]))
-        return descend(model, optimizer, shot, *args, **options)
+        return descend_on(ranks, *args, **options)
 
-    monkeypatch.setattr("splatstudio.trainer.descend", noted)
+    monkeypatch.setattr("splatstudio.trainer.descend_on", noted)
     monkeypatch.setattr("splatstudio.half_photos.SMALLEST_TO_CUT", 32)
     trainer = Trainer(blob_scene, TrainConfig(steps=20, coarse=CoarseConfig(halves_from=0.5)))
     losses = [trainer.train_step().loss for _ in range(20)]

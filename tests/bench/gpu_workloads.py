@@ -13,7 +13,9 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
-from splatstudio.descent import DescentPlan, Drawing, Shot, descend
+from splatstudio.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.distributed import ALONE
+from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import room_for
 from splatstudio.losses import photometric
@@ -130,4 +132,4 @@ def training_step(workload: Workload) -> Callable[[], object]:
     def loss_of(shot: Shot, drawing: Drawing) -> Tensor:
         return photometric(drawing.rgb, shot.target, ssim_weight=SSIM_WEIGHT, mask=shot.mask)
 
-    return lambda: descend(gaussians, optimizer, shot, loss_of, plan)
+    return lambda: descend_on(ALONE, gaussians, optimizer, [[shot]], Work(loss_of, plan))

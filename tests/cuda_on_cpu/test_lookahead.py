@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
-from lookahead_trainings import made, training
+from lookahead_trainings import all_of, check_steps, decode, made, same, take_room, training
 from test_emulation import native
 from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of, step
-from test_steps import CONFIG, Watched, state
+from test_steps import CONFIG, Watched
 from torch import Tensor
 
 from splatstudio import findings, transfer
@@ -39,10 +39,6 @@ GROWING = replace(
 )
 
 
-def same(one: Trainer, other: Trainer) -> bool:
-    return all(torch.equal(ours, theirs) for ours, theirs in zip(state(one), state(other), strict=True))
-
-
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[str]) -> None:
     real = getattr(owner, name)
 
@@ -57,15 +53,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[
 def test_a_training_is_the_same_to_the_bit(strategy: StrategyName, steps: int, blob_scene: Scene) -> None:
     # With places of the rows, after the first change, for the strategy whose every step looks at them.
     config = replace(GROWING, strategy=strategy, order="morton" if strategy == "mcmc" else "born")
-    ahead = 0
-    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
-        for _ in range(steps):
-            assert made(one) == made(other)
-            ahead += one._lookahead._begun is not None
-            assert other._lookahead._begun is None
-        assert same(one, other)
-        assert len(one.gaussians) != len(blob_scene.points)
-    assert ahead > steps // 3
+    born: list[int] = []
+    ahead = check_steps(blob_scene, config, steps, lambda one, _: born.append(one.num_gaussians))
+    assert ahead > steps // 3 and born[-1] != born[0]
 
 
 def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
@@ -91,16 +81,16 @@ def test_a_step_without_room_is_made_again_and_nothing_else_changes(
     number: int, strategy: StrategyName, blob_scene: Scene
 ) -> None:
     config = replace(CONFIG, random_background=True, strategy=strategy)
-    with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
-        for step_number in range(9):
-            if step_number == number:
-                assert one._room is not None
-                one._lookahead.take_back()
-                one._room.size = 7
-            assert made(one) == made(other)
-            assert one._room is not None and one._room.size is not None and one._room.size > 7
-            assert one._population.optimizer.num_steps == step_number + 1
-        assert same(one, other)
+    sizes: list[int | None] = []
+
+    def before(one: Trainer, step_number: int) -> None:
+        assert one._room is not None
+        sizes.append(one._room.size)
+        if step_number == number:
+            take_room(one)
+
+    check_steps(blob_scene, config, 9, before)
+    assert sizes[0] is None and all(size is not None and size > 7 for size in sizes[1:])
 
 
 def test_a_loss_that_is_no_number_changes_nothing_and_ends_the_training(
@@ -111,11 +101,11 @@ def test_a_loss_that_is_no_number_changes_nothing_and_ends_the_training(
             one.train_step()
         assert one._lookahead._begun is not None
         one._lookahead.take_back()
-        before, loss_of = state(one), one._loss_of
+        before, loss_of = all_of(one), one._loss_of
         monkeypatch.setattr(one, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
         with pytest.raises(FloatingPointError, match="the loss became nan at step 4"):
             one.train_step()
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(one), before, strict=True))
+        assert same(all_of(one), before)
         assert one.whole and one.step == 3 and one._population.optimizer.num_steps == 3
         assert one._lookahead._begun is None
 
@@ -130,11 +120,10 @@ def test_who_saves_finds_the_training_between_two_steps(blob_scene: Scene, tmp_p
                 assert saved.population.optimizer.num_steps == number + 1
         folder = one.save(tmp_path)
         resumed = Trainer.resume(blob_scene, folder)
-        for index in blob_scene.train_indices:
-            resumed._queue.photo(index)
+        decode(resumed)
         for _ in range(5):
             assert made(resumed) == made(other) == made(one)
-        assert same(one, other) and same(resumed, other)
+        assert same(all_of(one), all_of(other)) and same(all_of(resumed), all_of(other))
         resumed.close()
 
 
@@ -145,7 +134,7 @@ def test_who_takes_the_model_finds_the_memory_of_what_was_begun_free(blob_scene:
             assert made(one) == made(other)
             one.gaussians  # noqa: B018 - as an evaluation does
             assert one._lookahead._begun is None
-        assert other._lookahead._begun is not None and same(one, other)
+        assert other._lookahead._begun is not None and same(all_of(one), all_of(other))
 
 
 def test_a_setting_holds_from_the_next_step_on(blob_scene: Scene) -> None:
@@ -157,7 +146,7 @@ def test_a_setting_holds_from_the_next_step_on(blob_scene: Scene) -> None:
                 if number == 7:
                     each.update_setting("ssim_weight", 0.0)
             assert made(one) == made(other)
-        assert same(one, other)
+        assert same(all_of(one), all_of(other))
 
 
 def test_without_memory_to_look_ahead_the_steps_are_made_all_the_same(
@@ -178,7 +167,7 @@ def test_without_memory_to_look_ahead_the_steps_are_made_all_the_same(
         expected = [made(other) for _ in range(9)]
         monkeypatch.setattr(Lookahead, "_begun_on", no_memory)
         assert [made(one) for _ in range(9)] == expected
-        assert same(one, other) and len(short) >= 3
+        assert same(all_of(one), all_of(other)) and len(short) >= 3
 
 
 def test_a_step_whose_counts_had_no_memory_is_followed_by_one_that_tells_of_it(

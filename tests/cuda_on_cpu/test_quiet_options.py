@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from host_watch import HostWatch
-from lookahead_trainings import made, training
+from lookahead_trainings import all_of, decode, made, same, take_room, training
 from quiet_options import OPTIONS, guide_of
 from test_emulation import native
-from test_steps import state
 from torch import Tensor
 
 from splatstudio import trainer as trainer_module
@@ -27,16 +26,6 @@ CHANGING = ("grid", "sky", "poses", "batch", "everything")
 @pytest.fixture(autouse=True)
 def _points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module.DepthGuide, "of", guide_of)
-
-
-def all_of(trainer: Trainer) -> list[Tensor]:
-    saved = trainer._corrections.save()
-    learnt = [] if saved is None else [tensor.clone() for tensor in saved.tensors.values()]
-    return [*state(trainer), *learnt]
-
-
-def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -72,9 +61,7 @@ def test_whatever_happens_the_steps_are_those_of_one_that_waits(
     with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
         for number in range(11):
             if number == 4:
-                assert one._room is not None
-                one._lookahead.take_back()
-                one._room.size = 7
+                take_room(one)
             if number == 6:
                 for each in (one, other):
                     each.update_setting("optim.means_lr", 5e-3)
@@ -86,8 +73,7 @@ def test_whatever_happens_the_steps_are_those_of_one_that_waits(
             assert other._lookahead._begun is None and one._population.optimizer.num_steps == number + 1
         assert same(all_of(one), all_of(other)) and one._queue.costs == other._queue.costs
         resumed = Trainer.resume(blob_scene, one.save(tmp_path))
-        for index in blob_scene.train_indices:
-            resumed._queue.photo(index)
+        decode(resumed)
         for _ in range(3):
             assert made(resumed) == made(one) == made(other)
         assert same(all_of(resumed), all_of(one)) and same(all_of(one), all_of(other))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from lookahead_trainings import all_of, same, take_room
 from test_emulation import native
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from splatstudio import descent, findings
+from splatstudio import findings, transfer
 from splatstudio.config import StrategyName, TrainConfig
+from splatstudio.descent import Drawing
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
@@ -46,13 +48,6 @@ def trainer_on(scene: Scene, room: InstanceRoom | None, config: TrainConfig = CO
     return trainer
 
 
-def state(trainer: Trainer) -> list[torch.Tensor]:
-    optimizer = trainer._population.optimizer
-    models = (trainer.gaussians, optimizer.exp_avg, optimizer.exp_avg_sq)
-    counts = trainer._population.counts.values()
-    return [tensor.clone() for model in models for tensor in model.tensors().values()] + [*counts]
-
-
 def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene: Scene) -> None:
     exact, roomy = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
     for number in range(5):
@@ -62,7 +57,7 @@ def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene
         before, again = native.num_waits(), roomy._room is not None and roomy._room.size is None
         assert replace(roomy.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
         assert (native.num_waits() > before) == again == (number == 0)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(roomy), state(exact), strict=True))
+    assert same(all_of(roomy), all_of(exact))
     exact.close()
     roomy.close()
 
@@ -72,26 +67,23 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
 ) -> None:
     exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
     drawn: list[int | None] = []
-    draw = descent.draw
+    draw = findings.draw
 
-    def counted(*args: Any, room: int | None = None, **options: Any) -> descent.Drawing:
+    def counted(*args: Any, room: int | None = None, **options: Any) -> Drawing:
         drawn.append(room)
         return draw(*args, room=room, **options)
 
-    for module in (descent, findings):
-        monkeypatch.setattr(module, "draw", counted)
+    monkeypatch.setattr(findings, "draw", counted)
     for number in range(3):
         expected = exact.train_step()
         if number == 1:
-            assert short._room is not None
-            short._lookahead.take_back()
-            short._room.size = 7
+            take_room(short)
         drawn.clear()
         assert replace(short.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
         if number == 1:
             first, *others = drawn  # the step after it may have been begun, in vain
             assert first == 7 and others[-1] is not None and others[-1] > 7
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(short), state(exact), strict=True))
+    assert same(all_of(short), all_of(exact))
     exact.close()
     short.close()
 
@@ -101,9 +93,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_on(blob_scene, InstanceRoom(), replace(CONFIG, strategy=strategy))
-    trainer._lookahead._possible = (
-        False  # as in steps that learn more than Gaussians, or from several photographs
-    )
+    trainer._lookahead._possible = False  # as in steps in which the strategy changes Gaussians
     trainer.train_step()
     order: list[str] = []
 
@@ -116,9 +106,11 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 
         monkeypatch.setattr(owner, name, noted)
 
-    for owner, name in ((descent, "draw"), (descent, "backward"), (descent.ReadBack, "read")):
+    for owner, name in (
+        (transfer.ReadBack, "read"),
+        *((findings, n) for n in ("draw", "backward", "improve")),
+    ):
         noting(owner, name)
-    noting(descent, "improve")
     # Ranks agree on the host alone.
     monkeypatch.setattr("splatstudio.trainer.together", lambda _, work: work())
     with Watched() as watched:
@@ -132,11 +124,11 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 def test_a_loss_that_is_no_number_changes_nothing(blob_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_on(blob_scene, InstanceRoom())
     trainer.train_step()
-    before = state(trainer)
+    before = all_of(trainer)
     loss_of = trainer._loss_of
     monkeypatch.setattr(trainer, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
     with pytest.raises(FloatingPointError, match="the loss became nan"):
         trainer.train_step()
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(trainer), before, strict=True))
+    assert same(all_of(trainer), before)
     assert trainer.whole
     trainer.close()

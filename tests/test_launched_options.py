@@ -19,6 +19,7 @@ from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.launched_command import launched_job
 from splatstudio.run import Run
 from splatstudio.worker import launched, launched_wire, save_retries
+from splatstudio.worker.blame import ErrorReport
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.handshake import dial
 from splatstudio.worker.launched_rank import LaunchedRank
@@ -139,10 +140,53 @@ def test_a_taken_port_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     real = FrameSlots.create
     monkeypatch.setattr(launched.FrameSlots, "create", create)
     monkeypatch.setattr(launched, "settle_device", lambda *_: None)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="give --attach another"),
+    ):
         at = ("127.0.0.1", taken.getsockname()[1])
         launched.train_launched(LaunchedRank(0, 2, 0, 2), TrainJob(tmp_path, tmp_path), lambda _: None, at)
     assert len(made) == 1 and made[0].file.opened.closed
+
+
+@pytest.mark.parametrize(
+    ("host", "found_at"),
+    [("127.0.0.1", "127.0.0.1"), ("itself", "itself"), ("0.0.0.0", "this"), ("192.0.2.1", ""), ("who", "")],
+)
+def test_rank_0_listens_where_others_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, found_at: str
+) -> None:
+    def looked_up(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if name == "who":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        # The name that a machine of Debian's has for itself is one of loopback.
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ({"itself": "127.0.1.1"}.get(name, name), port))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "this")
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    told: list[Event] = []
+    wire = launched_wire.Wire(_FullDisk(), None, TrainJob(tmp_path, tmp_path), told.append)  # type: ignore[arg-type]
+    if not found_at:
+        with pytest.raises(OSError, match=rf"^rank 0 runs on this and cannot listen at {host} there \("):
+            wire.listen((host, 0), None, 2)
+        return
+    wire.listen((host, 0), None, 2)
+    monkeypatch.undo()
+    assert isinstance(told[0], Warned)
+    address, token = told[0].sentence.split()[-3], told[0].sentence.split()[-1]
+    name, _, port = address.rpartition(":")
+    assert name == found_at and not token.startswith("-")
+    line = dial(f"127.0.0.1:{port}", token, frames=False)
+    line.close()
+    wire.close()
+
+
+def test_a_rank_whose_peer_has_gone_points_to_that_one() -> None:
+    text = "[pair.cc:553] Connection closed by peer [10.0.0.2]:26804. GLHF!"
+    gone = ErrorReport(1, 7, "RuntimeError", text, f"An unexpected error: {text}", False, 1)
+    assert "another rank has gone" in launched._last_word(gone)
+    own = ErrorReport(1, 7, "RuntimeError", "it broke", "An unexpected error: it broke.", False, 1)
+    assert launched._last_word(own) == own.sentence
 
 
 class _FullDisk:

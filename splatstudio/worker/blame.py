@@ -47,8 +47,7 @@ class ErrorReport:
     @property
     def of_a_peer(self) -> bool:
         """Say whether this error only tells that another rank has gone."""
-        text = f"{self.kind}: {self.text}".lower()
-        return any(sign in text for sign in PEER_SIGNS)
+        return _is_of_a_peer(self.kind, self.text)
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,16 @@ class Cause:
     kind: str  # the same for two ends of the same kind
     sentence: str
     final: bool = False
+
+
+def is_of_a_peer(error: BaseException) -> bool:
+    """Say whether an error only tells that another rank has gone."""
+    return _is_of_a_peer(type(error).__name__, first_line(error))
+
+
+def _is_of_a_peer(kind: str, text: str) -> bool:
+    lowered = f"{kind}: {text}".lower()
+    return any(sign in lowered for sign in PEER_SIGNS)
 
 
 def write_report(folder: Path, rank: int, step: int, error: BaseException, sentence: str) -> None:

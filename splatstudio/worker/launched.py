@@ -22,12 +22,12 @@ import torch
 from splatstudio import ops
 from splatstudio.rank_devices import settle_device
 from splatstudio.worker.activity import Desk
-from splatstudio.worker.blame import read_report
+from splatstudio.worker.blame import ErrorReport, read_report
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.control import Turn
 from splatstudio.worker.group import Place, Studio
 from splatstudio.worker.heartbeat import Heartbeats
-from splatstudio.worker.launched_rank import LaunchedRank, meeting_place, restart_problem
+from splatstudio.worker.launched_rank import LaunchedRank, cores_for_rank, meeting_place, restart_problem
 from splatstudio.worker.launched_watch import LaunchedWatch
 from splatstudio.worker.launched_wire import Wire
 from splatstudio.worker.messages import Event, Job, TrainJob, Warned
@@ -55,7 +55,7 @@ def train_launched(
     """
     usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
     gpu = launched.local_rank % usable if usable else None
-    settle_device(gpu, None if usable else max(1, (os.cpu_count() or 1) // launched.num_local))
+    settle_device(gpu, None if usable else cores_for_rank(launched, os.environ))
     # Made where this rank must leave word of an error alone: one that is killed leaves nothing behind.
     folder = Path(tempfile.gettempdir()) / f"splatstudio-rank-{secrets.token_hex(8)}"
     place = Place(
@@ -99,11 +99,21 @@ def _run_rank(place: Place, job: TrainJob, studio: Studio | None, tell: Callable
         worker_main(place, job, studio, activity_of if studio is not None else _part_of)
     except SystemExit:
         report = read_report(place.folder, place.rank)
-        sentence = "it ended without a word" if report is None else report.sentence
-        raise ValueError(f"rank {place.rank}: {sentence}") from None
+        raise ValueError(f"rank {place.rank}: {_last_word(report)}") from None
     finally:
         watch.stop()
         shutil.rmtree(place.folder, ignore_errors=True)
+
+
+def _last_word(report: ErrorReport | None) -> str:
+    if report is None:
+        return "it ended without a word"
+    if report.of_a_peer:
+        return (
+            f"another rank has gone ({report.text}); what that one or the launcher says tells why. Started"
+            " again, the training goes on from its newest checkpoint"
+        )
+    return report.sentence
 
 
 def _part_of(job: Job, desk: Desk) -> _Part:

@@ -64,6 +64,15 @@ def tasks_per_node(text: str) -> list[int]:
     return tasks
 
 
+def cores_for_rank(launched: LaunchedRank, environment: Mapping[str, str]) -> int:
+    """Return how many cores this rank may keep busy: its part of those that the launcher left it."""
+    if environment.get("SLURM_CPUS_PER_TASK", "").isdigit() and "SLURM_STEP_ID" in environment:
+        return max(1, int(environment["SLURM_CPUS_PER_TASK"]))
+    # A job of Slurm, or a container, may run on some of the machine's cores alone.
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, allowed // launched.num_local)
+
+
 def meeting_place(launched: LaunchedRank, environment: Mapping[str, str]) -> str:
     """Return a sentence on where the ranks meet."""
     address, port = environment.get("MASTER_ADDR", "?"), environment.get("MASTER_PORT", "?")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,7 @@ from splatstudio.worker.messages import (
 )
 from splatstudio.worker.save_retries import SaveRetries
 from splatstudio.worker.steering import SteeringServer, kind_of
-from splatstudio.worker.store_host import announce, own_address
+from splatstudio.worker.store_host import EVERYWHERE, announce, own_address
 
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
 TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
@@ -87,8 +91,8 @@ class Wire:
         if at is None:
             assert store_at is not None, "there is a place to be found at"
             at = own_address(store_at), 0
-        server = SteeringServer(*at, self._send, self._card, token)
-        address = f"{at[0]}:{server.port}"
+        name, server = _listening(at, partial(SteeringServer, obey=self._send, card=self._card, token=token))
+        address = f"{name}:{server.port}"
         if store_at is not None:
             try:
                 announce(store_at, address, server.token)
@@ -167,6 +171,27 @@ class Wire:
     def _send(self, command: Command) -> None:
         with self._sending:
             self._connection.send(command)
+
+
+def _listening(at: Address, serve: Callable[[str, int], SteeringServer]) -> tuple[str, SteeringServer]:
+    """Return the name by which others find the server that listens at `at`; OSError, a sentence, without one.
+
+    On all networks where no machine is named, and where a name is that of loopback for its own machine, as
+    Debian's are.
+    """
+    (host, port), here = at, socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)}
+        own_name = host not in ("localhost", *found) and all(ip_address(each).is_loopback for each in found)
+        return (here if host == EVERYWHERE else host), serve(EVERYWHERE if own_name else host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(f"port {port} of {here} is taken: give --attach another one") from error
+        why = str(error.strerror).partition(" (")[0]
+        raise OSError(
+            f"rank 0 runs on {here} and cannot listen at {host} there ({why}): give --attach a name or"
+            f" address of {here}, or {EVERYWHERE} for whichever machine it runs on"
+        ) from error
 
 
 def kept_token(run_dir: Path) -> str | None:

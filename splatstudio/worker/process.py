@@ -27,7 +27,7 @@ from splatstudio.model import Model
 from splatstudio.rank_devices import settle_device
 from splatstudio.session import EvaluationAbandoned
 from splatstudio.worker.activity import Activity, Desk, SharedPart
-from splatstudio.worker.blame import write_report
+from splatstudio.worker.blame import is_of_a_peer, write_report
 from splatstudio.worker.channel import FrameSlots, Outbox
 from splatstudio.worker.control import ControlGroup, Turn, encoded
 from splatstudio.worker.follower import Follower
@@ -105,7 +105,8 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     try:
         rank.run()
     except Exception as error:
-        log.error("%s", traceback.format_exc())
+        # Where it only tells that another rank has gone, that one has more to say.
+        log.error("%s", error if is_of_a_peer(error) else traceback.format_exc())
         rank.rescue(error)
         write_report(place.folder, place.rank, rank.step, error, error_sentence(error))
         rank.leave()

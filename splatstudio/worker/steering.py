@@ -78,7 +78,8 @@ class SteeringServer:
 
         `card` says what is trained; it is called when somebody comes.
         """
-        self.token = token or secrets.token_urlsafe(16)
+        # Of hexadecimal digits: a word that begins with a dash would be taken for an option.
+        self.token = token or secrets.token_hex(16)
         self._obey = obey
         self._card = card
         self._spectators: list[Spectator] = []

@@ -12,12 +12,13 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check, settings_named, with_whole_init
+from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
+from splatstudio.render_options import Route
 from splatstudio.score_files import TO_THE_TERMINAL, ScoreFiles
 from splatstudio.studio.network import THIS_MACHINE, Listen
 from splatstudio.trimming import KEEP_ALL, Trim
@@ -70,6 +71,7 @@ def open_(
         run: Folder of the run; a new one below runs/ by default.
         at_once: What to do without being asked in the page.
     """
+    _say_starting()
     from splatstudio.studio.app import open_studio
     from splatstudio.studio.nodes import nodes_asked_for
 
@@ -108,6 +110,7 @@ def train_(
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
     """
+    _say_starting()
     from splatstudio.train_command import train_scene
 
     if preset and resume:
@@ -115,7 +118,8 @@ def train_(
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
-    return train_scene(scene, with_whole_init(config), run, resume=resume, given=given, devices=devices)
+    config = with_whole_paths(config, scene)
+    return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
 
 
 @app.command(name="eval")
@@ -138,6 +142,7 @@ def eval_(
         part: What is judged where the path is one rank's part of a model.
         files: Where the scores are written beside the terminal.
     """
+    _say_starting()
     from splatstudio.eval_command import evaluate_and_print, measures_wanted
     from splatstudio.scoring import EvaluationTask
 
@@ -145,7 +150,13 @@ def eval_(
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     part.check(path)
     task = EvaluationTask(
-        path, against.scene, against.downscale, against.test_every, part.merge, against.test_images
+        path,
+        against.scene,
+        against.downscale,
+        against.test_every,
+        part.merge,
+        against.test_images,
+        against.images,
     )
     evaluate_and_print(task, measures, files)
     return 0
@@ -223,23 +234,6 @@ def export(
     return 0
 
 
-@dataclass(frozen=True)
-class Route:
-    """Where the camera of a video goes: one of --path, --orbit, --spiral.
-
-    Args:
-        path: A camera_path.json of the studio, nerfstudio or nerfview.
-        path_scale: Multiply that file's positions by this; 10 for files that nerfview saved.
-        orbit: Once around what the photographs look at, at the distance of their cameras.
-        spiral: Wind through the room that the photographs' cameras took.
-    """
-
-    path: Path | None = None
-    path_scale: float = 1.0
-    orbit: bool = False
-    spiral: bool = False
-
-
 @app.command
 def render(
     path: Positional[Path],
@@ -247,7 +241,6 @@ def render(
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
     route: OmitArgPrefixes[Route],
     frames: OmitArgPrefixes[FrameFormat],
-    scene: Path | None = None,
     quality: Literal["full", "small"] = "full",
     mode: DrawnMode = "color",
 ) -> int:
@@ -258,46 +251,27 @@ def render(
         output: What to write: a .mp4, a .webm, or with no ending a folder of PNG frames.
         route: Where the camera goes.
         frames: The frames' size, rate and number.
-        scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
         quality: Look like the frames themselves, or be quick to send.
         mode: What to show of the model.
     """
-    from splatstudio.model import load_model, origin_of
-    from splatstudio.path_file import read_camera_path
-    from splatstudio.ready_paths import orbit_of, spiral
-    from splatstudio.scene import load_scene
-    from splatstudio.terminal import console, frame_progress
-    from splatstudio.video import check_output, render_path
+    _say_starting()
+    from splatstudio.render_command import render_and_print
+    from splatstudio.video import check_output
 
-    if (route.path is not None) + route.orbit + route.spiral != 1:
-        raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
+    route.check()
     check_output(output)
     _tell_part(path, "Use splatstudio merge.")
-    model = load_model(path)
-    if route.path is not None:
-        camera_path = read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
-    else:
-        if scene is None and (origin := origin_of(path)) is not None:
-            scene = origin.scene_path
-        if scene is None:
-            raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
-        loaded = load_scene(scene)
-        model = model.in_frame_of(loaded)
-        camera_path = (orbit_of if route.orbit else spiral)(loaded.cameras)
-    camera_path = camera_path.formatted(frames)
-    cameras = camera_path.cameras()
-    with frame_progress(len(cameras)) as report:
-        render_path(model, cameras, output, fps=camera_path.fps, quality=quality, mode=mode, on_frame=report)
-    console.print(f"{len(cameras)} frames written to {output}")
+    render_and_print(path, output, route, frames, quality, mode)
     return 0
 
 
 @app.command
-def info(path: Positional[Path], /) -> int:
+def info(path: Positional[Path], /, images: str = "") -> int:
     """Say what a scene folder, a file of Gaussians, a checkpoint or a run holds.
 
     Args:
         path: What to look at; nothing is changed.
+        images: The folder of a scene's photographs, where it is not the one that its files name.
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist")
@@ -311,7 +285,7 @@ def info(path: Positional[Path], /) -> int:
     else:
         from splatstudio.scene import load_scene
 
-        print_scene(load_scene(path))
+        print_scene(load_scene(path, images_folder=images or None))
     return 0
 
 
@@ -341,6 +315,7 @@ def attach_(
         terminal: No page: print what happens, and steer it by typing.
         browser: Open the default browser, where there is a display.
     """
+    _say_starting()
     if terminal:
         from splatstudio.attach_command import attach
 
@@ -349,6 +324,12 @@ def attach_(
 
     open_attached(address, token, network=listen.network, browser=browser).run_forever()
     return 0
+
+
+def _say_starting() -> None:
+    """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
+    if sys.stdout.isatty():
+        print(f"splatstudio {version('splatstudio')}: starting ...", flush=True)
 
 
 def _with_preset(

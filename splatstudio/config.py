@@ -10,6 +10,7 @@ import json
 import typing
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
@@ -63,6 +64,9 @@ class TrainConfig:
 
     steps: int = setting(30_000, "Training steps.", 1, live=True)
     downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
+    images: str = setting(
+        "", "Folder of the photographs, in the scene or elsewhere, where it is not the one its files name."
+    )
     test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
     test_images: tuple[str, ...] = setting(
         (), "Names of the photographs to hold out, by commas, in place of every test_every-th."
@@ -277,11 +281,17 @@ def _typed(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def with_whole_init(config: TrainConfig) -> TrainConfig:
-    """Return the settings with the path of the model to start from made absolute, for other folders' use.
+def with_whole_paths(config: TrainConfig, scene_path: Path) -> TrainConfig:
+    """Return the settings with the paths that they name made absolute, for other folders' use.
 
-    Raises ValueError when nothing is there.
+    A folder of photographs that lies in the scene keeps its short name. Raises ValueError when nothing is
+    there.
     """
+    if config.images and not (scene_path / config.images).is_dir():
+        folder = typed_path(config.images).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder of photographs at {config.images}: correct --images")
+        config = dataclasses.replace(config, images=str(folder))
     if not config.init:
         return config
     path = typed_path(config.init).resolve()
@@ -304,6 +314,7 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
 
 # What a run that goes on may be told anew: when to stop, to evaluate and to save.
 FREE_ON_RESUME = (
+    "images",  # the same photographs may have been moved
     "steps",
     "eval_steps",
     "eval_every",

@@ -13,12 +13,14 @@ class Against:
 
     Args:
         scene: The scene; a run and a checkpoint remember theirs.
+        images: The scene's folder of photographs, where it is another one.
         downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
         test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
         test_images: Names of the photographs to compare with, by commas, in place of the others.
     """
 
     scene: Path | None = None
+    images: str = ""
     downscale: int | None = None
     test_every: int = 8
     test_images: tuple[str, ...] = ()

@@ -12,10 +12,9 @@ from splatstudio.camera_file import write_cameras
 from splatstudio.durable import refuse_unwritable
 from splatstudio.formats import Format, format_to_write, write_gaussians
 from splatstudio.gaussian_transform import transformed
-from splatstudio.model import load_model, origin_of
+from splatstudio.model import load_model, scene_shown_by
 from splatstudio.normals import normals_of
 from splatstudio.placement import AS_IN_THE_FILES, Placement, export_transform, knows_no_scene
-from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.trimming import KEEP_ALL, Trim, trimmed
 
@@ -105,11 +104,7 @@ def _refuse_outputs(output: Path, cameras: Path | None) -> None:
 
 def _scene_of(path: Path, placement: Placement) -> Scene:
     """Return the scene that a model shows, at the size of photographs that it was trained on."""
-    origin = origin_of(path)
-    scene_path = placement.scene or (origin.scene_path if origin else None)
-    if scene_path is None:
-        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
-    return load_scene(scene_path, downscale=origin.config.downscale if origin else 1)
+    return scene_shown_by(path, placement.scene, placement.images, full_size=False)
 
 
 def _scene_if_there(path: Path, placement: Placement) -> tuple[Scene | None, str | None]:

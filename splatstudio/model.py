@@ -23,6 +23,7 @@ from splatstudio.placement import knows_no_scene
 from splatstudio.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
+from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.viewer_page import PageView
 
@@ -181,3 +182,25 @@ def origin_of(path: str | Path) -> Origin | None:
         if checkpoint.scene_path != Path():  # a model that was merged of another program's parts has none
             return Origin(checkpoint.scene_path, checkpoint.config)
     return None
+
+
+def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
+    """Return the scene that a model shows: `scene` where it is named, else that of its training.
+
+    `images` is as in `images_of`; the photographs are of their full size, or of that of the training. Raises
+    ValueError where the scene is not known or cannot be read.
+    """
+    origin = origin_of(path)
+    place = scene or (origin.scene_path if origin else None)
+    if place is None:
+        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
+    downscale = 1 if full_size or origin is None else origin.config.downscale
+    return load_scene(place, downscale=downscale, images_folder=images_of(images, scene, origin))
+
+
+def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | None:
+    """Return the folder of photographs `images` that was named, else that of the training; None: the scene's.
+
+    That of the training is for its own scene alone, which it is where no `scene` was named.
+    """
+    return images or (origin.config.images if origin is not None and scene is None else None) or None

@@ -22,11 +22,13 @@ class Placement:
         cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json; as the
             training refined them, where it learnt poses.
         scene: The scene, for --upright and --cameras; a run and a checkpoint remember theirs.
+        images: The scene's folder of photographs, where it is another one.
     """
 
     upright: bool = False
     cameras: Path | None = None
     scene: Path | None = None
+    images: str = ""
 
 
 AS_IN_THE_FILES = Placement()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from splatstudio.evaluate import (
     PSNR_AND_SSIM,
@@ -15,7 +16,7 @@ from splatstudio.evaluate import (
     write_evaluation,
 )
 from splatstudio.merging import merge
-from splatstudio.model import Origin, load_model, origin_of, run_folder_of
+from splatstudio.model import Origin, images_of, load_model, origin_of, run_folder_of
 from splatstudio.rank_parts import part_of
 from splatstudio.scene import load_scene
 
@@ -36,6 +37,7 @@ class EvaluationTask:
     test_every: int = 8  # for a file; a run remembers its own
     merge: bool = False  # join the parts of a model before
     test_images: tuple[str, ...] = ()  # those to compare with; none: as in the training
+    images: str = ""  # the scene's folder of photographs, where it is another one than in the training
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def evaluate_task(
         model = load_model(task.path)
     origin = origin_of(task.path)
     against = _against(task, origin)
-    split = {"test_every": against.test_every, "test_images": against.test_images}
+    split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images}
+    split["images_folder"] = images = images_of(task.images, task.scene, origin)
     scene = load_scene(against.scene, downscale=against.downscale, **split)
     total = len(scene.test_indices)
     if total == 0:
@@ -86,7 +89,7 @@ def evaluate_task(
         evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
-        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own)))
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, images)))
     run = run_folder_of(task.path)
     file = None
     if run is not None and own is not None and model.step is not None and model.part is None:
@@ -100,13 +103,12 @@ def evaluate_task(
     return Scored(evaluation, model.step, file)
 
 
-def _trained_on(evaluation: Evaluation, own: Against) -> list[str]:
+def _trained_on(evaluation: Evaluation, own: Against, images: str | None) -> list[str]:
     """Return a sentence where the training, whose split is that of `own`, has learnt from what is judged."""
     if evaluation.against is None or evaluation.against.test_images == own.test_images:
         return []
-    scene = load_scene(
-        own.scene, downscale=own.downscale, test_every=own.test_every, test_images=own.test_images
-    )
+    split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images}
+    scene = load_scene(own.scene, downscale=own.downscale, images_folder=images, **split)
     held_out = {scene.views[index].name for index in scene.test_indices}
     learnt = [score.name for score in evaluation.images if score.name not in held_out]
     if not learnt:

@@ -16,7 +16,7 @@ from torch import Tensor
 from splatstudio.camera import Camera
 from splatstudio.checkpoint import Checkpoint
 from splatstudio.checkpoint_share import load_share, save_together
-from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_init
+from splatstudio.config import TrainConfig, changed, check, declaration, with_whole_paths
 from splatstudio.corrections import Corrections, check_agreement
 from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, Work
@@ -76,7 +76,7 @@ class Trainer:
         """
         check(config)
         check_agreement(config)
-        config = with_whole_init(config)
+        config = with_whole_paths(config, Path(scene.path))
         generator = torch.Generator().manual_seed(config.seed)
         first = first_gaussians(scene, config, generator)
         first = first[ranks.share(len(first))]

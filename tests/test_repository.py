@@ -115,6 +115,8 @@ LAYERS = [
     "score_files",
     "eval_options",
     "eval_command",
+    "render_options",
+    "render_command",
     "launched_command",
     "train_command",
     "attach_command",

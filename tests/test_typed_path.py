@@ -11,7 +11,7 @@ import pytest
 import viser
 from path_builder import random_keys
 
-from splatstudio.config import TrainConfig, with_whole_init
+from splatstudio.config import TrainConfig, with_whole_paths
 from splatstudio.scene import load_scene
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.keyframes import PathEditor
@@ -39,7 +39,7 @@ def test_scene_project_and_first_model_are_refused_by_it() -> None:
     for use in (
         lambda: load_scene(NOBODY),
         lambda: open_project(Path(NOBODY), TrainConfig(), None),
-        lambda: with_whole_init(TrainConfig(init=NOBODY)),
+        lambda: with_whole_paths(TrainConfig(init=NOBODY), Path()),
     ):
         with pytest.raises(ValueError, match=SENTENCE):
             use()

@@ -27,24 +27,23 @@ def model_folder(folder: Path) -> Path | None:
     return None
 
 
-def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> Capture:
+def read_colmap(folder: Path, *, downscale: int, images: Path | None) -> Capture:
     """Return the capture in a COLMAP scene folder; photographs that do not exist are counted in a note.
 
-    With `downscale` k, `images_k` is read when it exists and `images_folder` is not given. Raises ValueError
+    With `downscale` k, `images_k` is read when it exists and no folder `images` is given. Raises ValueError
     for a damaged model, a missing images folder, or when no listed photograph exists.
     """
     sparse = model_folder(folder)
     assert sparse is not None, "read_colmap is called for folders with a model"
     model = read_model(sparse)
-    images_dir = _images_dir(folder, downscale, images_folder)
-    images = ImageFolder(images_dir)
-    if not len(images):
+    images_dir = _images_dir(folder, downscale) if images is None else images
+    photographs = ImageFolder(images_dir)
+    if not len(photographs):
         raise ValueError(
-            f"{images_dir} holds no photographs; the model in {sparse} needs {len(model.images)}"
+            f"{images_dir} holds no photographs; the model in {sparse} needs {len(model.images)}: put them"
+            " there, or name their folder with --images FOLDER"
         )
-    masks_dir = folder / images_dir.name.replace("images", "masks", 1)
-    masks_dir = masks_dir if masks_dir.is_dir() and masks_dir != images_dir else folder / "masks"
-    masks = ImageFolder(masks_dir) if masks_dir.is_dir() else None
+    masks = _masks(folder, images_dir)
     shots, missing = [], []
     for image in model.images:
         lens = model.lenses.get(image.camera_id)
@@ -53,7 +52,7 @@ def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> C
                 f"image {image.name!r} in {sparse} has the camera {image.camera_id}, which the cameras file "
                 "does not hold; export the model again"
             )
-        path = images.find(image.name)
+        path = photographs.find(image.name)
         if path is None:
             missing.append(image.name)
             continue
@@ -64,7 +63,8 @@ def read_colmap(folder: Path, *, downscale: int, images_folder: str | None) -> C
         note = missing_note(sorted(missing), str(images_dir))
         if not shots:
             raise ValueError(
-                f"{note}; none is left, so put the photographs there under the names of the model"
+                f"{note}; none is left, so put the photographs there under the names of the model, or name"
+                " their folder with --images FOLDER"
             )
         notes.append(note)
     return Capture("COLMAP", tuple(shots), model.points, model.colors, tuple(notes))
@@ -103,16 +103,22 @@ def _present(path: Path) -> Path:
     return path
 
 
-def _images_dir(folder: Path, downscale: int, images_folder: str | None) -> Path:
-    if images_folder is not None:
-        chosen = folder / images_folder
-    else:
-        chosen = folder / f"images_{downscale}"
-        if downscale == 1 or not chosen.is_dir():
-            chosen = folder / "images"
+def _images_dir(folder: Path, downscale: int) -> Path:
+    chosen = folder / f"images_{downscale}"
+    if downscale == 1 or not chosen.is_dir():
+        chosen = folder / "images"
     if not chosen.is_dir():
         raise ValueError(
-            f"the images folder {chosen} does not exist; put the photographs of the model there, or a link "
-            f"to where they are: ln -s FOLDER {chosen}"
+            f"the images folder {chosen} does not exist; put the photographs of the model there, or say "
+            "where they are with --images FOLDER"
         )
     return chosen
+
+
+def _masks(folder: Path, images_dir: Path) -> ImageFolder | None:
+    """Return the masks beside the photographs, else those of the scene; None where there are none."""
+    named = images_dir.with_name(images_dir.name.replace("images", "masks", 1))
+    for place in (named, images_dir.parent / "masks", folder / "masks"):
+        if place != images_dir and place.is_dir():
+            return ImageFolder(place)
+    return None

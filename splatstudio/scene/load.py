@@ -26,7 +26,7 @@ KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's 
 def load_training_scene(path: str | Path, config: TrainConfig) -> Scene:
     """Return the scene in `path` as the settings of a training ask for it; ValueError as in `load_scene`."""
     split = {"test_every": config.test_every, "test_images": config.test_images}
-    return load_scene(path, downscale=config.downscale, **split)
+    return load_scene(path, downscale=config.downscale, images_folder=config.images or None, **split)
 
 
 def load_scene(
@@ -40,17 +40,17 @@ def load_scene(
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
 
     `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
-    `images_folder` names another folder of photographs of a COLMAP scene. Every `test_every`-th view by
-    name is held out, 0: none; where `test_images` names some (each item may be several, by commas), just
-    these. Raises ValueError with one sentence for everything that is wrong with the files; nothing is written
-    and no photograph is decoded.
+    `images_folder` names another folder of photographs, in the scene, or as seen from the working folder.
+    Every `test_every`-th view by name is held out, 0: none; where `test_images` names some (each item may be
+    several, by commas), just these. Raises ValueError with one sentence for everything that is wrong with the
+    files; nothing is written and no photograph is decoded.
     """
     if not downscale >= 1:
         raise ValueError(f"downscale is {downscale}, but must be 1 or more")
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()
-    capture = _read(folder, downscale, images_folder)
+    capture = _read(folder, downscale, None if images_folder is None else _photographs(folder, images_folder))
     if not capture.shots:
         raise ValueError(f"{folder} holds no photograph with a pose")
     if test_images:
@@ -75,20 +75,31 @@ def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> fro
     return frozenset(chosen)
 
 
-def _read(path: Path, downscale: int, images_folder: str | None) -> Capture:
+def _photographs(scene: Path, named: str) -> Path:
+    """Return the folder of photographs that a user named, which may lie in the scene or anywhere."""
+    inside = (scene if scene.is_dir() else scene.parent) / named
+    folder = inside if inside.is_dir() else typed_path(named).absolute()
+    if not folder.is_dir():
+        raise ValueError(
+            f"the folder of photographs {named} is not there: name another one with --images FOLDER"
+        )
+    return folder
+
+
+def _read(path: Path, downscale: int, images: Path | None) -> Capture:
     try:
         if not path.exists():
             raise ValueError(f"{path} does not exist; give the folder of a scene: {KNOWN}")
         if path.is_file() and path.suffix == ".json" and not path.stem.startswith("transforms_"):
-            return read_transforms(path)
+            return read_transforms(path, images)
         if path.is_file():
             raise ValueError(f"{path} is a file of unknown type; give the folder of a scene: {KNOWN}")
         if model_folder(path) is not None:
-            return read_colmap(path, downscale=downscale, images_folder=images_folder)
+            return read_colmap(path, downscale=downscale, images=images)
         if (path / "transforms.json").exists():
-            return read_transforms(path / "transforms.json")
+            return read_transforms(path / "transforms.json", images)
         if (path / "transforms_train.json").exists():
-            return read_blender(path)
+            return read_blender(path, images)
         raise _nothing_found(path)
     except PermissionError as error:
         raise ValueError(

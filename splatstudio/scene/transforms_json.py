@@ -15,20 +15,22 @@ from splatstudio.scene.point_file import read_point_ply
 from splatstudio.scene.transforms_file import Record, frame_lens, frame_pose, matrix_3x4, read_frames
 
 
-def read_transforms(path: Path) -> Capture:
+def read_transforms(path: Path, images: Path | None = None) -> Capture:
     """Return the capture of one transforms.json; listed photographs that do not exist are counted in a note.
 
-    Points come from `ply_file_path`, or from nerfstudio's colmap/ folder by `applied_transform`. Raises
-    ValueError for a damaged file or when no listed photograph exists.
+    Photographs are looked for beside the file, or in the folder `images` where it is given. Points come from
+    `ply_file_path`, or from nerfstudio's colmap/ folder by `applied_transform`. Raises ValueError for a
+    damaged file or when no listed photograph exists.
     """
     top, records = read_frames(path)
-    shots, missing = _shots(path.parent, records)
+    shots, missing = _shots(path.parent, records, images)
     notes = []
     if missing:
-        notes.append(missing_note(missing, str(path.parent)))
+        notes.append(missing_note(missing, str(images or path.parent)))
     if not shots:
         raise ValueError(
-            f"{notes[0]}; none is left, so put the photographs beside {path.name} as it lists them"
+            f"{notes[0]}; none is left, so put the photographs beside {path.name} as it lists them, or name"
+            " their folder with --images FOLDER"
         )
     shots, repeated = _unique(shots)
     if repeated:
@@ -37,7 +39,7 @@ def read_transforms(path: Path) -> Capture:
     return Capture("transforms.json", tuple(_short_names(shots)), points, colors, tuple(notes))
 
 
-def read_blender(folder: Path) -> Capture:
+def read_blender(folder: Path, images: Path | None = None) -> Capture:
     """Return the capture of a Blender folder: transforms_train.json to train, transforms_test.json to test.
 
     Views of transforms_val.json are test views when there is no transforms_test.json, else not used. Raises
@@ -50,11 +52,13 @@ def read_blender(folder: Path) -> Capture:
         if not path.exists():
             continue  # without test and val, every n-th view is held out
         _, records = read_frames(path)
-        found, missing = _shots(folder, records)
+        found, missing = _shots(folder, records, images)
         if missing:
-            notes.append(f"{path.name}: {missing_note(missing, str(folder))}")
+            notes.append(f"{path.name}: {missing_note(missing, str(images or folder))}")
         if split == "train" and not found:
-            raise ValueError(f"{notes[0]}; none is left to train on")
+            raise ValueError(
+                f"{notes[0]}; none is left to train on: name the photographs' folder with --images FOLDER"
+            )
         if split == held_out:
             test = frozenset(shot.name for shot in found)
         shots += found
@@ -66,8 +70,12 @@ def read_blender(folder: Path) -> Capture:
     return Capture("Blender", tuple(shots), notes=tuple(notes), test_names=test or None)
 
 
-def _shots(folder: Path, records: list[Record]) -> tuple[list[Shot], list[str]]:
-    """Return a shot for each frame whose photograph exists, and the names of those that do not."""
+def _shots(folder: Path, records: list[Record], images: Path | None = None) -> tuple[list[Shot], list[str]]:
+    """Return a shot for each frame whose photograph exists, and the names of those that do not.
+
+    In the folder `images` each has the end of its listed path: all of it, or without the first few folders,
+    as many for all frames as it takes to find any.
+    """
     folders: dict[Path, ImageFolder | None] = {}
 
     def indexed(where: Path) -> ImageFolder | None:
@@ -75,14 +83,20 @@ def _shots(folder: Path, records: list[Record]) -> tuple[list[Shot], list[str]]:
             folders[where] = ImageFolder(where, deep=False) if where.is_dir() else None
         return folders[where]
 
-    shots, missing = [], []
-    for record in records:
-        name = PurePosixPath((record.text("file_path") or "").replace("\\", "/")).as_posix()
-        viewmat, lens = frame_pose(record), frame_lens(record)
-        place = folder / name
+    def picture(listed: PurePosixPath, num_dropped: int) -> tuple[Path, Path | None]:
+        place = folder / listed if images is None else images.joinpath(*listed.parts[num_dropped:])
         pictures = indexed(place.parent)
         found = pictures.find(place.name) if pictures else None
-        if found is None or found.is_dir():
+        return place, None if found is None or found.is_dir() else found
+
+    paths = [PurePosixPath((record.text("file_path") or "").replace("\\", "/")) for record in records]
+    depth = 0 if images is None else max((len(path.parts) for path in paths), default=0)
+    num_dropped = next((n for n in range(depth) if any(picture(path, n)[1] for path in paths)), 0)
+    shots, missing = [], []
+    for record, path in zip(records, paths, strict=True):
+        name, (place, found) = path.as_posix(), picture(path, num_dropped)
+        viewmat, lens = frame_pose(record), frame_lens(record)
+        if found is None:
             missing.append(name)
             continue
         mask = record.text("mask_path")

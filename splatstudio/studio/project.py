@@ -17,7 +17,7 @@ from splatstudio.config import (
     differing,
     resumed,
     value_of,
-    with_whole_init,
+    with_whole_paths,
 )
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
@@ -48,6 +48,7 @@ class Project:
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
     before: Path | None = None  # the run that was started over, and stays
+    problem: str = ""  # a sentence: why what is open is not all there
 
     @property
     def name(self) -> str:
@@ -169,7 +170,8 @@ def open_project(
     from the defaults; `config` may have the others of a preset. Raises ValueError with one sentence when it
     is nothing that can be opened.
     """
-    path, config = typed_path(path), with_whole_init(config)
+    path = typed_path(path)
+    config = with_whole_paths(config, path)
     given = frozenset(differing(config, TrainConfig()) if given is None else given)
     asked = given | applied_settings(config, given)
     if not path.exists():
@@ -238,15 +240,17 @@ def _open_run(
     path: Path, run: Run, chosen: Path | None, config: TrainConfig, given: Collection[str]
 ) -> Project:
     model_path = chosen or newest_checkpoint(run.path)
-    scene, notes = None, ()
+    scene, notes, problem = None, (), ""
+    images = config.images if "images" in given else run.config.images
     try:
-        scene = load_training_scene(run.scene_path, run.config)
+        scene = load_training_scene(run.scene_path, replace(run.config, images=images))
     except ValueError as error:
         # The model can still be shown; only its photographs are gone.
-        notes = (f"The scene of this run cannot be read, so only the model is shown: {error}",)
+        problem = f"The scene of this run cannot be read, so only the model is shown: {error}"
+        notes = (problem,)
     if model_path is None:
         if scene is None:
-            raise ValueError(f"{run.path} has no checkpoint, and its scene {run.scene_path} cannot be read")
+            raise ValueError(f"{run.path} has no checkpoint to show. {problem}")
         run_dir = new_run_path(scene.path, run.path.parent)
         # Nothing was trained with the run's settings yet: all that the user gave can be followed.
         asked = run.config
@@ -258,7 +262,7 @@ def _open_run(
     if scene is not None:
         notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
     kept = _gone_on_with(run, config, given)
-    return Project(path, scene, model_path, run.path, kept, notes)
+    return Project(path, scene, model_path, run.path, kept, notes, problem=problem)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
@@ -317,7 +321,7 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple
 
 def _photographs(config: TrainConfig) -> tuple[object, ...]:
     """Return the settings that say which photographs are read, and how."""
-    return config.downscale, config.test_every, config.test_images
+    return config.downscale, config.test_every, config.test_images, config.images
 
 
 def _latest_config(run: Run) -> TrainConfig:

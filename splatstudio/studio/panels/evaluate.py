@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import viser
 
@@ -246,10 +247,9 @@ class EvaluatePanel(Panel):
         if not entry.is_gsplat:
             return EvaluationTask(entry.path)  # its run knows scene, size and split
         project = self._page.controller.project
-        scene = None if project.scene is None else project.scene.path
-        return EvaluationTask(
-            entry.path, scene, project.config.downscale, project.config.test_every, merge=True
-        )
+        scene, config = None if project.scene is None else project.scene.path, project.config
+        split: dict[str, Any] = {"test_every": config.test_every, "images": config.images}
+        return EvaluationTask(entry.path, scene, config.downscale, merge=True, **split)
 
     def _start_evaluation(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
 
 from splatstudio.studio.controller import Status
 from splatstudio.studio.hotkeys import Hotkey
@@ -61,12 +62,14 @@ class StatusPanel(Panel):
         choice = controller.choice()
         running = controller.can_order
         job = self._jobs.in_progress
-        name = controller.project.name
-        shown = (name, status, choice, num_viewers, controller.can_start_over, running, job)
+        name, problem = controller.project.name, controller.project.problem
+        shown = (name, problem, status, choice, num_viewers, controller.can_start_over, running, job)
         if shown == self._shown:
             return
         self._shown = shown
-        self._head.content = header_html(name, status, num_viewers, job)
+        self._head.content = header_html(
+            name, replace(status, message=status.message or problem), num_viewers, job
+        )
         done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.value = done
         self._say_above(panel_label(status, done, job))

@@ -46,5 +46,5 @@ def test_who_waits_is_told_before_torch_is_loaded(command: str) -> None:
 
 def test_help_and_what_is_piped_on_say_no_more_than_they_should() -> None:
     lines = told("--help")
-    assert lines[0].startswith("False: usage:") and not any(line.startswith("True") for line in lines)
+    assert "usage" in lines[0] and not any(line.startswith("True") for line in lines)
     assert not any("starting" in line for line in told("eval", "nowhere", terminal=False))

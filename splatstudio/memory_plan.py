@@ -1,9 +1,9 @@
 """How much memory a training takes, told before it starts, and the settings with which it fits.
 
 The terms are counted from the tensors that a step holds at once. What a photograph sees of a model is not
-known before: `SEEN_SHARE` is assumed, as in a room or around an object. The lists of all ranks' rows by which
-strategies choose, up to 12 bytes a row on the CPU, are not among the terms: while they are there, gradients
-and what is seen are not, which take more.
+known before: `SEEN_SHARE` is assumed, as in a room or around an object. The lists of rows by which strategies
+choose, up to 12 bytes a row of all ranks on the CPU or 16 of a rank's own, are not among the terms: while
+they are there, gradients and what is seen are not, which take more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEN_BYTES = 270
 EXCHANGED_BYTES = 4 * 56
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
-COUNTS_BYTES = 12
+COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc, one less and the keys
 PLACE_BYTES = 8  # of several ranks, or in the order of space: where a Gaussian stands among all
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
@@ -80,7 +80,8 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     floats = 14 + 3 * ((config.sh_degree + 1) ** 2 - 1)
     # Parameters and both moments; and the gradients, or while the number changes the new parameters.
     placed = num_ranks > 1 or config.order == "morton"
-    state = 4 * floats * 4 + COUNTS_BYTES + (PLACE_BYTES if placed else 0)
+    counts = MCMC_COUNTS_BYTES if config.strategy == "mcmc" else COUNTS_BYTES
+    state = 4 * floats * 4 + counts + (PLACE_BYTES if placed else 0)
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES
     row = EXCHANGED_BYTES + (PACKED_BYTES if config.precision == "mixed" else 0)

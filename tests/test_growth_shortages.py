@@ -39,7 +39,7 @@ PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "sh
         (2, {}, (EDIT, "with_rows", 8)),  # of the counts
         (1, MCMC, (MOMENTS, "with_rows", 9)),
         (2, MCMC, (EDIT, "_apart", 2)),
-        (2, MCMC, ("splatstudio.strategy.mcmc", "normal_numbers", 2)),  # when some are drawn already
+        (2, MCMC, ("splatstudio.strategy.mcmc", "normal_noise", 2)),  # when some are drawn already
         (2, FAST, (MOMENTS, "with_rows", 1)),
         (2, FAST, ("splatstudio.contributions", "projected_from", 2)),
         (2, PRUNE, (MOMENTS, "with_rows", 12)),

@@ -11,7 +11,7 @@ In a step on several photographs the noise grows by the square root of their num
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -23,13 +23,14 @@ from splatstudio.config import McmcConfig, TrainConfig
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
+from splatstudio.reference_training import normal_noise
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
-from splatstudio.strategy.chance import drawn, generator_of
+from splatstudio.strategy.births import Births, births_of
+from splatstudio.strategy.chance import seeds_of
 from splatstudio.strategy.default import count
-from splatstudio.strategy.places import in_order, listed, normal_numbers
-from splatstudio.strategy.population import PLACE, Population, count_anew, edit
+from splatstudio.strategy.population import KEY, Population, count_anew, edit
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
 
@@ -38,7 +39,8 @@ class McmcStrategy:
     """Move the dead to where more is needed, add as many as are missing, and let positions tremble.
 
     `extent` is the scene's radius in scene units, `detail` what the number of Gaussians is in proportion to,
-    see `McmcConfig.density`. What is drawn at random follows from the seed and the step.
+    see `McmcConfig.density`. What is random follows from the seed, the step and the key
+    of each Gaussian, see `births`.
     Counts: `grad2d` (sum of gradient norms) and `visible` (how often seen) since the last relocation. The
     method needs the weights of mean opacity and mean scale, see `ShapeConfig`.
     """
@@ -76,7 +78,8 @@ class McmcStrategy:
 
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
         """Return the state before the first step: zeros, [N] by name."""
-        return {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible")}
+        counts = {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible")}
+        return counts | {KEY: gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)}
 
     def observes(self, step: int) -> bool:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
@@ -97,29 +100,29 @@ class McmcStrategy:
             return None
         for observation in seen:
             unless_short(population, partial(count, population.counts, observation, gate=population.gate))
-        generator = generator_of(self.config.seed, step)
+        to_tremble, *to_redistribute = seeds_of(self.config.seed, step, 3)
         change = None
         if self._redistributes(step):
-            change = change_or_none(population, lambda: self._redistribute(population, step, generator))
+            change = change_or_none(
+                population, lambda: self._redistribute(population, step, *to_redistribute)
+            )
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
         amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        unless_short(population, lambda: tremble(population, amount, mcmc.min_opacity, generator))
+        unless_short(population, lambda: tremble(population, amount, mcmc.min_opacity, to_tremble))
         return change
 
-    def _redistribute(self, population: Population, step: int, generator: torch.Generator) -> Change:
+    def _redistribute(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
         population.optimizer.settle(population.gaussians)
-        if population.steps_back is not None:
-            # Ranks that got to different places let all tremble alike.
-            population.steps_back.append(partial(generator.set_state, generator.get_state()))
         alive, masses = self._judged(population, step)
         numbers = torch.tensor([len(population), int(alive.sum())], device="cpu")
         num, num_alive = ranks.sum(numbers).tolist()
         num_wanted, capped = self._wanted(num, num_alive, step)
-        births = _births(population, masses, num_wanted - num_alive, generator)
-        newborn = part(population, births, mcmc, generator)
+        births = births_of(population, masses, num_wanted - num_alive, to_deal)
+        newborn = part(population, births, mcmc, to_part)
         edit(population, keep=alive, newborn=newborn, parents=births.parents, order=births.numbers)
+        population.counts[KEY][len(population) - len(newborn) :] = births.keys
         count_anew(population)
         num_dead, num_born = num - num_alive, births.num_all
         moved = min(num_dead, num_born)
@@ -154,39 +157,12 @@ class McmcStrategy:
         return wanted, free - wanted
 
 
-@dataclass(frozen=True, eq=False)
-class Births:
-    """Of whom more shall be: births of all ranks, of which this one knows those from its rows."""
-
-    parents: Tensor  # [M] int64 rows of this rank, that of each birth
-    numbers: Tensor  # [M] int64, of each birth among those of all ranks
-    num_all: int  # births of all ranks
-
-
-def _births(population: Population, masses: Tensor, num: int, generator: torch.Generator) -> Births:
-    """Return `num` births of all ranks, drawn with a probability in proportion to `masses` [N]."""
-    if not population.ranks.any(bool((masses > 0).any())):
-        num = 0  # nobody is there to be parted
-    rows = torch.arange(len(population), device=masses.device)
-    everybody, own = listed(population, rows, masses)
-    chosen, num_all = drawn(everybody, num, generator), len(everybody)
-    if PLACE not in population.counts:
-        return Births(chosen, torch.arange(num, device=chosen.device), num)
-    del everybody  # one list of all ranks' rows at a time
-    row_of = torch.full((num_all,), -1, dtype=torch.int32, device="cpu")
-    row_of[own.cpu()] = rows.to("cpu", torch.int32)
-    parents = row_of[chosen].long()
-    numbers = (parents >= 0).nonzero().squeeze(1)
-    return Births(parents[numbers].to(rows), numbers.to(rows), num)
-
-
 @torch.no_grad()
-def part(population: Population, births: Births, mcmc: McmcConfig, generator: torch.Generator) -> Gaussians:
+def part(population: Population, births: Births, mcmc: McmcConfig, seed: int) -> Gaussians:
     """Make each parent of `births` one of as many equal parts as it is named there, and one more.
 
     Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9, and
     `beside` says where they lie. In place; the other parts, [M] in the order of the births, are returned.
-    Called by all ranks.
     """
     model = population.gaussians.detach()
     rows, of_row, times = torch.unique(births.parents, return_inverse=True, return_counts=True)
@@ -201,9 +177,9 @@ def part(population: Population, births: Births, mcmc: McmcConfig, generator: to
         population.steps_back.append(partial(_put, population, rows, before))
     newborn, moved = parts[of_row], parts
     if mcmc.spread > 0:
-        noise = normal_numbers(births.numbers, births.num_all, generator)
-        newborn = beside(newborn, mcmc.spread, noise)
-        moved = beside(parts, mcmc.spread, normal_numbers(*in_order(population, rows), generator))
+        keys = population.counts[KEY][rows]
+        newborn = beside(newborn, mcmc.spread, normal_noise(births.keys, seed, whole.means))
+        moved = beside(parts, mcmc.spread, normal_noise(keys, seed, whole.means))
     _put(population, rows, (moved.means, moved.scales, moved.opacities))
     return newborn
 
@@ -235,24 +211,21 @@ def beside(gaussians: Gaussians, spread: float, noise: Tensor) -> Gaussians:
 
 
 @torch.no_grad()
-def tremble(population: Population, amount: float, min_opacity: float, generator: torch.Generator) -> None:
+def tremble(population: Population, amount: float, min_opacity: float, seed: int) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
-    See `reference_training.tremble`; what is random follows from one number of the generator, and the place.
+    See `reference_training.tremble`; what is random follows from `seed` and the Gaussian's key.
     On kernels, the population's gate may keep them from moving.
     """
     if not amount > 0:
         return
-    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-    gaussians, places = population.gaussians.detach(), population.counts.get(PLACE)
+    gaussians, keys = population.gaussians.detach(), population.counts[KEY]
     if population.gate is None:
         kernels = _kernels(gaussians.means)
-        kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=places)
+        kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys)
         return
     gate = population.gate
-    ops_training.tremble(
-        gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=places, gate=gate
-    )
+    ops_training.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys, gate=gate)
 
 
 def _kernels(tensor: Tensor) -> ModuleType:

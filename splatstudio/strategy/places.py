@@ -1,7 +1,8 @@
 """The order of all ranks' Gaussians: that in which one process would hold them, whoever holds them here.
 
 With it, what is drawn at random is drawn for all Gaussians as one list, alike on every rank, and each rank
-takes what belongs to its rows. So a training makes the same random choices on however many ranks.
+takes what belongs to its rows. So a training makes the same random choices on however many ranks. (The chance
+of mcmc is each Gaussian's own, see `births`.)
 A row's place is a count of its population by the name PLACE, int64. A population of one process has none, as
 its rows lie in this order, unless `reorder` has moved them or it goes on from a checkpoint of several ranks.
 """
@@ -12,23 +13,27 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed import Ranks
-from splatstudio.strategy.population import PLACE, Population, standing
+from splatstudio.strategy.population import KEY, PLACE, Population, standing
 
 
 def number_rows(population: Population) -> int:
-    """Give the rows of several ranks their places before the first step; return how many rows all have.
+    """Give the rows their places and keys before the first step; return how many rows all ranks have.
 
-    Called by all ranks. Places of a checkpoint stay where each of them is there once. Otherwise the rows of
-    rank 0 come first.
+    Called by all ranks. Places are of several ranks; those of a checkpoint stay where each of them is there
+    once. Otherwise the rows of rank 0 come first. Keys are of strategies that count them, see `births`; those
+    of a checkpoint stay.
     """
-    ranks, known = population.ranks, population.counts.get(PLACE)
-    if ranks.num_ranks == 1 and known is None:
-        return len(population)
-    sizes = torch.cat(ranks.gather(torch.tensor([len(population)], device="cpu")))
-    num, first = int(sizes.sum()), int(sizes[: ranks.rank].sum())
-    if not _is_order(ranks, known, num):
-        own = torch.arange(first, first + len(population), device=population.gaussians.device)
-        population.counts[PLACE] = own
+    ranks, known, keys = population.ranks, population.counts.get(PLACE), population.counts.get(KEY)
+    num = len(population)
+    if ranks.num_ranks > 1 or known is not None:
+        sizes = torch.cat(ranks.gather(torch.tensor([len(population)], device="cpu")))
+        num, first = int(sizes.sum()), int(sizes[: ranks.rank].sum())
+        if not _is_order(ranks, known, num):
+            own = torch.arange(first, first + len(population), device=population.gaussians.device)
+            population.counts[PLACE] = own
+    if keys is not None and not ranks.any(bool(keys.any())):
+        rows = torch.arange(len(population), device=keys.device)
+        population.counts[KEY] = 1 + population.counts.get(PLACE, rows)
     return num
 
 

@@ -15,6 +15,7 @@ from splatstudio.ops_training import StepGate
 from splatstudio.optim import SplatAdam, with_zero_rows
 
 PLACE = "place"  # the count that says where a row stands among those of all ranks, see `places`
+KEY = "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`
 
 
 @dataclass(eq=False)
@@ -124,9 +125,9 @@ def _places_after(population: Population, rows: Tensor, order: Tensor) -> Tensor
 
 
 def count_anew(population: Population) -> None:
-    """Set the strategy's counts to zero, in place."""
+    """Set what the strategy has counted to zero, in place."""
     for name, count in population.counts.items():
-        if name != PLACE:
+        if name not in (PLACE, KEY):
             count.zero_()
 
 

@@ -6,8 +6,9 @@ Every step has --batch photographs, which the ranks share; every 8th photograph 
 one process and each of --ranks there is a control: one process that takes the photographs of a step in two
 rounds. It makes the same sums as one process does, in another order, as ranks do, and shows how far rounding
 alone leads trainings apart. One line of JSON is printed for each training, and in the end the mean PSNR of
-each, its standard error, and the mean difference from one process, of trainings with the same seed, with its
-own. --set changes a setting beside the preset's, as --set mcmc.every=20.
+each, its standard error, and of the differences from one process, of trainings with the same seed, the mean
+with its own, their size (root mean square) and the largest. --set changes a setting beside the preset's, as
+--set mcmc.every=20.
 """
 
 from __future__ import annotations
@@ -144,16 +145,17 @@ def print_table(outcomes: Iterable[Outcome]) -> None:
     for outcome in outcomes:
         runs.setdefault((outcome.scene, outcome.strategy, outcome.layout), {})[outcome.seed] = outcome
     alone: dict[int, Outcome] = {}
-    print("\nscene       strategy  photographs       PSNR   s.e.  Gaussians   over one   s.e.")
+    print("\nscene       strategy  photographs       PSNR   s.e.  Gaussians   over one   s.e.    rms   most")
     for (scene, strategy, layout), by_seed in runs.items():
         if layout.startswith("1 x") and "twice" not in layout:
             alone = by_seed
         psnr = _mean([outcome.psnr for outcome in by_seed.values()])
-        above = _mean([outcome.psnr - alone[seed].psnr for seed, outcome in by_seed.items()])
+        differences = [outcome.psnr - alone[seed].psnr for seed, outcome in by_seed.items()]
+        above, size = _mean(differences), math.sqrt(statistics.mean(each**2 for each in differences))
         number = statistics.mean(outcome.num_gaussians for outcome in by_seed.values())
         print(
             f"{scene:11} {strategy:9} {layout:13} {psnr[0]:8.3f} {psnr[1]:6.3f} {number:10,.0f}"
-            f" {above[0]:+10.3f} {above[1]:6.3f}"
+            f" {above[0]:+10.3f} {above[1]:6.3f} {size:6.3f} {max(map(abs, differences)):6.3f}"
         )
 
 

@@ -7,6 +7,7 @@
 #include "binding.h"
 #include "kernels.h"
 #include "mcmc.h"
+#include "pose.h"
 
 namespace splat::binding {
 
@@ -121,6 +122,35 @@ inline Tremble tremble_of(const Tensor& means, const Tensor& quats, const Tensor
           static_cast<float>(amount),
           static_cast<float>(min_opacity),
           static_cast<uint64_t>(seed)};
+}
+
+// `view`: 12 numbers of the world-to-camera matrix by rows, 3 of the camera's position.
+inline PoseGradient pose_gradient_of(const Tensor& means, const Tensor& quats, const Tensor& shN,
+                                     const Tensor& v_means, const Tensor& v_quats,
+                                     const OptionalTensor& v_sh0, const Tensor& radii,
+                                     const std::vector<double>& view, int64_t sh_degree) {
+  const int64_t num = means.size(0), rest = shN.size(1);
+  STD_TORCH_CHECK(view.size() == 15, "a camera's place is 15 numbers");
+  STD_TORCH_CHECK(sh_degree >= 0 && sh_degree <= 3, "the SH degree is not in 0..3");
+  STD_TORCH_CHECK((sh_degree + 1) * (sh_degree + 1) <= 1 + rest,
+                  "the active SH degree is not stored");
+  PoseGradient args = {floats(means, {num, 3}, "means"),
+                       floats(quats, {num, 4}, "quats"),
+                       floats(shN, {num, rest, 3}, "shN"),
+                       floats(v_means, {num, 3}, "v_means"),
+                       floats(v_quats, {num, 4}, "v_quats"),
+                       floats_or_null(v_sh0, {num, 1, 3}, "v_sh0"),
+                       ints<int32_t>(radii, {num, 2}, "radii"),
+                       num,
+                       static_cast<int>(rest),
+                       static_cast<int>(sh_degree),
+                       {},
+                       {}};
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 3; ++column) args.rotation[row][column] = view[4 * row + column];
+    args.position[row] = view[12 + row];
+  }
+  return args;
 }
 
 // The arguments, and the new tensors of opacities and of factors.

@@ -14,6 +14,14 @@
 #define SPLAT_HD inline __attribute__((always_inline))
 #endif
 
+// Before a loop over an array of registers whose bounds are known only when the kernel runs: what
+// is not unrolled indexes the array, which then lies in memory.
+#if defined(__CUDACC__)
+#define SPLAT_UNROLL _Pragma("unroll")
+#else
+#define SPLAT_UNROLL
+#endif
+
 namespace splat {
 
 // Not std::numeric_limits: its functions are not for devices.

@@ -112,6 +112,21 @@ void tremble_within(const Tensor& means, const Tensor& quats, const Tensor& scal
   splat::cuda::tremble(args, gate_of(num_instances, room, loss), device.stream());
 }
 
+// Returns the gradient with respect to a twist of the camera, [6] float64: the shift, the turn.
+Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN,
+                     const Tensor& v_means, const Tensor& v_quats, const OptionalTensor& v_sh0,
+                     const Tensor& radii, const std::vector<double>& view, int64_t sh_degree,
+                     int64_t /*num_threads*/) {
+  const OnDevice device(means);
+  const splat::PoseGradient args =
+      pose_gradient_of(means, quats, shN, v_means, v_quats, v_sh0, radii, view, sh_degree);
+  const Tensor twist = empty({splat::kTwist}, ScalarType::Double);
+  const Tensor scratch = empty({splat::cuda::pose_gradient_scratch(args.num)}, ScalarType::Byte);
+  splat::cuda::pose_gradient(args, static_cast<double*>(twist.data_ptr()), scratch.data_ptr(),
+                             device.stream());
+  return twist;
+}
+
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
                                   int64_t /*num_threads*/) {
@@ -132,5 +147,6 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("count_seen_within", TORCH_BOX(&count_seen_within));
   m.impl("tremble", TORCH_BOX(&tremble));
   m.impl("tremble_within", TORCH_BOX(&tremble_within));
+  m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
   m.impl("parted", TORCH_BOX(&parted));
 }

@@ -109,6 +109,19 @@ void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
   splat::cpu::tremble(args, static_cast<int>(num_threads));
 }
 
+// Returns the gradient with respect to a twist of the camera, [6] float64: the shift, the turn.
+Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN,
+                     const Tensor& v_means, const Tensor& v_quats, const OptionalTensor& v_sh0,
+                     const Tensor& radii, const std::vector<double>& view, int64_t sh_degree,
+                     int64_t num_threads) {
+  const splat::PoseGradient args =
+      pose_gradient_of(means, quats, shN, v_means, v_quats, v_sh0, radii, view, sh_degree);
+  const Tensor twist = empty({splat::kTwist}, ScalarType::Double);
+  splat::cpu::pose_gradient(args, static_cast<double*>(twist.data_ptr()),
+                            static_cast<int>(num_threads));
+  return twist;
+}
+
 // Returns `image` at another size, [height, width, C].
 Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t num_threads) {
   STD_TORCH_CHECK(image.dim() == 3, "image must have 3 dimensions, has ", image.dim());
@@ -139,6 +152,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("settle_adam", TORCH_BOX(&settle_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
   m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
   m.impl("area_means", TORCH_BOX(&area_means));
   m.impl("parted", TORCH_BOX(&parted));
 }

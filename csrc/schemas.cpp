@@ -73,6 +73,9 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
       "float min_opacity, int seed, int num_threads, Tensor? places=None) -> ()");
+  m.def(
+      "pose_gradient(Tensor means, Tensor quats, Tensor shN, Tensor v_means, Tensor v_quats, "
+      "Tensor? v_sh0, Tensor radii, float[] view, int sh_degree, int num_threads) -> Tensor");
   m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
   m.def("parted(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(

@@ -2,6 +2,7 @@
 // channels; sums are kept a block and added in the order of the blocks, so the value is the same
 // every time.
 #include "../kernels.h"
+#include "block_sum.cuh"
 #include "launch.cuh"
 
 namespace splat::cuda {
@@ -51,20 +52,6 @@ __device__ bool window_counts(const ImageLoss& args, const Place& p) {
 
 __device__ int64_t component(const ImageLoss& args, const Place& p, int64_t channel) {
   return (p.y * args.width + p.x) * args.channels + channel;
-}
-
-// The sum over the block, in a fixed order; thread 0 has it. Every thread must call it.
-template <typename T>
-__device__ T block_sum(T value) {
-  __shared__ T values[kThreads];
-  __syncthreads();
-  values[threadIdx.x] = value;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) values[threadIdx.x] += values[threadIdx.x + half];
-    __syncthreads();
-  }
-  return values[0];
 }
 
 // Counts what a mask leaves of both terms in a block's pixels.

@@ -8,14 +8,6 @@
 #include <stdexcept>
 #include <string>
 
-// Before a loop over an array of registers whose bounds are known only when the kernel runs: what
-// is not unrolled indexes the array, which then lies in memory.
-#if defined(__CUDACC__)
-#define SPLAT_UNROLL _Pragma("unroll")
-#else
-#define SPLAT_UNROLL
-#endif
-
 namespace splat::cuda {
 
 constexpr int kThreads = 256;  // a block; also the pixels of a tile

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splatstudio import ops
+from splatstudio import ops, ops_training, reference_training
 from splatstudio.camera import Camera
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.halves import Halves
@@ -24,10 +24,8 @@ from splatstudio.ops_training import (
     Regularization,
     StepGate,
     gradients_of_projected,
-    has_step_gates,
 )
 from splatstudio.optim import SplatAdam
-from splatstudio.pose_gradient import pose_gradient, pose_gradient_of_seen
 from splatstudio.rendering import RenderOptions, render, stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.transfer import to_device
@@ -251,7 +249,7 @@ def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) ->
 def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
     """Return the gradient [6] float64 of a twist of the drawing's camera, before its Gaussians move.
 
-    See `pose_gradient`; a GPU is not waited for.
+    See `reference_training.pose_gradient`; a GPU is not waited for.
     """
     values = gradients.gaussians
     if drawing.projected is not None:
@@ -262,12 +260,21 @@ def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
             camera=drawing.camera,
             settings=drawing.settings,
         )
-    seen = (drawing.radii > 0).all(dim=1)
-    drawn = (drawing.gaussians, values)
-    camera, sh_degree = drawing.camera, drawing.settings.sh_degree
-    if has_step_gates(drawing.radii.device):
-        return pose_gradient_of_seen(*drawn, camera=camera, sh_degree=sh_degree, seen=seen)
-    return pose_gradient(*drawn, camera=camera, sh_degree=sh_degree, rows=seen.nonzero()[:, 0])
+    degree = drawing.settings.sh_degree
+    return pose_gradient(drawing.gaussians, values, drawing.camera, sh_degree=degree, radii=drawing.radii)
+
+
+def pose_gradient(
+    gaussians: Gaussians,
+    gradients: dict[str, Tensor | None],
+    camera: Camera,
+    *,
+    sh_degree: int,
+    radii: Tensor,
+) -> Tensor:
+    """Return the gradient [6] float64 of a twist of `camera`, by kernels where there are: see there."""
+    stages = ops_training if stages_for(gaussians.means) is ops else reference_training
+    return stages.pose_gradient(gaussians, gradients, camera=camera, sh_degree=sh_degree, radii=radii)
 
 
 def improve(

@@ -280,6 +280,29 @@ def tremble(
 
 
 @torch.no_grad()
+def pose_gradient(
+    gaussians: Gaussians,
+    gradients: dict[str, Tensor | None],
+    *,
+    camera: Camera,
+    sh_degree: int,
+    radii: Tensor,
+) -> Tensor:
+    """Return the gradient [6] float64 of a twist of `camera`, as `reference_training.pose_gradient` does.
+
+    A GPU is not waited for. Raises RuntimeError when the kernels have not been built.
+    """
+    v_means, v_quats, v_sh0 = (gradients[name] for name in ("means", "quats", "sh0"))
+    if v_means is None or v_quats is None:
+        return torch.zeros(6, dtype=torch.float64, device=gaussians.device)
+    g = gaussians.detach()
+    rows = [tensor.contiguous() for tensor in (g.means, g.quats, g.shN, v_means, v_quats)]
+    v_colors = v_sh0.contiguous() if v_sh0 is not None and sh_degree > 0 else None
+    view = [*camera.viewmat[:3].reshape(-1).tolist(), *camera.position.tolist()]
+    return _native().pose_gradient(*rows, v_colors, radii.contiguous(), view, sh_degree, num_threads())
+
+
+@torch.no_grad()
 def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     """Return `image` [H, W, C] as [height, width, C], as `reference_training.area_means` does.
 

@@ -11,8 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from splatstudio.gaussians import Gaussians
-from splatstudio.reference import rotation_matrices
+from splatstudio.camera import Camera
+from splatstudio.gaussians import SH_C0, Gaussians
+from splatstudio.reference import rotation_matrices, sh_basis
 
 # The noise falls with the opacity by a logistic curve, which is a half at `min_opacity`.
 NOISE_STEEPNESS = 100.0
@@ -57,6 +58,63 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
         term = -term * each * (num - k) / (k + 1)
         total += term / math.sqrt(k + 1)
     return each, whole / total
+
+
+@torch.no_grad()
+def pose_gradient(
+    gaussians: Gaussians,
+    gradients: dict[str, Tensor | None],
+    *,
+    camera: Camera,
+    sh_degree: int,
+    radii: Tensor,
+) -> Tensor:
+    """Return the gradient with respect to a twist of `camera`, [6] float64: the shift, then the turn.
+
+    The twist (p, w) moves what the camera sees, in its axes, from x to x + w x x + p: `viewmat` becomes
+    [I + w^ | p] @ viewmat. `gradients` are those of the six stored tensors, by name, `sh_degree` the degree
+    that was drawn, `radii` [N, 2] those of the picture, 0 = not seen. A Gaussian whose gradients are no
+    numbers says nothing.
+
+    A camera that moves one way sees what it would see if the whole scene, rigid, moved the other way, and
+    what that does to means and rotations is known. One thing does not turn with the scene: the direction
+    under which the spherical harmonics are seen. It changes when the camera shifts, but not when it turns on
+    the spot; that part is taken out again.
+    """
+    v_means, v_quats, v_sh0 = gradients["means"], gradients["quats"], gradients["sh0"]
+    if v_means is None or v_quats is None:
+        return torch.zeros(6, dtype=torch.float64, device=gaussians.device)
+    rows = (radii > 0).all(dim=1).nonzero()[:, 0]
+    viewmat = torch.as_tensor(camera.viewmat, dtype=torch.float64, device=gaussians.device)
+    rotation, translation = viewmat[:3, :3], viewmat[:3, 3]
+    means, quats, v_quats = (
+        tensor.detach()[rows].double() for tensor in (gaussians.means, gaussians.quats, v_quats)
+    )
+    shifts = v_means[rows].double() @ rotation.T  # in the camera's axes
+    v_points = shifts
+    if v_sh0 is not None and sh_degree > 0:
+        offsets = means - torch.as_tensor(camera.position, device=gaussians.device)
+        # sh0 has the same factor everywhere, so its gradient tells that of the colour, clamped where that is.
+        v_colors = v_sh0[rows, 0].double() / SH_C0
+        of_direction = _of_direction(gaussians.shN.detach()[rows].double(), v_colors, offsets, sh_degree)
+        v_points = v_points - of_direction @ rotation.T
+    # A turn w of the world makes q (1, w / 2) q, whatever the length of q.
+    q0, q = quats[:, :1], quats[:, 1:]
+    v0, v = v_quats[:, :1], v_quats[:, 1:]
+    of_quats = 0.5 * (q0 * v - v0 * q + torch.linalg.cross(q, v))
+    turns = torch.linalg.cross(means @ rotation.T + translation, v_points) + of_quats @ rotation.T
+    twists = torch.cat([shifts, turns], dim=1)
+    return twists[twists.sum(dim=1).isfinite()].sum(dim=0)
+
+
+def _of_direction(shN: Tensor, v_colors: Tensor, offsets: Tensor, sh_degree: int) -> Tensor:
+    """Return the part of v_means [M, 3] that comes from the direction under which the colours are seen."""
+    with torch.enable_grad():
+        offsets = offsets.detach().requires_grad_()
+        basis = sh_basis(sh_degree, offsets / offsets.norm(dim=1, keepdim=True))[:, 1:]
+        colors = (basis[:, :, None] * shN[:, : basis.shape[1]]).sum(dim=1)
+        (gradient,) = torch.autograd.grad((colors * v_colors).sum(), offsets)
+    return gradient
 
 
 def area_means(image: Tensor, *, width: int, height: int) -> Tensor:

@@ -14,14 +14,22 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
-from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Observation, Shot, Work
+from splatstudio.descent import (
+    Descent,
+    DescentPlan,
+    Drawing,
+    LossNotFinite,
+    Observation,
+    Shot,
+    Work,
+    pose_gradient,
+)
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Room, room_for_return, sent_back
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
-from splatstudio.pose_gradient import pose_gradient
 from splatstudio.rendering import stages_for
 from splatstudio.sharded_view import (
     Received,
@@ -141,11 +149,11 @@ def _of_cameras(
     twists = []
     v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
     # Camera by camera, so that one set of gradients beside their sum is the most in memory.
-    for part, v_part, camera, rows in zip(shared.parts, v_parts, cameras, shared.visible, strict=True):
+    for part, v_part, camera, radii in zip(shared.parts, v_parts, cameras, shared.all_radii, strict=True):
         values = torch.autograd.grad(part, list(tensors.values()), v_part, allow_unused=True)
         if plan.poses:
             named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
-            twist = pose_gradient(gaussians, named, camera=camera, sh_degree=degree, rows=rows)
+            twist = pose_gradient(gaussians, named, camera, sh_degree=degree, radii=radii)
             twists.append(twist.cpu())
         _add(gradients, values)
     return gradients, twists

@@ -20,7 +20,7 @@ from splatstudio.corrections.poses import (
 from splatstudio.descent import backward, draw, gradient_of_pose
 from splatstudio.gaussians import Gaussians
 from splatstudio.optim import SplatAdam
-from splatstudio.pose_gradient import pose_gradient
+from splatstudio.reference_training import pose_gradient
 from splatstudio.rendering import RenderOptions
 from splatstudio.stages import ProjectSettings, RasterSettings
 from splatstudio.strategy import trainable
@@ -80,7 +80,7 @@ def analytic(gaussians: Gaussians, camera: Camera, settings: ProjectSettings) ->
         dict(zip(tensors, gradients, strict=True)),
         camera=camera,
         sh_degree=settings.sh_degree,
-        rows=torch.arange(len(leaves)),
+        radii=torch.ones(len(leaves), 2, dtype=torch.int32),
     ).numpy()
 
 

@@ -1,22 +1,16 @@
-"""The parts of a step that keep no GPU waiting, on the CPU: gated rows, pose gradients of what is seen."""
+"""The parts of a step that keep no GPU waiting, on the CPU: gated rows, numbers on their way."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from blob_models import ring_of_cameras
 from host_watch import HostWatch, watched
-from torch import Tensor
 
-from splatstudio import pose_gradient as module
 from splatstudio.corrections import LearntRows
-from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import StepGate
-from splatstudio.pose_gradient import pose_gradient, pose_gradient_of_seen
 from splatstudio.transfer import ReadBack, to_device
 
-NUM, GPU = 50, torch.device("cpu")  # a device that is named counts as one
+GPU = torch.device("cpu")  # a device that is named counts as one
 
 
 @pytest.mark.parametrize("loss", [0.5, float("nan"), float("inf")])
@@ -38,35 +32,6 @@ def test_a_gate_lets_rows_make_their_step_whole_or_not_at_all(room: int, loss: f
     for name, tensor in tables[1].tensors().items():
         assert torch.equal(tensor, tables[0].tensors()[name])
     assert torch.equal(tables[1].values, before) != (room == 7 and loss == 0.5)
-
-
-def model(sh_degree: int) -> tuple[Gaussians, dict[str, Tensor | None], Tensor]:
-    random = torch.Generator().manual_seed(2)
-    shapes = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (), "sh0": (1, 3), "shN": (15, 3)}
-    values = {name: torch.randn(NUM, *shape, generator=random) for name, shape in shapes.items()}
-    gradients: dict[str, Tensor | None] = {}
-    seen = torch.rand(NUM, generator=random) > 0.4
-    for name, value in values.items():
-        gradient = torch.randn(value.shape, generator=random)
-        gradient[~seen] = 0.0
-        gradients[name] = None if name == "shN" and sh_degree == 0 else gradient
-    values["means"][(~seen).nonzero()[0]] = float("nan")
-    return Gaussians(**values), gradients, seen
-
-
-@pytest.mark.parametrize("sh_degree", [0, 3])
-def test_the_pose_gradient_of_what_is_seen_is_that_of_its_rows(
-    sh_degree: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "AT_ONCE", 16)
-    gaussians, gradients, seen = model(sh_degree)
-    camera = ring_of_cameras()[2]
-    rows = seen.nonzero()[:, 0]
-    expected = pose_gradient(gaussians, gradients, camera=camera, sh_degree=sh_degree, rows=rows)
-    with HostWatch() as watch:
-        found = pose_gradient_of_seen(gaussians, gradients, camera=camera, sh_degree=sh_degree, seen=seen)
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-10, atol=1e-10)
-    assert watch.waits == [] and float(expected.abs().min()) > 1e-3
 
 
 def test_numbers_come_back_in_their_order() -> None:

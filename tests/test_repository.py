@@ -50,7 +50,6 @@ LAYERS = [
     "precision",
     "losses",
     "optim",
-    "pose_gradient",
     "descent",
     "sharded_descent",
     "findings",

@@ -31,7 +31,7 @@ from torch import Tensor
 from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
-from splatstudio.descent import backward, draw, improve
+from splatstudio.descent import backward, draw, gradient_of_pose, improve
 from splatstudio.evaluate import target_image
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussian_transform import transformed
@@ -152,6 +152,7 @@ def measure(
         "kernels": ops.native_version(),
         **{name: round(1e3 * seconds, 2) for name, seconds in stages.items()},
         "one_camera_iteration_ms": round(1e3 * one_camera["iteration_ms"], 2),
+        "pose_gradient_ms": round(1e3 * time_pose_gradient(model, example, repeats), 2),
         "raster_forward_ms": round(1e3 * raster_forward, 2),
         "raster_backward_ms": round(1e3 * raster_backward, 2),
         "pairs": pairs,
@@ -219,6 +220,15 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
     iterations = [sum(samples) for samples in zip(*parts.values(), strict=True)]
     medians = {name: statistics.median(samples[len(examples) :]) for name, samples in parts.items()}
     return {"iteration_ms": statistics.median(iterations[len(examples) :]), **medians}
+
+
+def time_pose_gradient(model: Gaussians, example: Example, repeats: int) -> float:
+    """Return the seconds that a step takes longer where the camera's place is learnt."""
+    camera, target, mask = example
+    params = model.map(lambda tensor: tensor.clone().requires_grad_())
+    drawing = draw(params, SplatAdam.zeros(params), camera, RenderOptions(), observed=False)
+    gradients = backward(drawing, photometric(drawing.rgb, target, ssim_weight=0.2, mask=mask))
+    return median_time(lambda: gradient_of_pose(drawing, gradients), repeats)
 
 
 def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[float, float, int]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memory_tasks import peak_of_training
+from rank_pool import RankPool
 
 from splatstudio import memory_plan
 from splatstudio.config import TrainConfig
 from splatstudio.device_options import DeviceOptions, with_fit_batch
-from splatstudio.memory_plan import SEEN_BYTES, SEEN_SHARE, fitted, plan_memory, sizes_of
-from splatstudio.rank_devices import RankDevices
+from splatstudio.memory_plan import EXCHANGED_BYTES, SEEN_BYTES, SEEN_SHARE, fitted, plan_memory, sizes_of
+from splatstudio.rank_devices import RankDevices, choose_devices
 from splatstudio.scene.scene import Scene
 
 SIZES = [(1000, 800)] * 20
@@ -79,39 +79,21 @@ def test_auto_is_a_word_for_the_size_of_batches_too() -> None:
         DeviceOptions(gpus="a,b").chosen()
 
 
-MEASURE = """
-import sys
-from dataclasses import replace
-import numpy as np
-from pathlib import Path
-from splatstudio.config import TrainConfig, DensifyConfig
-from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
-num = int(sys.argv[2])
-scene = load_scene(Path(sys.argv[1]))
-low, high = np.quantile(scene.points, 0.1, axis=0), np.quantile(scene.points, 0.9, axis=0)
-points = np.random.default_rng(0).uniform(low, high, (num, 3)).astype(np.float32)
-scene = replace(scene, points=points, colors=np.full((num, 3), 128, np.uint8))
-densify = DensifyConfig(start_step=1, every=2, max_gaussians=num)
-trainer = Trainer(scene, TrainConfig(steps=60, densify=densify))
-for _ in range(5):
-    trainer.train_step()
-# Not getrusage: its peak counts the process that started this one.
-print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-"""
-
-
-def test_a_training_takes_what_the_plan_says(blob_folder: Path, blob_scene: Scene) -> None:
-    peaks = {}
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_training_takes_what_the_plan_says(
+    pool: RankPool, blob_folder: Path, blob_scene: Scene, num_ranks: int
+) -> None:
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the peak of a process can be counted anew on Linux only")
     # Many: the allocator keeps what it gave for tensors below 32 MB, so much the more the fewer there are.
-    few, many = 10_000, 400_000
-    for num in (few, many):
-        command = [sys.executable, "-c", MEASURE, str(blob_folder), str(num)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        peaks[num] = 1024 * int(done.stdout)
-    plan = plan_memory(TrainConfig(), sizes_of(blob_scene), RankDevices())
-    measured = (peaks[many] - peaks[few]) / (many - few)
-    planned = plan.per_splat + (1.0 - SEEN_SHARE) * SEEN_BYTES  # these photographs show all of them
-    assert 0.75 < measured / planned < 1.3, (measured, planned)
-    assert 0.6 < peaks[many] / plan.bytes_for(many) < 1.4, (peaks, plan.bytes_for(many))
+    few, many = 10_000, 300_000
+    first = pool.run(num_ranks, peak_of_training, blob_folder, TrainConfig(), few)
+    peaks = pool.run(num_ranks, peak_of_training, blob_folder, TrainConfig(), many)
+    plan = plan_memory(TrainConfig(), sizes_of(blob_scene), choose_devices(ranks=num_ranks))
+    # These photographs show all Gaussians, each to every rank.
+    hidden = num_ranks * (1.0 - SEEN_SHARE) * (SEEN_BYTES + (EXCHANGED_BYTES if num_ranks > 1 else 0))
+    planned = plan.per_splat + hidden
+    for before, peak in zip(first, peaks, strict=True):
+        measured = (peak - before) * num_ranks / (many - few)
+        assert 0.75 < measured / planned < 1.3, (measured, planned)
+        assert 0.6 < peak / (plan.fixed + planned * many / num_ranks) < 1.4, (peak, plan)

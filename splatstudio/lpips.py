@@ -175,7 +175,8 @@ def load_lpips(name: str) -> Lpips:
     missing = [file for file, path in found.items() if path is None]
     if missing:
         raise ValueError(
-            f"LPIPS ({network.title}): weights not found, put {' and '.join(missing)} at {weights_folder()}"
+            f"LPIPS ({network.title}): weights not found, put {' and '.join(missing)} at {weights_folder()},"
+            " or let splatstudio eval --fetch-lpips download them"
         )
     backbone, head = found.values()
     assert backbone is not None and head is not None

@@ -73,7 +73,9 @@ class ScoreWatch:
             if isinstance(flat, (int, float)):
                 stretch = Flat(int(row.get("flat_since", at)), float(flat))
                 self._remember(at, stretch, stops=row.get("stops") is True)
-        if step > 0 and planned != steps:
+        # Whether other steps are planned from `step` on than the lines tell, which they then should.
+        self.replanned = step > 0 and planned != steps
+        if self.replanned:
             self.note_setting(step, "steps")
 
     def add(self, score: Score) -> None:

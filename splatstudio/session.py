@@ -103,6 +103,7 @@ class Session:
         self._watch = ScoreWatch(
             run.metrics().rows, trainer.step, planned=run.config.steps, steps=trainer.config.steps
         )
+        self._replanned_at = trainer.step if self._watch.replanned else None  # until it is in the metrics
         self._failing = False  # whether something could not be written or evaluated since the last metrics
 
     @property
@@ -294,6 +295,10 @@ class Session:
         change = stats.change
         if stats.step % METRICS_EVERY and change is None and not self.finished:
             return
+        if self._replanned_at is not None:
+            steps = self.trainer.config.steps
+            self.run.append_metrics({"step": self._replanned_at, "setting": "steps", "value": steps})
+            self._replanned_at = None
         self.run.append_metrics(
             {
                 "step": stats.step,

@@ -112,8 +112,13 @@ class Stream:
 
     def show(self, look: Look) -> None:
         """Draw the model in another way from now on; returns at once."""
+        self.change(lambda _: look)
+
+    def change(self, alter: Callable[[Look], Look]) -> None:
+        """Draw the model as `alter` makes of the present look; nobody else changes it in between."""
         with self._changed:
-            before, self._look = self._look, look
+            before = self._look
+            self._look = look = alter(before)
             self._version += 1
             if not look.draws_like(before):
                 self._render_version += 1
@@ -123,7 +128,7 @@ class Stream:
 
     def show_trim(self, trim: Trim) -> None:
         """Hide what `trim` leaves out from now on; returns at once."""
-        self.show(replace(self._look, options=replace(self._look.options, trim=trim)))
+        self.change(lambda look: replace(look, options=replace(look.options, trim=trim)))
 
     def camera_moved(self) -> None:
         """Take the browser's camera as it is now; returns at once."""

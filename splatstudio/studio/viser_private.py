@@ -73,6 +73,7 @@ window.splatstudioReleasesKeys = true;
 
 
 # What the page says of itself in the browser's tab, and what viser draws twice: a second handle of a dock.
+# A dock's scroll bar lies over the right edge of its buttons unless it is thin.
 # Two buttons of viser's are pictures alone, without a name for who hears the page.
 # A notice ends with a path, which has no spaces to break it at: its end would be cut off.
 _DRESS_PAGE = """
@@ -80,7 +81,10 @@ if (!window.splatstudioDressed) {
   window.splatstudioDressed = true;
   const style = document.createElement("style");
   style.textContent = "[data-dock-griphandle] { display: none !important }"
-    + " .mantine-Notification-description { overflow-wrap: anywhere }";
+    + " .mantine-Notification-description { overflow-wrap: anywhere }"
+    + " .mantine-ScrollArea-scrollbar[data-orientation=vertical] { width: 6px !important;"
+    + " padding: 0 !important }"
+    + " [data-photo]:focus-visible { outline: 2px solid white; outline-offset: 1px }";
   document.head.append(style);
   setInterval(() => {
     const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
@@ -137,7 +141,59 @@ if (!window.splatstudioWatches) {
 """.replace("PLACE", STILL_HERE)
 
 
-PAGE_SCRIPTS = (_DRESS_PAGE, _RELEASE_KEYS, _KEEP_ARROWS, _SAY_LOST)
+# The photographs of the list are labels, which have no keys of their own. The list is drawn anew when one is
+# chosen or a score has changed, and the keyboard stays at the photograph where it was.
+_PRESS_PHOTOS = """
+if (!window.splatstudioPressesPhotos) {
+  window.splatstudioPressesPhotos = true;
+  let last = null;
+  const photo = event => event.target.closest?.("[data-photo]") ?? null;
+  document.addEventListener("keydown", event => {
+    if (!photo(event) || !["Enter", " "].includes(event.key)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!event.repeat) photo(event).click();
+  }, true);
+  document.addEventListener("focusin", event => { last = photo(event); }, true);
+  document.addEventListener("pointerdown", () => { last = null; }, true);
+  setInterval(() => {
+    if (!last || last.isConnected || document.activeElement !== document.body) return;
+    const same = each => each.dataset.photo === last.dataset.photo;
+    last = [...document.querySelectorAll("[data-photo]")].find(same) ?? null;
+    last?.focus({focusVisible: true});
+  }, 100);
+}
+"""
+
+# Both docks leave little of a narrow window: there they are folded at first, the one at the left before that
+# with the buttons. In a window as narrow as a phone viser lays the dock over the picture, at its right half.
+_FIT_NARROW = """
+if (!window.splatstudioFits) {
+  window.splatstudioFits = true;
+  const style = document.createElement("style");
+  const sheet = '.mantine-Paper-root[style*="position: fixed"][style*="max-height: 60%"]';
+  style.textContent = `@media (max-width: 36em) { ${sheet} { width: 100% !important;`
+    + ` max-height: 48% !important } ${sheet} .mantine-ScrollArea-content > div { width: 100% !important } }`;
+  document.head.append(style);
+  let width = Infinity, looked = 0;
+  const fit = () => {
+    for (const [side, least] of [["left", 1100], ["right", 720]])
+      if (innerWidth < least && width >= least)
+        document.querySelector(`[data-dock-region-collapse=${side}][aria-expanded=true]`)?.click();
+    width = innerWidth;
+    document.activeElement?.blur();  // a folded dock takes the keyboard
+  };
+  const docked = setInterval(() => {
+    if (!document.querySelector("[data-dock-region-collapse=left]") && ++looked < 100) return;
+    clearInterval(docked);
+    fit();
+    addEventListener("resize", fit);
+  }, 100);
+}
+"""
+
+
+PAGE_SCRIPTS = (_DRESS_PAGE, _RELEASE_KEYS, _KEEP_ARROWS, _SAY_LOST, _PRESS_PHOTOS, _FIT_NARROW)
 
 
 def dress_page(client: viser.ClientHandle) -> None:
@@ -145,7 +201,8 @@ def dress_page(client: viser.ClientHandle) -> None:
 
     Its tab tells what is open and how it stands, a dock has one handle, hotkeys work again once a box has
     been ticked or an option chosen with the mouse, the arrow keys of a control do not move the camera, and
-    the page says so when the studio is gone.
+    the page says so when the studio is gone, photographs of the list are pressed by keys, and docks leave
+    room for the picture in a narrow window.
     """
     for source in PAGE_SCRIPTS:
         client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))

@@ -81,8 +81,9 @@ class BrowserView:
         self._paint_due = 0.0
         self._frame: Frame | None = None
         self._texts: dict[str, str] = {}
-        options = ViewOptions(page.controller.project.config.background, trim=page.viewport.trim)
-        stream.show(replace(stream.look, options=options))
+        background = page.controller.project.config.background
+        # What all browsers hide is read when it is taken: it may be changed just now.
+        stream.change(lambda look: replace(look, options=ViewOptions(background, trim=page.viewport.trim)))
         self._stage: Stage | None = None
         self._list: PhotoList | None = None
         self._points: viser.GuiCheckboxHandle | None = None
@@ -153,10 +154,11 @@ class BrowserView:
 
     # ---- what is new
 
-    def refresh(self) -> None:
-        """Show what has changed; called a few times a second."""
+    def refresh(self, *, has_sky: bool) -> None:
+        """Show what has changed; called a few times a second. `has_sky`: of the model in the view."""
         with self._lock:
             self._write("legend", self._legend, self._legend_text())
+            self._sky.visible = has_sky
             if self._parts is None or self._list is None or self._stage is None:
                 return
             errors = self._parts.book.errors
@@ -254,15 +256,13 @@ class BrowserView:
         async def changed(_: viser.GuiEvent) -> None:
             for name, slider in sliders.items():
                 slider.visible = name == compare.value
-            look = self._stream.look
-            comparison = replace(
-                look.comparison,
-                kind=COMPARISONS[compare.value],
-                split=sliders["Split"].value,
-                blend=sliders["Blend"].value,
-                gain=sliders["Difference"].value,
-            )
-            self._stream.show(replace(look, comparison=comparison))
+            chosen: dict[str, Any] = {
+                "kind": COMPARISONS[compare.value],
+                "split": sliders["Split"].value,
+                "blend": sliders["Blend"].value,
+                "gain": sliders["Difference"].value,
+            }
+            self._stream.change(lambda look: replace(look, comparison=replace(look.comparison, **chosen)))
             self._go_to_a_photo()
 
         for control in (compare, *sliders.values()):
@@ -292,7 +292,7 @@ class BrowserView:
     def _add_switches(self) -> None:
         gui = self._gui
         splats = gui.add_checkbox("Splats", True, hint="The model itself.")
-        self._on(splats, lambda value: self._stream.show(replace(self._stream.look, splats=value)))
+        self._on(splats, lambda value: self._stream.change(lambda look: replace(look, splats=value)))
         stage, parts = self._stage, self._parts
         if stage is None or parts is None:
             return
@@ -323,12 +323,12 @@ class BrowserView:
         )
         self._on(
             resolution,
-            lambda value: self._stream.show(replace(self._stream.look, max_scale=RESOLUTIONS[value])),
+            lambda value: self._stream.change(lambda look: replace(look, max_scale=RESOLUTIONS[value])),
         )
-        sky = gui.add_checkbox(
-            "Sky", True, hint="Where the model has learnt a sky, show it in place of the background."
+        self._sky = gui.add_checkbox(
+            "Sky", True, visible=False, hint="Show the sky that the model has learnt, not the background."
         )
-        self._on(sky, lambda value: self._set(sky=value))
+        self._on(self._sky, lambda value: self._set(sky=value))
         background = gui.add_rgb("Background", _to_bytes(self._stream.look.options.background))
         self._on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
         size = gui.add_slider(
@@ -370,8 +370,7 @@ class BrowserView:
             action(control.value)
 
     def _set(self, **changes: Any) -> None:
-        look = self._stream.look
-        self._stream.show(replace(look, options=replace(look.options, **changes)))
+        self._stream.change(lambda look: replace(look, options=replace(look.options, **changes)))
 
 
 def _to_bytes(color: tuple[float, float, float]) -> tuple[int, int, int]:

@@ -181,10 +181,16 @@ def decibels(errors: Errors, index: int) -> str:
 def tile_html(
     button_id: str, name: str, uri: str, *, figure: str, color: str, test: bool, bad: bool, current: bool
 ) -> str:
-    """Return a photograph of the list: a label whose click presses the button `button_id`."""
+    """Return a photograph of the list: a label whose click presses the button `button_id`.
+
+    The page's own script lets Enter and Space click on the one that has the keyboard.
+    """
     edge = css(ACCENT) if current else "rgba(255,255,255,0.10)"
+    said = html.escape(
+        ", ".join([name, figure, *(["test photo"] if test else []), *(["bad"] if bad else [])])
+    )
     picture = (
-        f'<img src="{uri}" alt="" style="width:100%; height:100%; object-fit:cover; display:block">'
+        f'<img src="{uri}" alt="{said}" style="width:100%; height:100%; object-fit:cover; display:block">'
         if uri
         else ""
     )
@@ -197,6 +203,7 @@ def tile_html(
     mark = f'<span style="color:{MUTED}">test</span>' if test else ""
     return (
         f'<label for="{html.escape(button_id)}" title="{html.escape(name)}" data-photo="{html.escape(name)}"'
+        f' role="button" tabindex="0" aria-label="{said}" aria-pressed="{str(current).lower()}"'
         f' style="cursor:pointer; min-width:0; border-radius:5px; overflow:hidden;'
         f' border:2px solid {edge}; background:rgba(0,0,0,0.25)">'
         f'<div style="position:relative; aspect-ratio:4/3; background:rgba(255,255,255,0.04)">'

@@ -287,7 +287,7 @@ def table_html(rows: list[tuple[str, str]]) -> str:
         for label, value in rows
     )
     return (
-        '<div style="display:grid;grid-template-columns:auto 1fr;gap:3px 14px;padding:2px 10px;'
+        '<div style="display:grid;grid-template-columns:auto 1fr;gap:3px 14px;padding:2px 10px 6px;'
         f'font-size:12px">{cells}</div>'
     )
 

@@ -10,6 +10,7 @@ from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
 from splatstudio.studio.photo_errors import ErrorBook
+from splatstudio.studio.sky_there import SkyThere
 from splatstudio.studio.stage import Frustums
 from splatstudio.studio.viewport import Stream
 from splatstudio.studio.viser_private import dress_page
@@ -21,6 +22,7 @@ class ViewPanel(Panel):
 
     def __init__(self, page: Page):
         self._page = page
+        self._sky = SkyThere(page.controller)
         self._views: dict[int, BrowserView] = {}
         self._lock = threading.Lock()
         self._parts: SceneParts | None = None
@@ -36,8 +38,9 @@ class ViewPanel(Panel):
 
     def refresh(self) -> None:
         """Show new errors, legends and thumbnails."""
+        has_sky = self._sky.there
         for view in self._all():
-            view.refresh()
+            view.refresh(has_sky=has_sky)
 
     def follow(self, event: Event) -> None:
         """Take in which photographs fit badly; put the points away when the model takes their place."""

@@ -1,0 +1,140 @@
+"""Who works with the keyboard, and who has a narrow window; and controls of what is not there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import viser
+from conftest import blobs
+from studio_page import CANVAS, PAGE_TEST, Screen
+from test_studio_parts import fake_camera
+
+from splatstudio.capture_config import SkyConfig
+from splatstudio.checkpoint import save_checkpoint
+from splatstudio.config import TrainConfig
+from splatstudio.formats.ply import write_ply
+from splatstudio.lpips import load_lpips
+from splatstudio.scene.scene import Scene
+from splatstudio.studio.frame_source import FrameSource, ModelState
+from splatstudio.studio.look import Look
+from splatstudio.studio.panels.photo_list import tile_html
+from splatstudio.studio.sky_there import SkyThere
+from splatstudio.studio.viewport import Stream
+from splatstudio.trainer import Trainer
+from splatstudio.trimming import Trim
+
+
+class Nothing(FrameSource):
+    """A source without a model."""
+
+    def model_state(self) -> ModelState:
+        return ModelState(None, training=False)
+
+    def render(self, view: int, camera: Any, options: Any) -> None:
+        raise AssertionError("there is no model")
+
+    def forget(self, view: int) -> None: ...
+
+
+def test_what_two_change_at_once_both_holds() -> None:
+    """A box of the View tab is ticked while the Export tab hides what is faint."""
+    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
+    stream = Stream(client, Nothing(), Look())
+    faint = Trim(min_opacity=0.5)
+    other = threading.Thread(target=stream.show_trim, args=(faint,))
+
+    def in_the_middle(look: Look) -> Look:
+        other.start()
+        other.join(0.2)  # it cannot end before this has
+        return replace(look, options=replace(look.options, splat_scale=0.5))
+
+    stream.change(in_the_middle)
+    other.join()
+    stream.close()
+    assert stream.look.options.trim == faint and stream.look.options.splat_scale == 0.5
+
+
+def test_the_sky_can_be_hidden_where_there_is_one(blob_scene: Scene, tmp_path: Path) -> None:
+    def controller(path: Path | None, config: TrainConfig = TrainConfig()) -> Any:
+        return SimpleNamespace(shown_path=path, project=SimpleNamespace(config=config))
+
+    wide = TrainConfig(sky=SkyConfig(enabled=True))
+    assert SkyThere(controller(None, wide)).there and not SkyThere(controller(None)).there
+    write_ply(tmp_path / "model.ply", blobs())
+    assert not SkyThere(controller(tmp_path / "model.ply", wide)).there, "a file of others has none"
+    trainer = Trainer(blob_scene, wide)
+    trainer.train_step()
+    saved = save_checkpoint(tmp_path, trainer.checkpoint())
+    trainer.close()
+    assert SkyThere(controller(saved)).there
+    assert SkyThere(controller(next(saved.glob("rank*.safetensors")))).there
+    (saved / "manifest.json").write_text("{")
+    assert not SkyThere(controller(saved)).there
+
+
+def test_a_photograph_tells_its_name_and_score() -> None:
+    text = tile_html(
+        "id", "a<b>.jpg", "data:,", figure="21.4 dB", color="red", test=True, bad=False, current=True
+    )
+    assert 'alt="a&lt;b&gt;.jpg, 21.4 dB, test photo"' in text and 'aria-pressed="true"' in text
+
+
+def test_missing_weights_are_told_with_what_fetches_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("splatstudio.lpips._found", lambda *_: None)
+    load_lpips.cache_clear()
+    with pytest.raises(ValueError, match=r"weights not found, put .*, or let splatstudio eval --fetch-lpips"):
+        load_lpips("alex")
+
+
+class TestOnThePage:
+    """In a real browser."""
+
+    pytestmark = PAGE_TEST
+
+    def test_photographs_are_pressed_by_keys_and_docks_leave_room(
+        self, open_page: Callable[..., Screen], browser: Any, blob_folder: Path
+    ) -> None:
+        screen = open_page(blob_folder, height=700)
+        page = screen.page
+        screen.tab("View")
+        assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
+        held = "() => document.activeElement.dataset?.photo ?? ''"
+        page.locator("[data-photo]").first.focus()
+        visited: list[str] = []
+        for key in ("Enter", "Space"):
+            name = page.evaluate(held)
+            assert name and name not in visited
+            visited.append(name)
+            page.keyboard.press(key)
+            screen.wait(lambda name=name: f"At {name}" in screen.text("standing"), "it flies there")
+            # The list marks it, is drawn anew for that, and the keyboard stays where it was.
+            marked = page.locator(f'[data-photo="{name}"][aria-pressed=true]')
+            marked.wait_for()
+            screen.wait(lambda name=name: page.evaluate(held) == name, "the keyboard stays")
+            page.keyboard.press("Tab")
+
+        def width() -> float:
+            return screen.box(page.locator(CANVAS))["width"]
+
+        assert width() < 500
+        page.set_viewport_size({"width": 1000, "height": 600})
+        screen.wait(lambda: width() > 500, "the left dock is folded")
+        assert screen.button("Start training").is_visible()
+        page.set_viewport_size({"width": 640, "height": 480})
+        screen.wait(lambda: width() > 480, "so is the other")
+        phone = browser.new_page(viewport={"width": 400, "height": 800})
+        phone.goto(screen.studio.url)
+        start = phone.get_by_role("button", name="Start training")
+        start.wait_for()
+        screen.wait(lambda: screen.box(start)["width"] > 360, "the dock is as wide as the window")
+        screen.wait(lambda: screen.box(start)["y"] > 400, "and leaves the upper half to the picture")
+        phone.close()
+        assert screen.errors == []

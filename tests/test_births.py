@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from sharded_training_tasks import config_of
 from test_mcmc import STEP, population, strategy
+from test_sharded_strategies import COMMON, MCMC
 
 from splatstudio.config import McmcConfig
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians import Gaussians
 from splatstudio.reference_training import normal_noise
+from splatstudio.scene.scene import Scene
 from splatstudio.strategy import births, number_rows
 from splatstudio.strategy.births import births_of, chances_of, dealt, keys_of_parts
 from splatstudio.strategy.population import KEY
+from splatstudio.trainer import Trainer
 
 STATUS, FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NUM = 400
@@ -127,3 +131,16 @@ def test_dealing_to_millions_takes_two_lists_of_their_own() -> None:
     before = kilobytes("VmRSS")
     assert int(dealt(ALONE, ours, chances_of(keys, 1), 1000)[0].sum()) == 1000
     assert 1024 * (kilobytes("VmHWM") - before) < 2 * 8 * num + 300 * births._BLOCK
+
+
+def test_who_is_born_is_the_same_however_sums_are_rounded(blob_scene: Scene) -> None:
+    found = []
+    # The same sums over three photographs, in another order: as on several ranks.
+    for batch_size, accumulate in ((3, 1), (1, 3)):
+        settings = {"batch_size": batch_size, "accumulate": accumulate, "mcmc.every": 10}
+        trainer = Trainer(blob_scene, config_of({**COMMON, **MCMC, **settings}, 60))
+        changes = [trainer.train_step().change for _ in range(60)]
+        found.append(set(trainer._population.counts[KEY].tolist()))
+        trainer.close()
+        assert sum(change is not None for change in changes) >= 3
+    assert len(found[0]) == len(found[1]) == 130 and len(found[0] & found[1]) > 115

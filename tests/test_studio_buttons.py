@@ -142,6 +142,7 @@ PRESSED_ELSEWHERE = {
     "Delete it": (EVALUATE, '"Delete it").click()'),
     "Play": (RENDER, '"Play").click()'),
     "Go to": (RENDER, '"Go to").click()'),
+    "Merge and open": ("test_studio_part_opened.py", 'button("Merge and open")'),
     "Back to the training": ("test_studio_beside.py", 'name="Back to the training")'),
     "Take a picture": (RENDER, '"Take a picture").click()'),
 }

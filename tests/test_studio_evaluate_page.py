@@ -149,4 +149,9 @@ def test_gsplats_parts_are_told_and_merged(
     screen.wait(lambda: "PSNR" in screen.text("scores"), "the scores are shown")
     shown = float(screen.text("scores").partition("PSNR")[2].split()[0])
     assert shown > 50.0
+    # Opened, it is merged as well: what is there already stays.
+    screen.button("Open").click()
+    opened = merged.with_name("garden-6999-merged-2.pt")
+    screen.wait(lambda: screen.studio.controller.shown_path == opened, "the whole model is shown")
+    screen.wait(lambda: screen.studio.controller.status.num_gaussians == 60, "all of it")
     assert screen.errors == []

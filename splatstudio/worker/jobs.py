@@ -175,8 +175,15 @@ class Jobs:
             model.close()
         with self._lock:
             del self._tasks[task.command.job]
-        log.info("%s: %s", output_of(task.command), end)
+        log.info("%s: %s", output_of(task.command), _told(end))
         self._emit(end)
+
+
+def _told(end: Event) -> str:
+    """Return the end of a task for the log, which people read."""
+    if isinstance(end, JobDone):
+        return f"complete, {end.num_bytes:,} bytes"
+    return end.sentence if isinstance(end, JobFailed) else "cancelled"
 
 
 class _Drawing:

@@ -87,8 +87,9 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     if place.log_path is not None:
         redirect_output(place.log_path)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
-    # The Log tab is for people: the settings are in run.json.
-    told = ", ".join(f"{name} {value}" for name, value in vars(job).items() if name != "config")
+    # The Log tab is for people: the settings are in run.json, and a frame is a matrix.
+    said = {name: value for name, value in vars(job).items() if name not in ("config", "frame") and value}
+    told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in said.items())
     log.info("rank %d of %d starts as process %d: %s", place.rank, place.num_ranks, os.getpid(), told)
     if place.devices is not None:
         settle_device(place.devices.gpus[place.rank], place.devices.num_threads)

@@ -51,7 +51,7 @@ class Viewing:
 
     def execute(self, command: Command) -> None:
         """Answer with a Warned: what a finished model can do are jobs."""
-        log.info("not done: %s", command)
+        log.info("not done, as there is no training here: %s", type(command).__name__)
         self._emit(Warned("A finished model can be looked at, rendered and exported, not trained."))
 
     def model_copy(self) -> Model | None:

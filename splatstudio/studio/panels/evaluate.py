@@ -228,7 +228,9 @@ class EvaluatePanel(Panel):
                 row.color = row_color(page[number], page[number] == self._selected)
         self._pager.visible = len(self._entries) > PER_PAGE
         entry = self._selected
-        self._facts.content = facts_html(entry)
+        project = self._page.controller.project
+        alone = project.path if project.scene is None and project.path.is_file() else None
+        self._facts.content = facts_html(entry, alone)
         usable = entry is not None and entry.state == "complete" and self._worker.task is None
         several = entry is not None and entry.num_ranks > 1
         self._merge.visible = several

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import shlex
+from pathlib import Path
 
 from splatstudio.checkpoint_catalog import CatalogEntry, bytes_of
 from splatstudio.studio.panels.train import table_html
@@ -25,8 +27,14 @@ def row_color(entry: CatalogEntry, selected: bool) -> tuple[int, int, int]:
     return {"complete": PLAIN, "part": FAIR, "damaged": BAD}[entry.state]
 
 
-def facts_html(entry: CatalogEntry | None) -> str:
-    """Return what is known of the chosen model as HTML; everything from outside is escaped."""
+def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
+    """Return what is known of the chosen model as HTML; everything from outside is escaped.
+
+    `file` is the model that is open where it is one alone, of which no scene is known.
+    """
+    if entry is None and file is not None:
+        command = f"splatstudio eval {shlex.quote(str(file))} --scene FOLDER"
+        return note_html(f"No runs here. To compare the open file with the photographs of a scene: {command}")
     if entry is None:
         return note_html("No models here yet: a checkpoint appears when it is saved.")
     rows = [
@@ -47,4 +55,5 @@ def facts_html(entry: CatalogEntry | None) -> str:
 
 def note_html(text: str) -> str:
     """Return a sentence in small grey letters."""
-    return f'<div style="padding:0 10px;font-size:12px;color:{MUTED}">{html.escape(text)}</div>'
+    style = f"padding:0 10px;font-size:12px;overflow-wrap:anywhere;color:{MUTED}"
+    return f'<div style="{style}">{html.escape(text)}</div>'

@@ -6,6 +6,7 @@ they will be seen, and what one step does not see the next ones do.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -25,13 +26,10 @@ def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot
 
     `number` is the shot's among those of the step. From `coarse.halves_from` on, in trainings within
     `coarse.halves_within`, it is cut across one of its sides, near the middle: every pixel is as often in the
-    half that is kept as in the other. Which half follows from the seed. Maps of exposure are of whole
-    photographs, and with them all stay whole.
+    half that is kept as in the other. Which half follows from the seed.
     """
-    coarse = config.coarse
-    if config.steps > coarse.halves_within or step < coarse.halves_from * config.steps:
-        return shot
-    if config.exposure.grid:
+    begin = halves_begin(config)
+    if begin is None or step < begin:
         return shot
     camera = shot.camera
     if min(camera.width, camera.height) < SMALLEST_TO_CUT:
@@ -57,3 +55,14 @@ def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot
         mask=None if shot.mask is None else cut(shot.mask),
         alpha=None if shot.alpha is None else cut(shot.alpha),
     )
+
+
+def halves_begin(config: TrainConfig) -> int | None:
+    """Return after how many steps photographs are halved; None: they stay whole.
+
+    Maps of exposure are of whole photographs, and with them all stay whole.
+    """
+    coarse = config.coarse
+    if config.steps > coarse.halves_within or config.exposure.grid or not coarse.halves_from < 1.0:
+        return None
+    return math.ceil(coarse.halves_from * config.steps)

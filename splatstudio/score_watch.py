@@ -9,6 +9,7 @@ from typing import Any
 
 from splatstudio.config import FREE_ON_RESUME, TrainConfig
 from splatstudio.flat_curve import RISEN, Flat, Score, flat_stretch
+from splatstudio.half_photos import halves_begin
 from splatstudio.resolution import sh_degree_at
 
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
@@ -162,10 +163,11 @@ def rates_left(config: TrainConfig, step: int) -> float:
 def settled_after(config: TrainConfig, num_photos: int) -> int:
     """Return the step after which nothing but the learning rates is planned to change.
 
-    From there on photographs have their size, colours their last degree, and no Gaussians are added or
-    removed any more.
+    From there on photographs have their size, or are halved if ever, colours have their last degree, and no
+    Gaussians are added or removed any more.
     """
     coarse = int(config.coarse.until * config.steps) if config.coarse.first > 1.0 else 0
+    coarse = max(coarse, halves_begin(config) or 0)
     last = sh_degree_at(config.steps - 1, config, num_photos)
     degree = 0 if config.init else last * config.sh_degree_every
     return max(coarse, degree, _growth_ends(config))

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from splatstudio.camera import Camera
-from splatstudio.config import CoarseConfig, ExposureConfig, TrainConfig
+from splatstudio.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
 from splatstudio.descent import Descent, Shot
 from splatstudio.distributed import Ranks
 from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
-from splatstudio.half_photos import half_of
+from splatstudio.half_photos import half_of, halves_begin
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
+from splatstudio.score_watch import settled_after
 from splatstudio.trainer import Trainer
 
 WIDTH, HEIGHT = 192, 144
@@ -103,6 +104,15 @@ def _place(half: Shot) -> tuple[slice, slice]:
     top, left = divmod(first, WIDTH)
     height, width = half.target.shape[:2]
     return slice(top, top + height), slice(left, left + width)
+
+
+def test_a_score_is_not_judged_before_halves_begin() -> None:
+    config = TrainConfig(steps=1000, densify=DensifyConfig(enabled=False), sh_degree=0)
+    late = replace(config, coarse=CoarseConfig(halves_from=0.7501))
+    assert settled_after(config, 50) == 0
+    assert settled_after(late, 50) == halves_begin(late) == 751
+    for whole in (replace(late, steps=9000), replace(late, exposure=ExposureConfig(grid=True))):
+        assert halves_begin(whole) is None and settled_after(whole, 50) == 0
 
 
 def test_a_training_learns_from_whole_photographs_and_then_from_halves(

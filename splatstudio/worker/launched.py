@@ -110,8 +110,8 @@ def _last_word(report: ErrorReport | None) -> str:
         return "it ended without a word"
     if report.of_a_peer:
         return (
-            f"another rank has gone ({report.text}); what that one or the launcher says tells why. Started"
-            " again, the training goes on from its newest checkpoint"
+            "another rank has gone; what that one or the launcher says tells why. Started again, the training"
+            " goes on from its newest checkpoint"
         )
     return report.sentence
 

@@ -64,10 +64,15 @@ inline Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
   return empty_on(required_device(), sizes, type);
 }
 
+inline void check_number(int64_t num_gaussians) {
+  STD_TORCH_CHECK(num_gaussians < std::numeric_limits<int32_t>::max(),
+                  "too many Gaussians: ", num_gaussians);
+}
+
 inline GaussianArrays gaussians_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
                                    const Tensor& opacities, const Tensor& sh0, const Tensor& shN) {
   const int64_t num = means.size(0), rest = shN.size(1);
-  STD_TORCH_CHECK(num < std::numeric_limits<int32_t>::max(), "too many Gaussians: ", num);
+  check_number(num);
   STD_TORCH_CHECK(rest <= 15, "shN has ", rest, " coefficients, more than those of degree 3");
   return {floats(means, {num, 3}, "means"),
           floats(quats, {num, 4}, "quats"),

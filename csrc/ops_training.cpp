@@ -22,6 +22,13 @@ splat::LateRows late_rows(const Tensor& steps_done, const Tensor& history, int64
           splat::moves_shrink(settings, rates, num_steps)};
 }
 
+void adam_step(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
+               const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
+               int64_t num_threads) {
+  splat::cpu::adam_step(adam_of(param, grad, exp_avg, exp_avg_sq, rates, step),
+                        static_cast<int>(num_threads));
+}
+
 // Makes one step of Adam on all six tensors, from the gradients of the projected Gaussians.
 // `rates`: six learning rates and beta1, beta2, eps. `regularization`: the weights of the mean
 // opacity and of the mean scale. `late`: num_steps after this one; -1 if shN makes no step.
@@ -147,6 +154,7 @@ std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
+  m.impl("adam_step", TORCH_BOX(&adam_step));
   m.impl("project_adam", TORCH_BOX(&project_adam));
   m.impl("project_late", TORCH_BOX(&project_late));
   m.impl("settle_adam", TORCH_BOX(&settle_adam));

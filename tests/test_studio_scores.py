@@ -78,6 +78,10 @@ def test_the_head_tells_of_a_task_until_it_has_ended(controller: Controller, tmp
     board.follow(JobProgress(1, 3, 12, 2.0))
     head = header_html("demo", Status(), 1, board.in_progress)
     assert "Exporting &lt;b&gt;.ply: 3 of 12, 2 s left" in head
+    without = header_html("demo", Status(), 2)
+    assert "2 viewers" in without and head.count("<div") == without.count("<div"), (
+        "no line more: nothing moves"
+    )
     assert panel_label(Status(), 0.0, board.in_progress) == "splatstudio · Starting · Exporting 25 %"
     board.follow(JobDone(1, tmp_path / "b.ply", 10))
     assert "Exporting c.ply" in header_html("demo", Status(), 1, board.in_progress), "the next one"

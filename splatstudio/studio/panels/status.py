@@ -116,10 +116,13 @@ def panel_label(status: Status, done: float, job: JobStatus | None = None) -> st
 def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | None = None) -> str:
     """Return the head of the dock as HTML; everything from outside is escaped.
 
-    A long task in progress, `job`, is told here as well: its own bar may be below what the window shows.
+    A long task in progress, `job`, is told here as well: its own bar may be below what the window shows. It
+    takes the place of the number of viewers, so that nothing moves when it begins and ends.
     """
     word, color = state_word(status)
-    viewers = f"{num_viewers} viewers" if num_viewers > 1 else ""
+    aside = f"{num_viewers} viewers" if num_viewers > 1 else ""
+    if job is not None:
+        aside = _job_html(job)
     figures = "".join(_figure(label, value) for label, value in _figures(status))
     message = ""
     if status.message:
@@ -135,17 +138,19 @@ def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | No
         '<div style="display:flex;align-items:center;gap:7px;font-size:13px;white-space:nowrap">'
         f'<span style="width:9px;height:9px;border-radius:50%;background:{color};'
         f'box-shadow:0 0 6px {color}"></span><span data-splatstudio="state">{word}</span></div>'
-        f'<div style="margin-left:auto;white-space:nowrap;font-size:12px;color:{MUTED}">{viewers}</div></div>'
+        f'<div style="margin-left:auto;white-space:nowrap;font-size:12px;color:{MUTED}">{aside}</div></div>'
         f'<div style="display:grid;grid-template-columns:1.3fr 1fr .9fr;gap:5px 10px">{figures}</div>'
-        f"{message}{'' if job is None else _job_html(job)}</div>"
+        f"{message}</div>"
     )
 
 
 def _job_html(job: JobStatus) -> str:
-    return (
-        f'<div style="margin-top:7px;font-size:12px;color:{MUTED};overflow-wrap:anywhere"'
-        f' data-splatstudio="task">{html.escape(progress_text(job))}</div>'
-    )
+    progress = job.progress
+    done = f" {int(job.percent)} %" if progress is not None and progress.total else " …"
+    left = None if progress is None else progress.eta_seconds
+    text = f"{job.verb}{done}" + ("" if left is None else f", {duration(left)} left")
+    whole = html.escape(progress_text(job))
+    return f'<span title="{whole}" data-splatstudio="task">{html.escape(text)}</span>'
 
 
 def _figures(status: Status) -> list[tuple[str, str]]:

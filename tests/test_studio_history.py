@@ -1,10 +1,16 @@
-"""The curves of a run that is opened again: as they were while it was trained."""
+"""The curves of a run that is opened again, as while it was trained; and the speed around a pause."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 
 from splatstudio.studio.history import History
+from splatstudio.studio.status import Status, followed
+from splatstudio.worker.messages import Progress, StateChanged
+from splatstudio.worker.progress import StepRate
 
 
 def rows_of(num: int, elapsed: np.ndarray, first: int = 10) -> list[dict]:
@@ -43,3 +49,30 @@ def test_the_speed_of_a_later_part_is_counted_by_its_own_seconds() -> None:
     steps, rates = history.rate.arrays()
     assert np.allclose(rates[steps <= 200], 0.1) and np.allclose(rates[steps > 210], 10.0)
     assert 210 not in steps, "no speed between the parts"
+
+
+def test_the_speed_after_a_pause_is_not_that_of_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("splatstudio.worker.progress.time", SimpleNamespace(monotonic=lambda: now))
+    rate = StepRate()
+    rate.restart(0)
+    told: list[float] = []
+    for step in range(1, 101):
+        now += 0.1
+        told.append(rate.count(step))
+    now += 60.0
+    rate.restart(100)
+    told.append(rate.count(100))
+    for step in range(101, 151):
+        now += 0.001 if step == 101 else 0.2  # the first picture was there already
+        told.append(rate.count(step))
+    assert min(told) > 4.9 and max(told) < 11.0
+    assert abs(told[99] - 10.0) < 0.5 and abs(told[-1] - 5.0) < 0.3
+
+
+def test_who_pauses_reads_no_speed() -> None:
+    status = followed(Status(), StateChanged("training"))
+    progress = Progress(7, 20, 0.1, 25.0, 60, 4.0, 3.0, 2.0)
+    assert followed(status, progress).steps_per_second == 4.0
+    paused = followed(followed(status, StateChanged("paused")), progress)
+    assert paused.step == 7 and paused.steps_per_second is None and paused.eta_seconds is None

@@ -89,13 +89,14 @@ def followed(status: Status, event: Event) -> Status:
         flat = status.flat if status.flat is not None and status.flat.step <= event.step else None
         return replace(status, step=event.step, total_steps=event.total_steps, flat=flat)
     if isinstance(event, Progress):
+        still = status.state == "paused"  # the step that it was at may be told afterwards
         return replace(
             status,
             step=event.step,
             total_steps=event.total_steps,
             num_gaussians=event.num_gaussians,
-            steps_per_second=event.steps_per_second,
-            eta_seconds=event.eta_seconds,
+            steps_per_second=None if still else event.steps_per_second,
+            eta_seconds=None if still else event.eta_seconds,
             loss=event.loss,
         )
     if isinstance(event, SettingChanged) and event.path == "steps":

@@ -14,6 +14,7 @@ from splatstudio.worker.messages import Densified, Event, PhotoErrors, Progress
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
 ERRORS_SECONDS = 1.0  # between two PhotoErrors events
 RATE_SECONDS = 5.0  # the time over which steps a second are counted
+LEAST_SECONDS = 0.5  # after a pause, until which the rate before it is told: one step says little
 
 
 class StepRate:
@@ -21,9 +22,12 @@ class StepRate:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
+        self._last: float | None = None
+        self._before: float | None = None  # the last pause
 
     def restart(self, step: int) -> None:
-        """Forget what was before a pause."""
+        """Forget the steps before a pause."""
+        self._before = self._last
         self._steps.clear()
         self._steps.append((time.monotonic(), step))
 
@@ -34,7 +38,10 @@ class StepRate:
         while len(self._steps) > 2 and now - self._steps[0][0] > RATE_SECONDS:
             self._steps.popleft()
         start, first = self._steps[0]
-        return (step - first) / max(now - start, 1e-9)
+        if self._before is not None and now - start < LEAST_SECONDS:
+            return self._before
+        self._last = (step - first) / max(now - start, 1e-9)
+        return self._last
 
 
 class ProgressTeller:

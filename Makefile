@@ -92,7 +92,7 @@ cuda-on-cpu: setup
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
 	  $(BIN)/python -m pytest -q -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py \
-  tests/test_descent.py tests/test_regularization.py tests/test_modes.py tests/test_mcmc_kernels.py
+  tests/test_descent.py tests/test_regularization.py tests/test_modes.py tests/test_mcmc_kernels.py tests/test_pose_kernels.py
 
 lock: setup
 	$(BIN)/python -m pip install --quiet uv

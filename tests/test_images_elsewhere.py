@@ -97,6 +97,11 @@ def test_a_run_whose_photographs_are_gone_says_so_in_the_page(scene: Path) -> No
     assert project.scene is None and not project.can_train and project.notes == (project.problem,)
     assert "so only the model is shown" in project.problem and "--images FOLDER" in project.problem
     assert "only the model is shown" in header_html("run", Status(message=project.problem), 1)
+    shutil.move("moved", "photos")
+    assert open_project(scene, TrainConfig(), Path("run")).can_train, (
+        "opened by its scene, it knows them, too"
+    )
+    shutil.move("photos", "moved")
     found = open_project(Path("run"), TrainConfig(images="moved"), None)
     assert found.can_train and found.problem == "" and found.config.images == str(Path("moved").resolve())
 

@@ -266,8 +266,10 @@ def _open_run(
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
+    existing, notes = _existing_run(path if path.is_dir() else path.parent, run_dir)
+    if existing is not None and not config.images:
+        config = replace(config, images=_latest_config(existing).images)  # where they were the last time
     scene = load_training_scene(path, config)
-    existing, notes = _existing_run(scene, run_dir)
     if existing is None:
         chosen = run_dir or new_run_path(scene.path)
         return Project(path, scene, None, chosen, config, scene.notes + notes)
@@ -287,12 +289,13 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     return Project(path, scene, checkpoint, existing.path, kept, scene.notes + notes)
 
 
-def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:
+def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:
     """Return the run of this scene to go on with, None where there is none, and notes on unreadable runs.
 
     It is the named one, else the newest below runs/. Raises ValueError when the named one cannot be used.
     """
-    name = glob.escape(scene.path.resolve().name or "scene")
+    scene_path = scene_path.resolve()
+    name = glob.escape(scene_path.name or "scene")
     notes: list[str] = []
     if run_dir is not None:
         candidates = [run_dir]
@@ -309,7 +312,7 @@ def _existing_run(scene: Scene, run_dir: Path | None) -> tuple[Run | None, tuple
                 raise
             notes.append(f"The run {folder} is left aside: {error}")
             continue
-        if run.scene_path == scene.path.resolve() and newest_checkpoint(folder) is not None:
+        if run.scene_path == scene_path and newest_checkpoint(folder) is not None:
             return run, tuple(notes)
         if run_dir is not None:
             raise ValueError(

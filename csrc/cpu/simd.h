@@ -99,6 +99,14 @@ SPLAT_LANES I8 to_int(F8 x) { return __builtin_convertvector(x, I8); }
 SPLAT_LANES F8 multiply_add(F8 a, F8 b, F8 c) { return a * b + c; }
 #endif
 
+// x as it is, which the compiler fuses with no other operation.
+SPLAT_LANES F8 rounded(F8 x) {
+#if defined(__AVX2__)
+  asm("" : "+x"(x));
+#endif
+  return x;
+}
+
 SPLAT_LANES F8 natural_log(F8 x) {
   for (int i = 0; i < kLanes; ++i) x[i] = std::log(x[i]);
   return x;
@@ -158,6 +166,136 @@ SPLAT_LANES F8 sum_lanes_of_8(const F8* v) {
   F8 sums;
   for (int i = 0; i < kLanes; ++i) sums[i] = sum_lanes(v[i]);
   return sums;
+}
+#endif
+
+// The columns of eight rows that lie one behind the other, from memory and back.
+#if defined(__AVX2__)
+SPLAT_LANES __m256 load_halves(const float* low, const float* high) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+SPLAT_LANES void store_halves(float* low, float* high, __m256 x) {
+  _mm_storeu_ps(low, _mm256_castps256_ps128(x));
+  _mm_storeu_ps(high, _mm256_extractf128_ps(x, 1));
+}
+
+SPLAT_LANES void load_columns_2(const float* p, F8* columns) {
+  const __m256 a = load_halves(p, p + 8), b = load_halves(p + 4, p + 12);
+  columns[0] = (F8)_mm256_shuffle_ps(a, b, 0x88);
+  columns[1] = (F8)_mm256_shuffle_ps(a, b, 0xdd);
+}
+
+SPLAT_LANES void store_columns_2(float* p, F8 x, F8 y) {
+  store_halves(p, p + 8, _mm256_unpacklo_ps((__m256)x, (__m256)y));
+  store_halves(p + 4, p + 12, _mm256_unpackhi_ps((__m256)x, (__m256)y));
+}
+
+SPLAT_LANES void load_columns_3(const float* p, F8* columns) {
+  const __m256 a = load_halves(p, p + 12), b = load_halves(p + 4, p + 16);
+  const __m256 c = load_halves(p + 8, p + 20);
+  const __m256 xy = _mm256_shuffle_ps(b, c, 0x9e), yz = _mm256_shuffle_ps(a, b, 0x49);
+  columns[0] = (F8)_mm256_shuffle_ps(a, xy, 0x8c);
+  columns[1] = (F8)_mm256_shuffle_ps(yz, xy, 0xd8);
+  columns[2] = (F8)_mm256_shuffle_ps(yz, c, 0xcd);
+}
+
+SPLAT_LANES void store_columns_3(float* p, F8 x, F8 y, F8 z) {
+  const __m256 xy = _mm256_shuffle_ps((__m256)x, (__m256)y, 0x88);
+  const __m256 yz = _mm256_shuffle_ps((__m256)y, (__m256)z, 0xdd);
+  const __m256 zx = _mm256_shuffle_ps((__m256)z, (__m256)x, 0xd8);
+  store_halves(p, p + 12, _mm256_shuffle_ps(xy, zx, 0x88));
+  store_halves(p + 4, p + 16, _mm256_shuffle_ps(yz, xy, 0xd8));
+  store_halves(p + 8, p + 20, _mm256_shuffle_ps(zx, yz, 0xdd));
+}
+
+SPLAT_LANES void transpose_quarters(__m256* rows) {
+  const __m256 a = _mm256_unpacklo_ps(rows[0], rows[1]), b = _mm256_unpackhi_ps(rows[0], rows[1]);
+  const __m256 c = _mm256_unpacklo_ps(rows[2], rows[3]), d = _mm256_unpackhi_ps(rows[2], rows[3]);
+  rows[0] = _mm256_shuffle_ps(a, c, 0x44);
+  rows[1] = _mm256_shuffle_ps(a, c, 0xee);
+  rows[2] = _mm256_shuffle_ps(b, d, 0x44);
+  rows[3] = _mm256_shuffle_ps(b, d, 0xee);
+}
+
+SPLAT_LANES void load_columns_4(const float* p, F8* columns) {
+  __m256 rows[4];
+  for (int i = 0; i < 4; ++i) rows[i] = load_halves(p + 4 * i, p + 4 * i + 16);
+  transpose_quarters(rows);
+  for (int i = 0; i < 4; ++i) columns[i] = (F8)rows[i];
+}
+
+SPLAT_LANES void store_columns_4(float* p, F8 w, F8 x, F8 y, F8 z) {
+  __m256 rows[4] = {(__m256)w, (__m256)x, (__m256)y, (__m256)z};
+  transpose_quarters(rows);
+  for (int i = 0; i < 4; ++i) store_halves(p + 4 * i, p + 4 * i + 16, rows[i]);
+}
+
+// The same of eight columns, of rows that lie anywhere.
+SPLAT_LANES void load_columns_8(const float* const* rows, int64_t at, F8* columns) {
+  for (int half = 0; half < 8; half += 4) {
+    __m256 quarters[4];
+    for (int i = 0; i < 4; ++i) {
+      quarters[i] = load_halves(rows[i] + at + half, rows[i + 4] + at + half);
+    }
+    transpose_quarters(quarters);
+    for (int i = 0; i < 4; ++i) columns[half + i] = (F8)quarters[i];
+  }
+}
+
+SPLAT_LANES void store_columns_8(float* const* rows, int64_t at, const F8* columns) {
+  for (int half = 0; half < 8; half += 4) {
+    __m256 quarters[4];
+    for (int i = 0; i < 4; ++i) quarters[i] = (__m256)columns[half + i];
+    transpose_quarters(quarters);
+    for (int i = 0; i < 4; ++i) {
+      store_halves(rows[i] + at + half, rows[i + 4] + at + half, quarters[i]);
+    }
+  }
+}
+#else
+SPLAT_LANES void load_columns(const float* p, int num, F8* columns) {
+  for (int k = 0; k < num; ++k) columns[k] = gather8(p + k, num);
+}
+
+SPLAT_LANES void store_column(float* p, int stride, F8 x) {
+  for (int i = 0; i < kLanes; ++i) p[i * stride] = x[i];
+}
+
+SPLAT_LANES void load_columns_2(const float* p, F8* columns) { load_columns(p, 2, columns); }
+SPLAT_LANES void load_columns_3(const float* p, F8* columns) { load_columns(p, 3, columns); }
+SPLAT_LANES void load_columns_4(const float* p, F8* columns) { load_columns(p, 4, columns); }
+
+SPLAT_LANES void store_columns_2(float* p, F8 x, F8 y) {
+  store_column(p, 2, x);
+  store_column(p + 1, 2, y);
+}
+
+SPLAT_LANES void store_columns_3(float* p, F8 x, F8 y, F8 z) {
+  store_column(p, 3, x);
+  store_column(p + 1, 3, y);
+  store_column(p + 2, 3, z);
+}
+
+SPLAT_LANES void store_columns_4(float* p, F8 w, F8 x, F8 y, F8 z) {
+  for (int i = 0; i < kLanes; ++i) {
+    p[4 * i] = w[i];
+    p[4 * i + 1] = x[i];
+    p[4 * i + 2] = y[i];
+    p[4 * i + 3] = z[i];
+  }
+}
+
+SPLAT_LANES void load_columns_8(const float* const* rows, int64_t at, F8* columns) {
+  for (int k = 0; k < 8; ++k) {
+    for (int i = 0; i < kLanes; ++i) columns[k][i] = rows[i][at + k];
+  }
+}
+
+SPLAT_LANES void store_columns_8(float* const* rows, int64_t at, const F8* columns) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int k = 0; k < 8; ++k) rows[i][at + k] = columns[k][i];
+  }
 }
 #endif
 

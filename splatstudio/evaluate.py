@@ -302,7 +302,7 @@ def target_image(
 
 def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tensor | None]:
     """Return what `target_image` does of a photograph that is on its device already."""
-    rgb, alpha = pixels.rgb.float() / 255.0, alpha_of(pixels)
+    rgb, alpha = pixels.rgb.float().div_(255.0), alpha_of(pixels)
     if alpha is not None:
         behind = to_device(torch.tensor(tuple(background)), rgb.device)
         rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * behind

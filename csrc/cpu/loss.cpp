@@ -41,10 +41,11 @@ void image_loss(const ImageLoss& args, int num_threads) {
   const double ssim_scale = ssim_count > 0 ? args.ssim_weight / ssim_count : 0;
   // Blocks of columns are narrow enough for their scratch to stay in the second-level cache, and
   // lie where they lie whatever the number of threads; strips of rows give every thread some. A
-  // strip filters ten rows above and ten below it once more than needed.
+  // strip filters ten rows above and ten below it once more than needed, so one thread has one.
   const int64_t num_columns = (args.width + kBlockWidth - 1) / kBlockWidth;
   const int64_t block_width = (args.width + num_columns - 1) / num_columns;
-  const int64_t strips = (4 * num_threads + num_columns - 1) / num_columns;
+  const int64_t num_tasks = num_threads > 1 ? 4 * num_threads : 1;
+  const int64_t strips = (num_tasks + num_columns - 1) / num_columns;
   const int64_t strip_height = std::max<int64_t>((args.height + strips - 1) / strips, kMinStrip);
   const int64_t num_strips = (args.height + strip_height - 1) / strip_height;
   std::vector<double> l1_sums(args.height * num_columns, 0.0);

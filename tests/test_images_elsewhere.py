@@ -14,12 +14,14 @@ from scene_builder import tiny_scene, write_blender, write_colmap, write_transfo
 
 from splatstudio.api import train
 from splatstudio.cli import main
-from splatstudio.config import TrainConfig
+from splatstudio.config import TrainConfig, with_whole_paths
 from splatstudio.run import Run
-from splatstudio.scene import load_scene
+from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Status
+from splatstudio.train_command import _to_resume
+from splatstudio.trainer import Trainer
 
 SHORT = TrainConfig(steps=3, sh_degree=0, eval_every=0, eval_steps=(), save_minutes=0, images="photos")
 
@@ -70,8 +72,12 @@ def test_each_command_finds_them_and_says_how(scene: Path, capsys: pytest.Captur
     assert command(capsys, "eval", run, *shot, "--images", scene.parent / "moved")[0] == 0
     on = ("--resume", "--run", run, "--steps", 5)  # 3 are done
     assert command(capsys, "train", scene, *on)[0] == 2
-    assert command(capsys, "train", scene, *on, "--images", scene.parent / "moved")[0] == 0
-    assert (run / "ckpts" / "step_00000005" / "manifest.json").exists()
+    asked = with_whole_paths(TrainConfig(steps=5, images=str(scene.parent / "moved")), scene)
+    config, checkpoint = _to_resume(asked, run, {"steps", "images"})
+    trainer = Trainer.resume(load_training_scene(scene, config), checkpoint, steps=5, images=config.images)
+    trainer.train_step()
+    assert (trainer.step, trainer.config.images) == (4, str(scene.parent / "moved"))
+    trainer.close()
 
 
 def test_the_studio_finds_them_and_says_how(scene: Path) -> None:

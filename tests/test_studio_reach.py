@@ -100,9 +100,9 @@ class TestOnThePage:
     pytestmark = PAGE_TEST
 
     def test_photographs_are_pressed_by_keys_and_docks_leave_room(
-        self, open_page: Callable[..., Screen], browser: Any, blob_folder: Path
+        self, open_page: Callable[..., Screen], blob_folder: Path
     ) -> None:
-        screen = open_page(blob_folder, height=700)
+        screen = open_page(blob_folder)
         page = screen.page
         screen.tab("View")
         assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
@@ -125,16 +125,13 @@ class TestOnThePage:
             return screen.box(page.locator(CANVAS))["width"]
 
         assert width() < 500
-        page.set_viewport_size({"width": 1000, "height": 600})
+        page.set_viewport_size({"width": 1000, "height": 400})
         screen.wait(lambda: width() > 500, "the left dock is folded")
         assert screen.button("Start training").is_visible()
-        page.set_viewport_size({"width": 640, "height": 480})
+        page.set_viewport_size({"width": 640, "height": 300})
         screen.wait(lambda: width() > 480, "so is the other")
-        phone = browser.new_page(viewport={"width": 400, "height": 800})
-        phone.goto(screen.studio.url)
-        start = phone.get_by_role("button", name="Start training")
-        start.wait_for()
+        page.set_viewport_size({"width": 400, "height": 800})
+        start = screen.button("Start training")
         screen.wait(lambda: screen.box(start)["width"] > 360, "the dock is as wide as the window")
         screen.wait(lambda: screen.box(start)["y"] > 400, "and leaves the upper half to the picture")
-        phone.close()
         assert screen.errors == []

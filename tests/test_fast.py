@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from test_strategy import HIGH, population, seen
 from torch import Tensor
 
 from splatstudio.config import DensifyConfig, FastConfig, TrainConfig
 from splatstudio.scene.scene import Scene
-from splatstudio.strategy.fast import FastStrategy
+from splatstudio.strategy.fast import FastStrategy, share_for_size
 from splatstudio.trainer import Trainer
 
 STEP = 600
@@ -143,6 +144,12 @@ def test_the_limit_grows_with_the_steps_of_a_long_training_up_to_an_end() -> Non
     assert limit(8000, long_growth=0.5) == 2000
     assert limit(30_000, long_growth=1.0) == limit(10**6, long_growth=1.0) == 15_000
     assert limit(30_000, long_growth=0.0) == 1000
+
+
+def test_the_limit_grows_with_the_size_of_photographs_and_beyond_a_size_more_slowly() -> None:
+    limits = [pixels * share_for_size(pixels) for pixels in (0.0, 10_000, 40_000, 160_000, 640_000)]
+    assert limits[:3] == [0.0, 10_000, 40_000]
+    assert limits[3] / limits[2] == pytest.approx(limits[4] / limits[3]) == pytest.approx(4**0.4)
 
 
 def test_steps_added_to_a_training_raise_its_limit() -> None:

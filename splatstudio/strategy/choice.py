@@ -11,7 +11,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.default import DefaultStrategy
-from splatstudio.strategy.fast import FastStrategy, Survey
+from splatstudio.strategy.fast import FastStrategy, Survey, share_for_size
 from splatstudio.strategy.mcmc import McmcStrategy
 
 
@@ -40,11 +40,12 @@ def make_strategy(
     # What a photograph shows grows with its pixels, what all show more slowly than their number.
     cameras = [scene.views[index].camera for index in scene.train_indices]
     pixels = sum(camera.width * camera.height for camera in cameras)
-    sizes = {"extent": extent, "detail": pixels / math.sqrt(len(cameras))}
+    detail = pixels / math.sqrt(len(cameras))
     if config.strategy == "fast":
-        return FastStrategy(config, generator=generator, survey=survey, **sizes)
+        detail *= share_for_size(pixels / len(cameras))
+        return FastStrategy(config, extent=extent, detail=detail, generator=generator, survey=survey)
     if config.strategy == "mcmc":
-        return McmcStrategy(config, **sizes)
+        return McmcStrategy(config, extent=extent, detail=detail)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]
     strategy = rules(config.densify, extent=extent, steps=config.steps, generator=generator)
     strategy.follow(config)

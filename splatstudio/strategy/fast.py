@@ -21,10 +21,20 @@ from splatstudio.strategy.places import largest
 from splatstudio.strategy.population import Population, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
+SMALL_PIXELS = 40_000  # of a photograph up to which the limit is in proportion to its pixels
+SIZE_GROWTH = 0.4  # the power of the pixels with which it grows beyond
 LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
 
 # Given a step and a number of photographs (None: all), what Gaussians contribute to each, see `survey`.
 Survey = Callable[[int, int | None], Iterable[Tensor]]
+
+
+def share_for_size(pixels: float) -> float:
+    """Return by what to multiply the limit on the number for photographs of so many pixels, 0..1.
+
+    The steps of a training can teach more Gaussians with larger photographs, but not in proportion.
+    """
+    return min(SMALL_PIXELS / max(pixels, 1.0), 1.0) ** (1.0 - SIZE_GROWTH)
 
 
 class FastStrategy(DefaultStrategy):

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from splatstudio.config import TrainConfig
 from splatstudio.descent import Shot
+from splatstudio.resolution import divisor_at
 from splatstudio.strategy.chance import generator_of
 
 SMALLEST_TO_CUT = 128  # px of the shorter side: below it a step costs hardly less with fewer pixels
+SMALLEST_REDUCED = 165  # px, the same of photographs that are smaller than they will be
+REDUCED_WITHIN = 4000  # steps of a training up to which these are cut
 VARIATION = 0.12  # of a side: how far from its middle a photograph may be cut
 TILE = 16  # px: the rasteriser's, of which halves have whole ones
 
@@ -26,13 +29,17 @@ def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot
 
     `number` is the shot's among those of the step. From `coarse.halves_from` on, in trainings within
     `coarse.halves_within`, it is cut across one of its sides, near the middle: every pixel is as often in the
-    half that is kept as in the other. Which half follows from the seed.
+    half that is kept as in the other. Which half follows from the seed. Reduced photographs are cut in short
+    trainings alone, and where they are large: there they cost most of the time.
     """
     begin = halves_begin(config)
     if begin is None or step < begin:
         return shot
     camera = shot.camera
-    if min(camera.width, camera.height) < SMALLEST_TO_CUT:
+    reduced = divisor_at(step, config) > 1.0
+    if reduced and config.steps > REDUCED_WITHIN:
+        return shot
+    if min(camera.width, camera.height) < (SMALLEST_REDUCED if reduced else SMALLEST_TO_CUT):
         return shot
     generator = generator_of(config.seed, (step << 20) + number)
     side, place, end = torch.rand(3, generator=generator).tolist()

@@ -72,7 +72,7 @@ _PRESETS = (
     Preset(
         "fast",
         "The picture of default in less time, with less than half of the Gaussians.",
-        # As soon as nothing is added any more: a photograph is whole before where it is small enough.
+        # As soon as nothing is added any more; small photographs only when they have their size, see half_of.
         {**_FAST, "coarse.halves_from": 0.4},
     ),
 )

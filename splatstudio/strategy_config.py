@@ -118,7 +118,7 @@ class FastConfig:
     density: float = setting(
         0.11,
         "At most so many as growth ends, over the pixels of a photograph times the root of their number;"
-        " fewer for photographs of above 40,000 pixels, more in a long training, see long_growth.",
+        " fewer in few steps with photographs of above 40,000 pixels, more in many, see long_growth.",
         1e-3,
         100,
     )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from test_strategy import HIGH, population, seen
 from torch import Tensor
 
 from splatstudio.config import DensifyConfig, FastConfig, TrainConfig
 from splatstudio.scene.scene import Scene
-from splatstudio.strategy.fast import FastStrategy, share_for_size
+from splatstudio.strategy.fast import FastStrategy
 from splatstudio.trainer import Trainer
 
 STEP = 600
@@ -146,10 +145,16 @@ def test_the_limit_grows_with_the_steps_of_a_long_training_up_to_an_end() -> Non
     assert limit(30_000, long_growth=0.0) == 1000
 
 
-def test_the_limit_grows_with_the_size_of_photographs_and_beyond_a_size_more_slowly() -> None:
-    limits = [pixels * share_for_size(pixels) for pixels in (0.0, 10_000, 40_000, 160_000, 640_000)]
-    assert limits[:3] == [0.0, 10_000, 40_000]
-    assert limits[3] / limits[2] == pytest.approx(limits[4] / limits[3]) == pytest.approx(4**0.4)
+def test_few_steps_have_a_lower_limit_for_large_photographs() -> None:
+    def limit(pixels: float, steps: int) -> int:
+        config = TrainConfig(steps=steps, fast=FastConfig(density=0.1, long_growth=0.0))
+        sizes = {"extent": 1.0, "detail": pixels, "pixels": pixels}
+        rule = FastStrategy(config, generator=torch.Generator(), survey=Asked(), **sizes)
+        return rule.limit_at(steps)
+
+    assert limit(10_000, 2000) == 1000 and limit(40_000, 2000) == 4000
+    assert limit(160_000, 2000) == int(4000 * 4**0.4) and limit(640_000, 2000) == int(4000 * 16**0.4)
+    assert limit(160_000, 7000) == 16_000
 
 
 def test_steps_added_to_a_training_raise_its_limit() -> None:

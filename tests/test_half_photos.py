@@ -50,6 +50,18 @@ def test_what_depends_on_the_place_in_a_photograph_and_small_ones_stay_whole(sho
     assert half_of(small, 80, CONFIG) is small
 
 
+def test_reduced_photographs_are_cut_in_short_trainings_where_they_are_large(shot: Shot) -> None:
+    coarse = CoarseConfig(first=4.0, until=0.8, halves_from=0.5)
+    large = replace(shot, camera=shot.camera.resized(WIDTH, 165), target=torch.zeros(165, WIDTH, 3))
+    large = replace(large, mask=None, alpha=None)
+    assert half_of(shot, 70, replace(CONFIG, coarse=coarse)) is shot
+    assert half_of(shot, 80, replace(CONFIG, coarse=coarse)) is not shot
+    assert half_of(large, 49, replace(CONFIG, coarse=coarse)) is large
+    assert half_of(large, 70, replace(CONFIG, coarse=coarse)) is not large
+    long = TrainConfig(steps=5000, coarse=coarse)
+    assert half_of(large, 3500, long) is large and half_of(large, 4000, long) is not large
+
+
 def test_every_pixel_is_in_about_half_of_the_halves(shot: Shot) -> None:
     seen = torch.zeros(WIDTH * HEIGHT)
     num, sizes = 400, set()

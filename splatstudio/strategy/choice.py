@@ -11,7 +11,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.default import DefaultStrategy
-from splatstudio.strategy.fast import FastStrategy, Survey, share_for_size
+from splatstudio.strategy.fast import FastStrategy, Survey
 from splatstudio.strategy.mcmc import McmcStrategy
 
 
@@ -42,8 +42,8 @@ def make_strategy(
     pixels = sum(camera.width * camera.height for camera in cameras)
     detail = pixels / math.sqrt(len(cameras))
     if config.strategy == "fast":
-        detail *= share_for_size(pixels / len(cameras))
-        return FastStrategy(config, extent=extent, detail=detail, generator=generator, survey=survey)
+        sizes = {"extent": extent, "detail": detail, "pixels": pixels / len(cameras)}
+        return FastStrategy(config, generator=generator, survey=survey, **sizes)
     if config.strategy == "mcmc":
         return McmcStrategy(config, extent=extent, detail=detail)
     rules = {"default": DefaultStrategy, "absgrad": AbsgradStrategy}[config.strategy]

@@ -22,19 +22,11 @@ from splatstudio.strategy.population import Population, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
 SMALL_PIXELS = 40_000  # of a photograph up to which the limit is in proportion to its pixels
-SIZE_GROWTH = 0.4  # the power of the pixels with which it grows beyond
+SIZE_GROWTH = 0.4  # the power of the pixels with which it grows beyond, in few steps
 LONG_STEPS = 30_000  # beyond which more steps allow no more, as more do not let default grow for longer
 
 # Given a step and a number of photographs (None: all), what Gaussians contribute to each, see `survey`.
 Survey = Callable[[int, int | None], Iterable[Tensor]]
-
-
-def share_for_size(pixels: float) -> float:
-    """Return by what to multiply the limit on the number for photographs of so many pixels, 0..1.
-
-    The steps of a training can teach more Gaussians with larger photographs, but not in proportion.
-    """
-    return min(SMALL_PIXELS / max(pixels, 1.0), 1.0) ** (1.0 - SIZE_GROWTH)
 
 
 class FastStrategy(DefaultStrategy):
@@ -45,7 +37,7 @@ class FastStrategy(DefaultStrategy):
     any goes, with a share of all, the least needed. Opacities are never reset: that is what pruning by
     weight replaces.
     `detail` is what the limit on the number of Gaussians is in proportion to, see `FastConfig.density`; it
-    also grows with the length of the training.
+    also grows with the length of the training. `pixels` are those of a photograph, 0: few.
     """
 
     def __init__(
@@ -54,10 +46,12 @@ class FastStrategy(DefaultStrategy):
         *,
         extent: float,
         detail: float,
+        pixels: float = 0.0,
         generator: torch.Generator,
         survey: Survey,
     ) -> None:
         super().__init__(config.densify, extent=extent, steps=config.steps, generator=generator)
+        self._share = (SMALL_PIXELS / max(pixels, SMALL_PIXELS)) ** (1.0 - SIZE_GROWTH)
         self._survey = survey
         self._detail = detail
         self.follow(config)
@@ -81,7 +75,9 @@ class FastStrategy(DefaultStrategy):
         Few steps cannot teach many Gaussians, and in many it is their number that holds the picture back.
         """
         length = min(max(self.steps, SHORT_STEPS), LONG_STEPS) / SHORT_STEPS
-        return max(int(self.fast.density * self._detail * length**self.fast.long_growth), 1)
+        # Large photographs want more Gaussians than few steps can teach.
+        share = min(self._share * length, 1.0)
+        return max(int(self.fast.density * self._detail * share * length**self.fast.long_growth), 1)
 
     def limit_at(self, step: int) -> int:
         """Return above which number none are added after the step after `step` others.

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import viser
 from conftest import write_blob_scene
-from studio_page import MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
+from studio_page import CANVAS, MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
 
 from splatstudio.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.config import TrainConfig
@@ -371,4 +371,27 @@ def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, traine
     assert Path(download.value.path()).read_bytes() == merged.read_bytes()
     assert len(read_ply(merged)) == len(whole.population)
     screen.close_notices()
+    assert screen.errors == []
+
+
+def test_photographs_are_pressed_by_keys_and_narrow_windows_keep_a_picture(screen: Screen) -> None:
+    page, held = screen.page, "() => document.activeElement.dataset?.photo ?? ''"
+    screen.tab("View")
+    assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
+    page.locator("[data-photo]").first.focus()
+    for key in ("Enter", "Space"):
+        name = page.evaluate(held)
+        page.keyboard.press(key)
+        screen.wait(lambda name=name: name and f"At {name}" in screen.text("standing"), "it flies there")
+        # The list marks it, is drawn anew for that, and the keyboard stays where it was.
+        page.locator(f'[data-photo="{name}"][aria-pressed=true]').wait_for()
+        screen.wait(lambda name=name: page.evaluate(held) == name, "the keyboard stays")
+        page.keyboard.press("Tab")
+    for width, least in ((1000, 500), (640, 480)):  # without the left dock, then without both
+        page.set_viewport_size({"width": width, "height": 400})
+        screen.wait(lambda n=least: screen.box(page.locator(CANVAS))["width"] > n, "a picture of some width")
+    page.set_viewport_size({"width": 400, "height": 800})
+    head = page.locator(".mantine-Paper-root").filter(has=page.locator('[data-splatstudio="state"]'))
+    screen.wait(lambda: screen.box(head)["width"] == 400, "the dock is as wide as the window")
+    screen.wait(lambda: screen.box(head)["y"] > 400, "and leaves the upper half to the picture")
     assert screen.errors == []

@@ -1,9 +1,8 @@
-"""Who works with the keyboard, and who has a narrow window; and controls of what is not there."""
+"""What two do at once in one browser, controls of what is not there, and what a photograph says of itself."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any, cast
 import pytest
 import viser
 from conftest import blobs
-from studio_page import CANVAS, PAGE_TEST, Screen
 from test_studio_parts import fake_camera
 
 from splatstudio.capture_config import SkyConfig
@@ -92,46 +90,3 @@ def test_missing_weights_are_told_with_what_fetches_them(
     load_lpips.cache_clear()
     with pytest.raises(ValueError, match=r"weights not found, put .*, or let splatstudio eval --fetch-lpips"):
         load_lpips("alex")
-
-
-class TestOnThePage:
-    """In a real browser."""
-
-    pytestmark = PAGE_TEST
-
-    def test_photographs_are_pressed_by_keys_and_docks_leave_room(
-        self, open_page: Callable[..., Screen], blob_folder: Path
-    ) -> None:
-        screen = open_page(blob_folder)
-        page = screen.page
-        screen.tab("View")
-        assert screen.switch("Splats").count() == 1 and screen.switch("Sky").count() == 0
-        held = "() => document.activeElement.dataset?.photo ?? ''"
-        page.locator("[data-photo]").first.focus()
-        visited: list[str] = []
-        for key in ("Enter", "Space"):
-            name = page.evaluate(held)
-            assert name and name not in visited
-            visited.append(name)
-            page.keyboard.press(key)
-            screen.wait(lambda name=name: f"At {name}" in screen.text("standing"), "it flies there")
-            # The list marks it, is drawn anew for that, and the keyboard stays where it was.
-            marked = page.locator(f'[data-photo="{name}"][aria-pressed=true]')
-            marked.wait_for()
-            screen.wait(lambda name=name: page.evaluate(held) == name, "the keyboard stays")
-            page.keyboard.press("Tab")
-
-        def width() -> float:
-            return screen.box(page.locator(CANVAS))["width"]
-
-        assert width() < 500
-        page.set_viewport_size({"width": 1000, "height": 400})
-        screen.wait(lambda: width() > 500, "the left dock is folded")
-        assert screen.button("Start training").is_visible()
-        page.set_viewport_size({"width": 640, "height": 300})
-        screen.wait(lambda: width() > 480, "so is the other")
-        page.set_viewport_size({"width": 400, "height": 800})
-        start = screen.button("Start training")
-        screen.wait(lambda: screen.box(start)["width"] > 360, "the dock is as wide as the window")
-        screen.wait(lambda: screen.box(start)["y"] > 400, "and leaves the upper half to the picture")
-        assert screen.errors == []

@@ -151,7 +151,7 @@ def test_a_taken_port_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("host", "found_at"),
-    [("127.0.0.1", "127.0.0.1"), ("itself", "itself"), ("0.0.0.0", "this"), ("192.0.2.1", ""), ("who", "")],
+    [("127.0.0.1", "127.0.0.1"), ("this", "this"), ("0.0.0.0", "this"), ("192.0.2.1", ""), ("who", "")],
 )
 def test_rank_0_listens_where_others_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, found_at: str
@@ -160,7 +160,7 @@ def test_rank_0_listens_where_others_find_it(
         if name == "who":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         # The name that a machine of Debian's has for itself is one of loopback.
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ({"itself": "127.0.1.1"}.get(name, name), port))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ({"this": "127.0.1.1"}.get(name, name), port))]
 
     monkeypatch.setattr(socket, "gethostname", lambda: "this")
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
@@ -179,6 +179,18 @@ def test_rank_0_listens_where_others_find_it(
     line = dial(f"127.0.0.1:{port}", token, frames=False)
     line.close()
     wire.close()
+
+
+def test_a_name_of_loopback_opens_no_other_network_unless_it_is_the_machines_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
+    monkeypatch.setattr(socket, "gethostname", lambda: "this")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    bound: list[str] = []
+    for host in ("this", "this.example.org", "localhost", "other"):
+        launched_wire._listening((host, 1), lambda at, _: bound.append(at))  # type: ignore[arg-type, return-value]
+    assert bound == ["0.0.0.0", "0.0.0.0", "localhost", "other"]
 
 
 def test_a_rank_whose_peer_has_gone_points_to_that_one() -> None:

@@ -363,7 +363,9 @@ def test_settings_out_of_range(tmp_path):
     colmap(tmp_path)
     assert "downscale is 0" in refusal(tmp_path, downscale=0)
     assert "test_every is -1" in refusal(tmp_path, test_every=-1)
-    assert "photographs holiday is not there: name another one with --images" in refusal(tmp_path, images_folder="holiday")
+    assert "photographs holiday is not there: name another one with --images" in refusal(
+        tmp_path, images_folder="holiday"
+    )
 
 
 @contextlib.contextmanager

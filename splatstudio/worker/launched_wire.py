@@ -176,13 +176,14 @@ class Wire:
 def _listening(at: Address, serve: Callable[[str, int], SteeringServer]) -> tuple[str, SteeringServer]:
     """Return the name by which others find the server that listens at `at`; OSError, a sentence, without one.
 
-    On all networks where no machine is named, and where a name is that of loopback for its own machine, as
+    On all networks where no machine is named, and where the machine's own name is one of loopback there, as
     Debian's are.
     """
     (host, port), here = at, socket.gethostname()
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)}
-        own_name = host not in ("localhost", *found) and all(ip_address(each).is_loopback for each in found)
+        own_name = host.partition(".")[0] == here.partition(".")[0] != "localhost"
+        own_name = own_name and all(ip_address(each).is_loopback for each in found)
         return (here if host == EVERYWHERE else host), serve(EVERYWHERE if own_name else host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

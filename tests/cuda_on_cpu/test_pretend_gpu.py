@@ -48,6 +48,10 @@ import torch, pretend_gpu
 pretend_gpu.pytest_configure()
 there = torch.ones(3, device="cuda")
 assert there.device.type == "cuda" and (there + 1).cpu().tolist() == [2.0, 2.0, 2.0]
+bits = torch.tensor([12], device="cuda")
+assert [(bits >> 2).tolist(), (bits << 1).tolist(), bits.tolist()] == [[3], [24], [12]]
+bits >>= 1
+assert bits.tolist() == [6]
 def refused(work, why):
     try:
         work()

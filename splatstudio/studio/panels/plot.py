@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +12,6 @@ from splatstudio.studio.theme import MUTED
 
 PLOT_HEIGHT = 94
 PADDING = (8, 24, 0, 0)  # room for the topmost number, and for the last one
-REDRAW_SECONDS = 1.5
 GRID = "rgba(255,255,255,0.07)"
 
 Ranges = tuple[tuple[float, float], tuple[float, float]]
@@ -42,8 +39,6 @@ class Plot:
         self._data: tuple[np.ndarray, ...] = ()
         self._lines: list[Line] = []
         self._ranges: Ranges | None = None
-        self._redraw_due = math.inf
-        server.on_client_connect(self._redraw_soon)
 
     def show(self, data: tuple[np.ndarray, ...], lines: list[Line], ranges: Ranges, x_label: str) -> None:
         """Show rows of values over the first row of `data` (NaN: none), with `ranges` of the two axes."""
@@ -55,9 +50,6 @@ class Plot:
             if ranges != self._ranges:
                 self._handle.scales = _scales(ranges)
         self._data, self._lines, self._ranges = data, lines, ranges
-        if time.monotonic() >= self._redraw_due:
-            self._redraw_due = math.inf
-            self._redraw()
 
     def _add(self, data: tuple[np.ndarray, ...], lines: list[Line], ranges: Ranges, x_label: str) -> None:
         series = [uplot.Series(label=x_label)]
@@ -84,20 +76,6 @@ class Plot:
                 padding=PADDING,
                 order=self._order,
             )
-        self._redraw_soon()
-
-    def _redraw_soon(self, client: viser.ClientHandle | None = None) -> None:
-        self._redraw_due = time.monotonic() + REDRAW_SECONDS
-
-    def _redraw(self) -> None:
-        """Let the page make the chart anew.
-
-        At first it makes a chart before it knows how wide the dock is, and then sometimes leaves out the
-        numbers of the x axis for good.
-        """
-        if self._handle is not None:
-            top, right, bottom, left = self._handle.padding or PADDING
-            self._handle.padding = (top, right, bottom, 1 - left)
 
     def remove(self) -> None:
         """Take the chart away."""

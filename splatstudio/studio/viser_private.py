@@ -193,8 +193,8 @@ if (!window.splatstudioFits) {
 """
 
 
-# A chart that is made or gets other ranges before it is laid out, or in a tab that is not shown, finds no room
-# for the numbers of its x axis, and does not look again when it has some.
+# A chart that is made, or gets other ranges, before it is laid out or in a tab not shown finds no room for the
+# numbers of its x axis, and now and then does not look again when it has some.
 _NUMBER_AXES = """
 if (!window.splatstudioNumbersAxes) {
   window.splatstudioNumbersAxes = true;
@@ -222,8 +222,8 @@ def dress_page(client: viser.ClientHandle) -> None:
 
     Its tab tells what is open and how it stands, a dock has one handle, hotkeys work again once a box has
     been ticked or an option chosen with the mouse, the arrow keys of a control do not move the camera, and
-    the page says so when the studio is gone, photographs of the list are pressed by keys, docks leave room for
-    the picture in a narrow window, and the axes of all charts have numbers.
+    the page says so when the studio is gone, photographs of the list are pressed by keys, docks leave room
+    for the picture in a narrow window, and the axes of all charts have numbers.
     """
     for source in PAGE_SCRIPTS:
         client.gui._websock_interface.queue_message(_messages.RunJavascriptMessage(source=source))

@@ -193,8 +193,8 @@ if (!window.splatstudioFits) {
 """
 
 
-# A chart that is made, or gets other ranges, before it is laid out or in a tab not shown finds no room for the
-# numbers of its x axis, and now and then does not look again when it has some.
+# A chart that is made, or gets other ranges, before it is laid out or in a tab not shown finds no room
+# for the numbers of its x axis, and now and then does not look again when it has some.
 _NUMBER_AXES = """
 if (!window.splatstudioNumbersAxes) {
   window.splatstudioNumbersAxes = true;

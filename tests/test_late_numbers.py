@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from splatstudio import descent, ops
+from splatstudio import descent, findings, ops
 from splatstudio.config import TrainConfig
 from splatstudio.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
 from splatstudio.scene.scene import Scene
@@ -70,7 +70,8 @@ def test_room_that_takes_too_much_memory_goes_with_the_step(
             raise MemoryError("a GPU is full")
         return draw(*args, **options)
 
-    monkeypatch.setattr(descent, "draw", drawn)
+    monkeypatch.setattr(findings, "draw", drawn)
+    monkeypatch.setattr(findings, "has_step_gates", lambda _: True)
     stats = trainer.train_step()
     assert rooms == [math.ceil(MARGIN * 10**9), None] and stats.step == 1 and stats.problem is not None
     assert room.size is not None and room.size < 10**6

@@ -23,7 +23,7 @@ from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.gate.connection import STILL_HERE
 from splatstudio.studio.panels.devices import DevicesPanel
 from splatstudio.studio.panels.evaluate import EvaluatePanel
-from splatstudio.studio.viser_private import PAGE_SCRIPTS
+from splatstudio.studio.viser_private import _SAY_LOST, PAGE_SCRIPTS
 
 
 def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
@@ -147,7 +147,7 @@ class TestInABrowser:
             "   if (!window.status_) throw new TypeError('Failed to fetch');"
             "   return {ok: window.status_ === 200, status: window.status_}; }; }"
         )
-        lost.evaluate(f"() => {{ {PAGE_SCRIPTS[-1]} }}")
+        lost.evaluate(f"() => {{ {_SAY_LOST} }}")
         alert = lost.get_by_role("alert")
         for status, told in (
             (200, None),

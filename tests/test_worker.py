@@ -226,8 +226,8 @@ PARENT = """
         client.send(Start())
         while not any(isinstance(e, Progress) and e.step > 5 for e in client.poll(1.0)):
             pass
-        print(client.pid, flush=True)
         try:
+            print(client.pid, flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             os._exit(130)  # gone at once, without the clean end that an interpreter makes

@@ -97,7 +97,7 @@ import multiprocessing, multiprocessing.forkserver as server
 from pathlib import Path
 from splatstudio.worker.group import _no_ctrl_c
 multiprocessing.set_forkserver_preload([])
-process = multiprocessing.get_context("forkserver").Process(target=print)
+process = multiprocessing.get_context("forkserver").Process(target=int)
 with _no_ctrl_c():
     process.start()
 status = Path(f"/proc/{server._forkserver._forkserver_pid}/status").read_text()

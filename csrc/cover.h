@@ -112,4 +112,25 @@ SPLAT_HD uint32_t depth_key(float depth) {
   return (pun.bits & 0x80000000u) != 0 ? ~pun.bits : pun.bits | 0x80000000u;
 }
 
+// A wall that is seen squarely may be all of one depth, and keeps the order of the memory.
+constexpr int kLongestTie = 32;
+
+// Orders splats of one depth, `tied` [num], by their places in the picture: y, then x. A model is
+// drawn alike in whatever order its rows lie, on one rank or on several. `mean_of` returns where
+// the two coordinates of an item are.
+template <typename Item, typename MeanOf>
+SPLAT_HD void order_tied(Item* tied, int num, const MeanOf& mean_of) {
+  for (int last = 1; last < num; ++last) {
+    const Item moving = tied[last];
+    const float* mean = mean_of(moving);
+    int at = last;
+    for (; at > 0; --at) {
+      const float* before = mean_of(tied[at - 1]);
+      if (!(mean[1] < before[1] || (mean[1] == before[1] && mean[0] < before[0]))) break;
+      tied[at] = tied[at - 1];
+    }
+    tied[at] = moving;
+  }
+}
+
 }  // namespace splat

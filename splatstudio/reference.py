@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from splatstudio.camera import Camera
+from splatstudio.depth_order import in_order_of_depth
 from splatstudio.stages import (
     ALPHA_THRESHOLD,
     EPS2D,
@@ -225,8 +226,7 @@ def rasterize_absgrad(projected: Projected, settings: RasterSettings, probe: Ten
 def _rasterize_tiles(
     projected: Projected, settings: RasterSettings, means2d: Tensor, absgrad_probe: Tensor | None
 ) -> Raster:
-    visible = (projected.radii > 0).all(dim=-1).nonzero()[:, 0]
-    order = visible[torch.argsort(projected.depths.detach()[visible], stable=True)]
+    order = in_order_of_depth(projected)
     centers, radii = means2d.detach()[order], projected.radii[order]
     low, high = centers - radii, centers + radii
     strips = []

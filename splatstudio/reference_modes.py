@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.camera import Camera
+from splatstudio.depth_order import in_order_of_depth
 from splatstudio.reference import _fisheye, _ortho, _pinhole, rotation_matrices
 from splatstudio.stages import (
     ALPHA_THRESHOLD,
@@ -54,7 +55,7 @@ def splat_shapes(means: Tensor, quats: Tensor, scales: Tensor, radii: Tensor, *,
 @torch.no_grad()
 def rasterize_median(projected: Projected, settings: RasterSettings) -> MedianRaster:
     """Return the median depth and the number of splats of every pixel, by the rules of `rasterize`."""
-    order = _by_depth(projected)
+    order = in_order_of_depth(projected)
     depths, opacities = projected.depths[order], projected.opacities[order]
 
     def strip(sigma: Tensor, dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ def rasterize_solid(projected: Projected, surfaces: Tensor, settings: RasterSett
     An ellipsoid ends where opacity * exp(-sigma) is 1/255: the opacity says how large it is, not how opaque.
     `surfaces` [N, 4] of `splat_shapes`; zeros draw flat discs.
     """
-    order = _by_depth(projected)
+    order = in_order_of_depth(projected)
     depths, colors = projected.depths[order], projected.colors[order]
     ux, uy, thickness, pixels = surfaces[order].unbind(-1)
     a, b, c = projected.conics[order].unbind(-1)
@@ -105,11 +106,6 @@ def rasterize_solid(projected: Projected, surfaces: Tensor, settings: RasterSett
 def to_uint8(image: Tensor) -> Tensor:
     """Return `image` [...] of range 0..1 as bytes, clamped and rounded, halves to even; NaN gives 0."""
     return (image.nan_to_num(0.0).clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
-
-
-def _by_depth(projected: Projected) -> Tensor:
-    visible = (projected.radii > 0).all(dim=-1).nonzero()[:, 0]
-    return visible[torch.argsort(projected.depths[visible], stable=True)]
 
 
 def _in_strips(

@@ -42,6 +42,18 @@ void radix_pass(const Keyed* in, Keyed* out, int64_t num, int shift, int num_thr
   });
 }
 
+// Of what is sorted by depth.
+void order_ties(Keyed* sorted, int64_t num, const Splat* splats) {
+  const auto mean_of = [splats](const Keyed& keyed) { return &splats[keyed.position].x; };
+  for (int64_t first = 0, end; first < num; first = end) {
+    end = first + 1;
+    while (end < num && sorted[end].key == sorted[first].key) ++end;
+    if (end - first <= kLongestTie) {
+      order_tied(sorted + first, static_cast<int>(end - first), mean_of);
+    }
+  }
+}
+
 // Of a counting sort: turns the numbers [num_chunks, num_buckets] into each chunk's first place in
 // each bucket, and returns the sum. `bucket_starts` [num_buckets] may be null.
 int32_t start_positions(int32_t* counters, int64_t num_buckets, int64_t num_chunks,
@@ -161,6 +173,7 @@ void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
   radix_pass(keyed.get(), other.get(), out.num, 0, num_threads);
   radix_pass(other.get(), keyed.get(), out.num, 11, num_threads);
   radix_pass(keyed.get(), other.get(), out.num, 22, num_threads);
+  order_ties(other.get(), out.num, splats);
   walk.by_depth = std::move(other);
 }
 

@@ -21,6 +21,20 @@ __global__ void __launch_bounds__(kThreads)
   order[i] = static_cast<int32_t>(i);
 }
 
+// Of what is sorted by depth: the thread at the first of those that are tied orders them.
+__global__ void __launch_bounds__(kThreads)
+    order_ties_kernel(ProjectedArrays projected, const uint32_t* keys, int32_t* order) {
+  const int64_t first = global_index();
+  if (first + 1 >= projected.num) return;
+  const uint32_t key = keys[first];
+  if (key == kOutOfSight || key != keys[first + 1] || (first > 0 && key == keys[first - 1])) return;
+  int64_t end = first + 2;
+  while (end < projected.num && end - first <= kLongestTie && keys[end] == key) ++end;
+  if (end - first > kLongestTie) return;
+  order_tied(order + first, static_cast<int>(end - first),
+             [&](int32_t i) { return projected.means2d + 2 * static_cast<int64_t>(i); });
+}
+
 // Packs the splats by depth and counts the tiles of each.
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(ProjectedArrays projected, ImageGrid grid, const uint32_t* keys, SplatList out,
@@ -67,8 +81,8 @@ __device__ int64_t tile_of(const cpu::Splat& s, const ImageGrid& grid, int64_t n
 
 // One thread an instance: a splat that covers the whole image costs no thread more than another.
 __global__ void __launch_bounds__(kThreads)
-    emit_kernel(SplatList splats, ImageGrid grid, TileLists lists, uint32_t* tiles,
-                int32_t* slots) {
+    emit_kernel(SplatList splats, ImageGrid grid, TileLists lists, uint32_t* tiles, int32_t* slots,
+                int32_t* owners) {
   const int64_t slot = global_index();
   if (slot >= lists.num) return;
   slots[slot] = static_cast<int32_t>(slot);
@@ -77,13 +91,15 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int64_t splat = splat_of_slot(lists.splat_starts, splats.num, slot);
+  owners[slot] = static_cast<int32_t>(splat);
   const PackedSplat& s = reinterpret_cast<const PackedSplat*>(splats.splats)[splat];
   tiles[slot] = static_cast<uint32_t>(tile_of(s, grid, slot - lists.splat_starts[splat]));
 }
 
 // After the sort by tile: whose instance each is, and where the tiles begin.
 __global__ void __launch_bounds__(kThreads)
-    tile_starts_kernel(SplatList splats, ImageGrid grid, TileLists lists, const uint32_t* tiles) {
+    tile_starts_kernel(ImageGrid grid, TileLists lists, const uint32_t* tiles,
+                       const int32_t* owners) {
   const int64_t i = global_index();
   if (i > lists.num) return;
   const int64_t num_tiles = grid.num_tiles();
@@ -92,10 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t tile = before + 1; tile <= here; ++tile) {
     lists.tile_starts[tile] = static_cast<int32_t>(i);
   }
-  if (here < num_tiles) {
-    lists.instances[i] =
-        static_cast<int32_t>(splat_of_slot(lists.splat_starts, splats.num, lists.slots[i]));
-  }
+  if (here < num_tiles) lists.instances[i] = owners[lists.slots[i]];
 }
 
 // Takes pieces off a block of scratch memory; with a null block it only adds up their sizes.
@@ -157,15 +170,15 @@ SplatScratch splat_scratch(Pieces& pieces, int64_t num) {
 
 struct InstanceScratch {
   uint32_t *tiles, *sorted_tiles;
-  int32_t* slots;
+  int32_t *slots, *owners;  // in the order of the slots: whose instance each is
   char* cub;
   size_t cub_bytes;
 };
 
 InstanceScratch instance_scratch(Pieces& pieces, int64_t num) {
   const size_t cub_bytes = sort_bytes(num);
-  return {pieces.take<uint32_t>(num), pieces.take<uint32_t>(num), pieces.take<int32_t>(num),
-          pieces.take<char>(cub_bytes), cub_bytes};
+  return {pieces.take<uint32_t>(num), pieces.take<uint32_t>(num),   pieces.take<int32_t>(num),
+          pieces.take<int32_t>(num),  pieces.take<char>(cub_bytes), cub_bytes};
 }
 
 int num_bits(int64_t largest) {
@@ -194,6 +207,8 @@ void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const 
     check(cub::DeviceRadixSort::SortPairs(s.cub, s.cub_bytes, s.keys, s.sorted_keys, s.order,
                                           out.order, num_items(num), 0, 32, queue),
           "the sort by depth");
+    launch("order_ties", order_ties_kernel, blocks_for(num), kThreads, stream, projected,
+           s.sorted_keys, out.order);
   }
   launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid, s.sorted_keys,
          out, s.counts);
@@ -222,7 +237,7 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
   Pieces pieces(scratch);
   InstanceScratch s = instance_scratch(pieces, out.num);
   launch("emit", emit_kernel, blocks_for(out.num), kThreads, stream, splats, grid, out, s.tiles,
-         s.slots);
+         s.slots, s.owners);
   if (out.num > 0) {
     // Stable: within a tile the instances stay in the order of their slots, which is by depth.
     check(cub::DeviceRadixSort::SortPairs(
@@ -230,8 +245,8 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
               0, num_bits(grid.num_tiles()), static_cast<cudaStream_t>(stream)),
           "the sort by tile");
   }
-  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, splats, grid,
-         out, s.sorted_tiles);
+  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, grid, out,
+         s.sorted_tiles, s.owners);
 }
 
 }  // namespace splat::cuda

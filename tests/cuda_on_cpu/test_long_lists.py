@@ -1,0 +1,106 @@
+"""Lists of many chunks, splats of many tiles, and pictures from which nobody goes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_emulation import native
+from torch import Tensor
+
+from splatstudio import ops, reference
+from splatstudio.stages import Projected, Raster, RasterSettings
+
+NUM, SIDE = 700, 24
+PLACES = ("means2d", "conics", "depths", "opacities", "colors")
+
+
+def small_splats() -> Projected:
+    """Return splats on a few tiles, so faint that most pixels see hundreds, and a few that end pixels."""
+    random = torch.Generator().manual_seed(2)
+    opacities = 0.004 + 0.03 * torch.rand(NUM, generator=random)
+    opacities[::50] = 0.9
+    return Projected(
+        means2d=SIDE * torch.rand(NUM, 2, generator=random),
+        conics=torch.tensor([[0.02, 0.003, 0.03]]) * (0.5 + torch.rand(NUM, 1, generator=random)),
+        depths=1.0 + torch.rand(NUM, generator=random),
+        opacities=opacities,
+        colors=torch.rand(NUM, 3, generator=random),
+        radii=torch.full((NUM, 2), 40, dtype=torch.int32),
+    )
+
+
+def wide_splats() -> Projected:
+    """Return splats that cover many more tiles than a thread adds up alone, beside some that do not."""
+    splats = small_splats()
+    conics = splats.conics.clone()
+    conics[::7] *= 0.01
+    radii = splats.radii.clone()
+    radii[::7] = 400
+    return replace(splats, means2d=4.0 * splats.means2d, conics=conics, radii=radii)
+
+
+def gradients(raster: Any, splats: Projected, side: int, *, depth: bool, dtype: torch.dtype) -> list[Tensor]:
+    """Return picture and gradients of a loss of all that is drawn."""
+    leaves = {name: getattr(splats, name).to(dtype).requires_grad_() for name in PLACES}
+    background = torch.full((3,), 0.3, dtype=dtype)
+    drawn: Raster = raster(replace(splats, **leaves), RasterSettings(side, side, background))
+    random = torch.Generator().manual_seed(9)
+    weights = [
+        torch.rand(picture.shape, generator=random).to(dtype) - 0.5
+        for picture in (drawn.rgb, drawn.alpha, drawn.depth_sum)
+    ]
+    loss = (drawn.rgb * weights[0]).sum() + (drawn.alpha * weights[1]).sum()
+    if depth:
+        loss = loss + (drawn.depth_sum * weights[2]).sum()
+    return [drawn.rgb.detach(), *torch.autograd.grad(loss, list(leaves.values()))]
+
+
+@pytest.mark.parametrize("depth", [False, True])
+@pytest.mark.parametrize("seed", [-1, 3])
+def test_gradients_go_through_all_chunks_of_a_list(depth: bool, seed: int) -> None:
+    splats = small_splats()
+    lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), SIDE, SIDE, 1)
+    assert int(lists[3].diff().max()) > 3 * 128
+    native.set_order_seed(seed)
+    ours = gradients(ops.rasterize, splats, SIDE, depth=depth, dtype=torch.float32)
+    native.set_order_seed(-1)
+    theirs = gradients(reference.rasterize, splats, SIDE, depth=depth, dtype=torch.float64)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert float((mine - other).norm()) <= 1e-3 * float(other.norm())
+
+
+def test_a_splat_of_many_tiles_gets_the_gradient_of_all() -> None:
+    splats, side = wide_splats(), 4 * SIDE
+    lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), side, side, 1)
+    tiles = lists[2].diff()
+    assert int((tiles > 32).sum()) > 20 and int(((tiles > 0) & (tiles <= 32)).sum()) > 20
+    ours = gradients(ops.rasterize, splats, side, depth=True, dtype=torch.float32)
+    theirs = gradients(reference.rasterize, splats, side, depth=True, dtype=torch.float64)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert float((mine - other).norm()) <= 1e-3 * float(other.norm())
+
+
+def test_a_picture_without_gradients_is_the_same_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    splats, settings = small_splats(), RasterSettings(SIDE, SIDE, torch.full((3,), 0.3))
+    leaf = replace(splats, colors=splats.colors.clone().requires_grad_())
+    expected = ops.rasterize(leaf, settings)
+    assert expected.rgb.requires_grad
+
+    class WithoutWayBack:
+        def __getattr__(self, name: str) -> Any:
+            assert name != "raster_fwd", "a picture from which nobody goes back has no use for checkpoints"
+            return getattr(native, name)
+
+    monkeypatch.setattr(ops, "_native", WithoutWayBack)
+    with torch.no_grad():
+        pictures = [ops.rasterize(leaf, settings)]
+    pictures.append(ops.rasterize(splats, replace(settings, room=20_000)))
+    for picture in pictures:
+        assert picture.num_instances is not None and expected.num_instances is not None
+        assert int(picture.num_instances) == int(expected.num_instances)
+        assert not picture.rgb.requires_grad
+        for name in ("rgb", "alpha", "depth_sum"):
+            assert torch.equal(getattr(picture, name), getattr(expected, name))

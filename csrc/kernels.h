@@ -281,8 +281,9 @@ int64_t emit_instances_scratch(int64_t num);
 void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
                     void* scratch, Stream stream);
 
-// `checkpoints` [num_checkpoints] takes the place of the masks, `tile_ends` has num_ends entries.
-int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances);
+// `checkpoints` [num_checkpoints] takes the place of the masks, `tile_ends` has num_ends entries;
+// both may be null where nobody will go back.
+int64_t num_checkpoints(int64_t num_instances);
 int64_t num_ends(const ImageGrid& grid);
 void raster_fwd(const RasterFwd& args, float* checkpoints, Stream stream);
 void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);

@@ -114,11 +114,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> raster_fwd(
   check_aligned(splats, "splats");
   auto [args, pictures] = raster_fwd_of(splats, order, splat_starts, tile_starts, instances, slots,
                                         background, width, height, max_alpha);
-  const Tensor checkpoints = empty({splat::cuda::num_checkpoints(args.grid, args.lists.num)});
+  const Tensor checkpoints = empty({splat::cuda::num_checkpoints(args.lists.num)});
   const Tensor ends = empty({splat::cuda::num_ends(args.grid)}, ScalarType::Int);
   args.tile_ends = static_cast<int32_t*>(ends.data_ptr());
   splat::cuda::raster_fwd(args, mutable_floats(checkpoints), device.stream());
   return std::tuple_cat(pictures, std::make_tuple(checkpoints, ends));
+}
+
+// The same pictures without what the way back needs: of most pictures that is more memory than all
+// else that is made here.
+std::tuple<Tensor, Tensor, Tensor> raster_picture(const Tensor& splats, const Tensor& order,
+                                                  const Tensor& splat_starts,
+                                                  const Tensor& tile_starts,
+                                                  const Tensor& instances, const Tensor& slots,
+                                                  const Tensor& background, int64_t width,
+                                                  int64_t height, double max_alpha) {
+  const OnDevice device(splats);
+  check_aligned(splats, "splats");
+  const auto [args, pictures] = raster_fwd_of(splats, order, splat_starts, tile_starts, instances,
+                                              slots, background, width, height, max_alpha);
+  splat::cuda::raster_fwd(args, nullptr, device.stream());
+  return pictures;
 }
 
 Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
@@ -137,7 +153,7 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
   args.tile_ends = ints<int32_t>(ends, {splat::cuda::num_ends(args.grid)}, "ends");
   const Tensor slab = empty({args.lists.num, splat::kSlabSize});
   args.slab = mutable_floats(slab);
-  const Sizes sizes = {splat::cuda::num_checkpoints(args.grid, args.lists.num)};
+  const Sizes sizes = {splat::cuda::num_checkpoints(args.lists.num)};
   splat::cuda::raster_bwd(args, floats(checkpoints, sizes, "checkpoints"), device.stream());
   return outputs;
 }
@@ -162,6 +178,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("bin", TORCH_BOX(&bin));
   m.impl("bin_within", TORCH_BOX(&bin_within));
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
+  m.impl("raster_picture", TORCH_BOX(&raster_picture));
   m.impl("raster_bwd", TORCH_BOX(&raster_bwd));
   m.impl("image_loss", TORCH_BOX(&image_loss));
 }

@@ -24,6 +24,10 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor instances, Tensor slots, Tensor background, int width, int height, "
       "float max_alpha, int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "raster_picture(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor background, int width, int height, "
+      "float max_alpha) -> (Tensor, Tensor, Tensor)");
+  m.def(
       "raster_bwd(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
       "Tensor instances, Tensor slots, Tensor masks, Tensor tile_ends, Tensor rgb, Tensor alpha, "
       "Tensor depth_sum, Tensor? v_rgb, Tensor? v_alpha, Tensor? v_depth_sum, int num, "

@@ -35,6 +35,8 @@ EXCHANGED_BYTES = 40 + 48 + 48 + 8 + 40 + 2 * 48
 # Beside these, with --precision mixed, its gradients as they are sent and as they come: up to 8 words.
 PACKED_BYTES = 2 * row_bytes(HALVES, probe=True)[1]
 COUNTS_BYTES, MCMC_COUNTS_BYTES = 12, 16  # of mcmc, one less and the keys
+KEY_BYTES = 8  # of the others, where some are left out of each step
+LEAVING_OUT_BYTES = 40  # while a step finds who that is
 PLACE_BYTES = 8  # of several ranks, or in the order of space: where a Gaussian stands among all
 SURVEYED_BYTES = 12  # its three weights in a photograph, of which each rank draws one at a time
 # Of a pixel of a photograph in a step: the picture, its loss and the gradients of both. Measured: 280 bytes.
@@ -74,8 +76,8 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     """Return what a training needs on each rank.
 
     `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree, batch_size, accumulate, strategy, precision and order alone: of what is accumulated the
-    pictures are held, and all else one round at a time.
+    sh_degree, batch_size, accumulate, strategy, precision, order and dropout alone: of what is
+    accumulated the pictures are held, and all else one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
@@ -83,6 +85,10 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     # Parameters and both moments; and the gradients, or while the number changes the new parameters.
     placed = num_ranks > 1 or config.order == "morton"
     counts = MCMC_COUNTS_BYTES if config.strategy == "mcmc" else COUNTS_BYTES
+    if config.strategy != "mcmc" and config.dropout.rate > 0:
+        counts += KEY_BYTES
+    if config.dropout.rate_at(1, len(pixels)) > 0:
+        counts += LEAVING_OUT_BYTES
     state = 4 * floats * 4 + counts + (PLACE_BYTES if placed else 0)
     cameras = config.batch_size * num_ranks  # of a round: each rank projects its part for all of them
     seen = cameras * SEEN_SHARE * SEEN_BYTES

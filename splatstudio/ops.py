@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -39,7 +39,37 @@ def _native() -> Any:
             "run `pip install --no-build-isolation --no-deps -e .` in the repository"
         )
     torch.ops.load_library(path)
-    return torch.ops.splatstudio
+    return _Operators()
+
+
+class _Operators:
+    """The operators of the extension; where a GPU's fails, the error says what it was given."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(torch.ops.splatstudio, name)
+
+        def call(*given: Any) -> Any:
+            try:
+                return operator(*given)
+            except RuntimeError as error:
+                if " failed on cuda:" not in str(error):  # see check() in csrc/cuda/launch.cuh
+                    raise
+                raise RuntimeError(
+                    f"{str(error).splitlines()[0]}; {name} was given {_shapes(given)}"
+                ) from error
+
+        setattr(self, name, call)
+        return call
+
+
+def _shapes(given: Sequence[Any]) -> str:
+    """Return the shapes of all tensors among the arguments of an operator, in their order."""
+    flat = [one for each in given for one in (each if isinstance(each, list | tuple) else [each])]
+    return ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        for one in flat
+        if isinstance(one, Tensor)
+    )
 
 
 def _extension() -> str | None:
@@ -207,8 +237,31 @@ def _rasterize(
     projected: Projected, settings: RasterSettings, probe: Tensor | None, *, absgrad: bool
 ) -> Raster:
     p = projected
-    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe, p.radii, settings, absgrad)
-    return Raster(*_Rasterize.apply(*inputs))  # type: ignore[misc]
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
+    followed = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
+    if not followed and has_kernel("raster_picture", p.means2d.device.type):
+        return _picture(p, settings)
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad))  # type: ignore[misc]
+
+
+def _picture(p: Projected, settings: RasterSettings) -> Raster:
+    """Composite on a GPU, without what only the way back would need."""
+    means2d = p.means2d.detach()
+    lists = _lists((means2d, p.conics, p.depths, p.opacities, p.colors, p.radii), settings)
+    background = settings.background.detach().to(means2d).contiguous()
+    rgb, alpha, depth_sum = _native().raster_picture(
+        *lists, background, settings.width, settings.height, settings.max_alpha
+    )
+    return Raster(rgb, alpha, depth_sum, lists[2][-1:].clone())
+
+
+def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tensor, ...]:
+    """Return splats, order, splat_starts, tile_starts, instances, slots of what was projected."""
+    native, size = _native(), (settings.width, settings.height)
+    rows = [tensor.detach().contiguous() for tensor in tensors]
+    if settings.room is None:
+        return native.bin(*rows, *size, num_threads())
+    return native.bin_within(*rows, *size, settings.room)
 
 
 class _Rasterize(torch.autograd.Function):
@@ -217,16 +270,10 @@ class _Rasterize(torch.autograd.Function):
         ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad
     ):
         ctx.set_materialize_grads(False)
-        native, threads = _native(), num_threads()
-        rows = [tensor.contiguous() for tensor in (means2d, conics, depths, opacities, colors, radii)]
-        size = (settings.width, settings.height)
-        if settings.room is None:
-            lists = native.bin(*rows, *size, threads)
-        else:
-            lists = native.bin_within(*rows, *size, settings.room)
+        lists = _lists((means2d, conics, depths, opacities, colors, radii), settings)
         background = settings.background.detach().to(means2d).contiguous()
-        rgb, alpha, depth_sum, masks, tile_ends = native.raster_fwd(
-            *lists, background, *size, settings.max_alpha, threads
+        rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
+            *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
         )
         ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
         ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio import ops, ops_modes, reference, reference_modes
+from splatstudio import ops, ops_modes, ops_training, reference, reference_modes, reference_training
 from splatstudio.camera import Camera
 from splatstudio.config import TrainConfig
 from splatstudio.gaussians import Gaussians
@@ -61,6 +61,11 @@ def stages_for(tensor: Tensor) -> ModuleType:
     kind = tensor.device.type
     native = kind == "cpu" or (kind == "cuda" and ops.has_cuda_kernels())
     return ops if native and tensor.dtype == torch.float32 else reference
+
+
+def training_stages_for(tensor: Tensor) -> ModuleType:
+    """Return the module that has the rest of a training for tensors like this one, as `stages_for` does."""
+    return ops_training if stages_for(tensor) is ops else reference_training
 
 
 def fastest_device() -> torch.device:

@@ -366,11 +366,13 @@ def test_wide_images_are_drawn_to_the_last_column() -> None:
 
 def test_the_operators_say_truly_what_they_change() -> None:
     tensors = [torch.ones(20) for _ in range(4)]
+    assert ops.native_version()  # loaded
+    native = torch.ops.splatstudio
     arguments = (*tensors, [1e-3, 0.9, 0.999, 1e-8], 1, 1)
-    torch.library.opcheck(ops._native().adam_step.default, arguments, test_utils="test_schema")
+    torch.library.opcheck(native.adam_step.default, arguments, test_utils="test_schema")
     image = torch.rand(20, 20, 3)
     arguments = (image, image, None, 0.8, 0.2, False, True, 1)
-    torch.library.opcheck(ops._native().image_loss.default, arguments, test_utils="test_schema")
+    torch.library.opcheck(native.image_loss.default, arguments, test_utils="test_schema")
 
 
 def test_a_missing_extension_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

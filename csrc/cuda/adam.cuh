@@ -1,4 +1,4 @@
-// How Adam moves one number: every kernel that does so goes through `advance`.
+// How Adam moves one number: every kernel that does so goes through `store_advanced`.
 #pragma once
 
 #include "../kernels.h"
@@ -17,13 +17,27 @@ inline Decay decay_of(const AdamSettings& s) {
           static_cast<float>(s.eps)};
 }
 
-__device__ __forceinline__ void advance(const AdamTensor& t, int64_t i, const Decay& r,
-                                        AdamRate rate, float grad) {
-  const float m = multiply_add(r.beta1, t.exp_avg[i], r.rest1 * grad);
-  const float v = multiply_add(r.beta2, t.exp_avg_sq[i], r.rest2 * grad * grad);
+// One number and its moments, on their way through a thread.
+struct AdamNumber {
+  float param, exp_avg, exp_avg_sq;
+};
+
+__device__ __forceinline__ AdamNumber load_number(const AdamTensor& t, int64_t i) {
+  return {t.param[i], t.exp_avg[i], t.exp_avg_sq[i]};
+}
+
+__device__ __forceinline__ void store_advanced(const AdamTensor& t, int64_t i, const AdamNumber& n,
+                                               const Decay& r, AdamRate rate, float grad) {
+  const float m = multiply_add(r.beta1, n.exp_avg, r.rest1 * grad);
+  const float v = multiply_add(r.beta2, n.exp_avg_sq, r.rest2 * grad * grad);
   t.exp_avg[i] = m;
   t.exp_avg_sq[i] = v;
-  t.param[i] -= rate.size * m / multiply_add(sqrtf(v), rate.root, r.eps);
+  t.param[i] = n.param - rate.size * m / multiply_add(sqrtf(v), rate.root, r.eps);
+}
+
+__device__ __forceinline__ void advance(const AdamTensor& t, int64_t i, const Decay& r,
+                                        AdamRate rate, float grad) {
+  store_advanced(t, i, load_number(t, i), r, rate, grad);
 }
 
 }  // namespace splat::cuda

@@ -1,5 +1,6 @@
-// A tile's list is cut into buckets of 32 instances, a warp of the backward pass each. The forward
-// pass leaves the state of every pixel at the beginning of each bucket but the first.
+// A tile's list is cut into chunks, a warp of the backward pass each, and these into buckets of an
+// instance a lane. The forward pass leaves the state of every pixel that is not finished at the
+// beginning of each chunk but a tile's first, where it is known.
 #pragma once
 
 #include "../kernels.h"
@@ -9,24 +10,30 @@
 namespace splat::cuda {
 
 constexpr int kBucket = 32;    // instances
+constexpr int kChunk = 128;    // instances: the memory of the states is 40 bytes an instance
 constexpr int kPixels = 256;   // of a tile
-constexpr int kStateSize = 5;  // transmittance (negative: finished), red, green, blue, depth
+constexpr int kStateSize = 5;  // transmittance, red, green, blue, depth
 static_assert(kPixels == kTileSize * kTileSize && kPixels == kThreads, "one thread a pixel");
 
-// A tile's first bucket, without a scan: every tile has room for one bucket more than it may need.
-__host__ __device__ __forceinline__ int64_t first_bucket(int64_t tile, int64_t tile_start) {
-  return tile_start / kBucket + tile;
+// A tile's first chunk, without a scan: every tile has room for one chunk more than it may need.
+__host__ __device__ __forceinline__ int64_t first_chunk(int64_t tile, int64_t tile_start) {
+  return tile_start / kChunk + tile;
 }
 
-// A pixel's place in a bucket's state; one number of all pixels lies together.
-__device__ __forceinline__ float* state_of(float* checkpoints, int64_t bucket, int number,
-                                           int pixel) {
-  return checkpoints + (bucket * kStateSize + number) * kPixels + pixel;
+// Where the states at the beginning of a tile's chunk `number` lie, from 1 on; of all tiles apart.
+__device__ __forceinline__ int64_t checkpoint_of(int64_t tile_start, int64_t number) {
+  return tile_start / kChunk + number - 1;
+}
+
+// A pixel's place in a checkpoint; one number of all pixels lies together.
+__device__ __forceinline__ int64_t state_at(int64_t checkpoint, int number, int pixel) {
+  return (checkpoint * kStateSize + number) * kPixels + pixel;
 }
 
 // The ends that the forward pass leaves: one behind the last instance that added to any pixel of
 // the tile, and then the same of each pixel.
-__device__ __forceinline__ int32_t* pixel_ends(int32_t* ends, const ImageGrid& grid, int64_t tile) {
+template <typename Int>
+__device__ __forceinline__ Int* pixel_ends(Int* ends, const ImageGrid& grid, int64_t tile) {
   return ends + grid.num_tiles() + tile * kPixels;
 }
 
@@ -39,9 +46,20 @@ struct Pixel {
   }
 };
 
-__device__ __forceinline__ Pixel pixel_at(const ImageGrid& grid, int64_t tile, int number) {
-  const int x = static_cast<int>(tile % grid.tiles_x) * kTileSize + number % kTileSize;
-  const int y = static_cast<int>(tile / grid.tiles_x) * kTileSize + number / kTileSize;
+// A tile's first pixel. Whoever asks for many pixels of a tile asks for this once: the division
+// does not leave a loop by itself where it may be skipped.
+struct TileOrigin {
+  int x, y;
+};
+
+__device__ __forceinline__ TileOrigin origin_of(const ImageGrid& grid, int64_t tile) {
+  const int number = static_cast<int>(tile);  // an image has at most 2^24
+  return {number % grid.tiles_x * kTileSize, number / grid.tiles_x * kTileSize};
+}
+
+__device__ __forceinline__ Pixel pixel_at(const ImageGrid& grid, const TileOrigin& origin,
+                                          int number) {
+  const int x = origin.x + number % kTileSize, y = origin.y + number / kTileSize;
   return {x, y, x < grid.width && y < grid.height};
 }
 

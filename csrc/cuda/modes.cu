@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) median_kernel(RasterMedian args) {
   __shared__ cpu::Splat batch[kThreads];
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
-  const Pixel pixel = pixel_at(args.grid, tile, thread);
+  const Pixel pixel = pixel_at(args.grid, origin_of(args.grid, tile), thread);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   const cpu::Splat* splats = reinterpret_cast<const cpu::Splat*>(args.splats.splats);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) solid_kernel(RasterSolid args) {
   __shared__ SolidSplat batch[kThreads];
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
-  const Pixel pixel = pixel_at(args.grid, tile, thread);
+  const Pixel pixel = pixel_at(args.grid, origin_of(args.grid, tile), thread);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   SolidPixel p = {kInfinity, args.background[0], args.background[1], args.background[2]};

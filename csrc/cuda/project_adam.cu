@@ -61,14 +61,44 @@ __device__ void make_gradients(const ProjectAdam& args, int64_t i, int row, Bloc
   for (int k = 0; k < kRest; ++k) out.basis[row * kRest + k] = basis[k + 1];
 }
 
+// A thread has so many numbers under way at once: the stores of one may be to where the next is
+// loaded from, for all that the compiler knows, so it would wait for each, and the memory idles
+// meanwhile.
+constexpr int kAtOnce = 4;
+
+// Steps the numbers 0..num - 1 of a block. Of number j, `place` says where it lies in the tensor,
+// below 0: it stays as it is, and `grad` its gradient.
+template <typename Place, typename Gradient>
+__device__ __forceinline__ void step_numbers(const AdamTensor& tensor, AdamRate rate,
+                                             const Decay& decay, int num, const Place& place,
+                                             const Gradient& grad) {
+  for (int first = threadIdx.x; first < num; first += kAtOnce * kRows) {
+    AdamNumber numbers[kAtOnce];
+    int64_t places[kAtOnce];
+    SPLAT_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int j = first + k * kRows;
+      places[k] = j < num ? place(j) : -1;
+      if (places[k] >= 0) numbers[k] = load_number(tensor, places[k]);
+    }
+    SPLAT_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (places[k] < 0) continue;
+      store_advanced(tensor, places[k], numbers[k], decay, rate, grad(first + k * kRows));
+    }
+  }
+}
+
 // A tensor of `columns` numbers a Gaussian, the block's first Gaussian being `begin`.
 template <int columns>
 __device__ void step_small(const ProjectAdam& args, int tensor, const float* grads,
                            const bool* visible, int64_t begin, int num_rows, const Decay& decay) {
-  for (int j = threadIdx.x; j < num_rows * columns; j += kRows) {
-    if (args.visible_only && !visible[j / columns]) continue;
-    advance(args.tensors[tensor], begin * columns + j, decay, args.rates[tensor], grads[j]);
-  }
+  step_numbers(
+      args.tensors[tensor], args.rates[tensor], decay, num_rows * columns,
+      [&](int j) {
+        return args.visible_only && !visible[j / columns] ? int64_t{-1} : begin * columns + j;
+      },
+      [&](int j) { return grads[j]; });
 }
 
 __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, int64_t begin,
@@ -76,15 +106,19 @@ __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, i
   const int used = static_cast<int>(args.used_columns);
   const int moving = 3 * num_coefficients(args.projection.settings.sh_degree) - 3;
   const int64_t stride = 3 * args.projection.gaussians.num_rest;
-  for (int j = threadIdx.x; j < num_rows * used; j += kRows) {
-    const int row = j / used, column = j % used;
-    if (args.visible_only && !grads.visible[row]) continue;
-    float grad = 0.0f;
-    if (column < moving) {
-      grad = grads.basis[row * kRest + column / 3] * grads.v_color[3 * row + column % 3];
-    }
-    advance(args.tensors[kShN], (begin + row) * stride + column, decay, args.rates[kShN], grad);
-  }
+  step_numbers(
+      args.tensors[kShN], args.rates[kShN], decay, num_rows * used,
+      [&](int j) {
+        const int row = j / used;
+        return args.visible_only && !grads.visible[row] ? int64_t{-1}
+                                                        : (begin + row) * stride + j % used;
+      },
+      [&](int j) {
+        const int row = j / used, column = j % used;
+        return column < moving
+                   ? grads.basis[row * kRest + column / 3] * grads.v_color[3 * row + column % 3]
+                   : 0.0f;
+      });
 }
 
 // So many blocks shall find room in a multiprocessor's registers: left alone, the compiler spills

@@ -1,6 +1,8 @@
-// The way back: a warp a bucket, a lane a splat. The tile's pixels stream through the lanes, front
-// to back, so that a splat's gradients stay in registers; nothing is added in memory by two
-// threads, and the result does not depend on who comes first.
+// The way back: a warp a chunk of a tile's list, and of that a bucket after the other, a lane a
+// splat. The pixels that are not finished stream through the lanes, front to back, so that a
+// splat's gradients stay in registers; what leaves the last lane is how the next bucket meets the
+// pixel. Nothing is added in memory by two threads, and the result does not depend on who comes
+// first.
 #include "../blend.h"
 #include "buckets.cuh"
 
@@ -9,11 +11,24 @@ namespace {
 
 constexpr int kWarpsOfBlock = 4;
 
-// A pixel on its way through the lanes: gradients of the outputs there, and
+// The gradients of the outputs at a pixel.
+struct alignas(16) OutputGradient {
+  float red, green, blue, depth;
+};
+
+// A pixel on its way through the lanes, and
 // suffix = sum over the splats still to come of weight * (color . v_rgb + depth * v_depth_sum)
 //          + the part of the final transmittance (background and alpha).
 struct PixelGradient {
-  float transmittance, suffix, v_red, v_green, v_blue, v_depth;
+  float transmittance, suffix;
+  OutputGradient v;
+};
+
+// Of a warp: the pixels to which splats of its chunk have added, as the bucket at work meets them.
+struct LivePixels {
+  float transmittance[kPixels], suffix[kPixels];
+  uint8_t numbers[kPixels];      // in the tile
+  OutputGradient staged[kWarp];  // of those that enter the first lane next
 };
 
 // What one splat collects over its tile: a row of the slab; q = d loss / d sigma.
@@ -22,7 +37,7 @@ struct alignas(16) Collected {
 };
 static_assert(sizeof(Collected) == kSlabSize * sizeof(float), "one slab row");
 
-template <bool absgrad>
+template <bool with_depth, bool absgrad>
 __device__ __forceinline__ void collect(const cpu::Splat& s, float dx, float dy, float max_alpha,
                                         PixelGradient& p, Collected& sum) {
   const float sigma = falloff(s.half_a, s.b, s.half_c, dx, dy);
@@ -30,14 +45,16 @@ __device__ __forceinline__ void collect(const cpu::Splat& s, float dx, float dy,
   const Coverage<float> c = cover(sigma, s.opacity, max_alpha, p.transmittance);
   if (c.added) {
     const float weight = c.alpha * p.transmittance;
-    sum.red = multiply_add(weight, p.v_red, sum.red);
-    sum.green = multiply_add(weight, p.v_green, sum.green);
-    sum.blue = multiply_add(weight, p.v_blue, sum.blue);
-    sum.depth = multiply_add(weight, p.v_depth, sum.depth);
-    float own = s.red * p.v_red;
-    own = multiply_add(s.green, p.v_green, own);
-    own = multiply_add(s.blue, p.v_blue, own);
-    own = multiply_add(s.depth, p.v_depth, own);
+    sum.red = multiply_add(weight, p.v.red, sum.red);
+    sum.green = multiply_add(weight, p.v.green, sum.green);
+    sum.blue = multiply_add(weight, p.v.blue, sum.blue);
+    float own = s.red * p.v.red;
+    own = multiply_add(s.green, p.v.green, own);
+    own = multiply_add(s.blue, p.v.blue, own);
+    if constexpr (with_depth) {
+      sum.depth = multiply_add(weight, p.v.depth, sum.depth);
+      own = multiply_add(s.depth, p.v.depth, own);
+    }
     p.suffix = multiply_add(-weight, own, p.suffix);
     const float v_alpha = p.transmittance * own - p.suffix / (1.0f - c.alpha);
     const float q = c.clamped ? 0.0f : -c.alpha * v_alpha;
@@ -56,48 +73,120 @@ __device__ __forceinline__ void collect(const cpu::Splat& s, float dx, float dy,
   p.transmittance = advance(c, p.transmittance);
 }
 
-// The pixel as the bucket's first splat meets it.
-__device__ PixelGradient pixel_gradient(const RasterBwd& args, float* checkpoints, int64_t tile,
-                                        int64_t bucket, int32_t first, int number) {
-  PixelGradient p = {-1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-  const Pixel pixel = pixel_at(args.grid, tile, number);
-  int32_t* ends = const_cast<int32_t*>(args.tile_ends);
-  if (!pixel.inside || pixel_ends(ends, args.grid, tile)[number] <= first) return p;
+__device__ OutputGradient output_gradient(const RasterBwd& args, int64_t i) {
+  OutputGradient v = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (args.v_rgb != nullptr) {
+    v.red = args.v_rgb[3 * i];
+    v.green = args.v_rgb[3 * i + 1];
+    v.blue = args.v_rgb[3 * i + 2];
+  }
+  if (args.v_depth_sum != nullptr) v.depth = args.v_depth_sum[i];
+  return v;
+}
+
+// What a warp has to go through.
+struct Chunk {
+  int64_t tile, number;  // of the tile's chunks
+  TileOrigin origin;
+  int32_t tile_start;
+  int32_t first, stop;  // its instances
+  int32_t reached;      // one behind the last that added to a pixel, below `first` where none did
+};
+
+// A pixel as the chunk's first splat meets it.
+struct PixelStart {
+  float transmittance, suffix;  // negative: none of the chunk's splats adds to it
+};
+
+__device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoints,
+                                  const Chunk& chunk, int number) {
+  const Pixel pixel = pixel_at(args.grid, chunk.origin, number);
+  const int32_t* ends = pixel_ends(args.tile_ends, args.grid, chunk.tile);
+  if (!pixel.inside || ends[number] <= chunk.first) return {-1.0f, 0.0f};
   float state[kStateSize] = {1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-  if (first > args.lists.tile_starts[tile]) {
-    for (int k = 0; k < kStateSize; ++k) state[k] = *state_of(checkpoints, bucket, k, number);
+  if (chunk.number > 0) {
+    const int64_t checkpoint = checkpoint_of(chunk.tile_start, chunk.number);
+    for (int k = 0; k < kStateSize; ++k) state[k] = checkpoints[state_at(checkpoint, k, number)];
   }
   const int64_t i = pixel.index(args.grid);
-  p.transmittance = state[0];
-  if (args.v_rgb != nullptr) {
-    p.v_red = args.v_rgb[3 * i];
-    p.v_green = args.v_rgb[3 * i + 1];
-    p.v_blue = args.v_rgb[3 * i + 2];
-    p.suffix = p.v_red * (args.rgb[3 * i] - state[1]) +
-               p.v_green * (args.rgb[3 * i + 1] - state[2]) +
-               p.v_blue * (args.rgb[3 * i + 2] - state[3]);
+  const OutputGradient v = output_gradient(args, i);
+  float suffix = v.red * (args.rgb[3 * i] - state[1]) + v.green * (args.rgb[3 * i + 1] - state[2]) +
+                 v.blue * (args.rgb[3 * i + 2] - state[3]);
+  if (args.v_depth_sum != nullptr) suffix += v.depth * (args.depth_sum[i] - state[4]);
+  if (args.v_alpha != nullptr) suffix -= (1.0f - args.alpha[i]) * args.v_alpha[i];
+  return {state[0], suffix};
+}
+
+// Puts the pixels that are not finished side by side; returns how many they are. For whole warps.
+__device__ int gather_live(const RasterBwd& args, const float* checkpoints, const Chunk& chunk,
+                           int lane, LivePixels& live) {
+  int num = 0;
+  for (int first = 0; first < kPixels; first += kWarp) {
+    const PixelStart start = pixel_start(args, checkpoints, chunk, first + lane);
+    const unsigned all = __ballot_sync(kAllLanes, start.transmittance > 0.0f);
+    if (start.transmittance > 0.0f) {
+      const int place = num + __popc(all & ((1u << lane) - 1u));
+      live.transmittance[place] = start.transmittance;
+      live.suffix[place] = start.suffix;
+      live.numbers[place] = static_cast<uint8_t>(first + lane);
+    }
+    num += __popc(all);
   }
-  if (args.v_depth_sum != nullptr) {
-    p.v_depth = args.v_depth_sum[i];
-    p.suffix += p.v_depth * (args.depth_sum[i] - state[4]);
-  }
-  if (args.v_alpha != nullptr) p.suffix -= (1.0f - args.alpha[i]) * args.v_alpha[i];
-  return p;
+  __syncwarp();
+  return num;
 }
 
 // Every lane takes the pixel that its left neighbour had.
+template <bool with_depth>
 __device__ __forceinline__ PixelGradient shifted(const PixelGradient& p) {
-  return {__shfl_up_sync(kAllLanes, p.transmittance, 1), __shfl_up_sync(kAllLanes, p.suffix, 1),
-          __shfl_up_sync(kAllLanes, p.v_red, 1),         __shfl_up_sync(kAllLanes, p.v_green, 1),
-          __shfl_up_sync(kAllLanes, p.v_blue, 1),        __shfl_up_sync(kAllLanes, p.v_depth, 1)};
+  const auto from_left = [](float x) { return __shfl_up_sync(kAllLanes, x, 1); };
+  return {from_left(p.transmittance),
+          from_left(p.suffix),
+          {from_left(p.v.red), from_left(p.v.green), from_left(p.v.blue),
+           with_depth ? from_left(p.v.depth) : 0.0f}};
 }
 
-// The tile that a bucket belongs to: the last one that begins at or before it.
-__device__ int64_t tile_of_bucket(const RasterBwd& args, int64_t bucket) {
+// Lets the pixels stream through a bucket. For whole warps; `mine`: the lane has a splat.
+template <bool with_depth, bool absgrad>
+__device__ __forceinline__ void go_through(const RasterBwd& args, const Chunk& chunk, int lane,
+                                           const PackedSplat& s, bool mine, LivePixels& live,
+                                           int num_live, Collected& sum) {
+  PixelGradient p = {-1.0f, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
+  for (int turn = 0; turn < num_live + kWarp - 1; ++turn) {
+    p = shifted<with_depth>(p);
+    if (turn % kWarp == 0 && turn < num_live) {
+      __syncwarp();
+      if (turn + lane < num_live) {
+        const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[turn + lane]);
+        live.staged[lane] = output_gradient(args, pixel.index(args.grid));
+      }
+      __syncwarp();
+    }
+    if (lane == 0 && turn < num_live) {
+      p = {live.transmittance[turn], live.suffix[turn], live.staged[turn % kWarp]};
+    }
+    const int place = turn - lane;
+    if (place < 0 || place >= num_live) continue;
+    if (mine && p.transmittance > 0.0f) {
+      const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[place]);
+      collect<with_depth, absgrad>(s, s.x - (static_cast<float>(pixel.x) + 0.5f),
+                                   s.y - (static_cast<float>(pixel.y) + 0.5f), args.max_alpha, p,
+                                   sum);
+    }
+    if (lane == kWarp - 1) {  // its place was read by the first lane a warp's width of turns before
+      live.transmittance[place] = p.transmittance;
+      live.suffix[place] = p.suffix;
+    }
+  }
+  __syncwarp();
+}
+
+// The tile that a chunk belongs to: the last one that begins at or before it.
+__device__ int64_t tile_of_chunk(const RasterBwd& args, int64_t chunk) {
   int64_t low = 0, high = args.grid.num_tiles() - 1;
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
-    if (first_bucket(middle, args.lists.tile_starts[middle]) <= bucket) {
+    if (first_chunk(middle, args.lists.tile_starts[middle]) <= chunk) {
       low = middle;
     } else {
       high = middle - 1;
@@ -106,49 +195,49 @@ __device__ int64_t tile_of_bucket(const RasterBwd& args, int64_t bucket) {
   return low;
 }
 
-__device__ void write_row(const RasterBwd& args, int32_t instance, const Collected& sum) {
-  reinterpret_cast<Collected*>(args.slab)[args.lists.slots[instance]] = sum;
+__device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
+  Chunk chunk = {};
+  chunk.tile = tile_of_chunk(args, index);
+  chunk.origin = origin_of(args.grid, chunk.tile);
+  chunk.tile_start = args.lists.tile_starts[chunk.tile];
+  const int32_t tile_stop = args.lists.tile_starts[chunk.tile + 1];
+  chunk.number = index - first_chunk(chunk.tile, chunk.tile_start);
+  // Compared in 64 bits: of the last tile there may be chunks far behind its end.
+  const int64_t first = chunk.tile_start + chunk.number * kChunk;
+  chunk.first = first < tile_stop ? static_cast<int32_t>(first) : tile_stop;
+  chunk.stop = first + kChunk < tile_stop ? chunk.first + kChunk : tile_stop;
+  const int32_t tile_end = args.tile_ends[chunk.tile];
+  chunk.reached = tile_end < chunk.stop ? tile_end : chunk.stop;
+  return chunk;
 }
 
-template <bool absgrad>
+template <bool with_depth, bool absgrad>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
-    raster_bwd_kernel(RasterBwd args, float* checkpoints, int64_t num_buckets) {
-  __shared__ PixelGradient staged[kWarpsOfBlock][kWarp];
+    raster_bwd_kernel(RasterBwd args, const float* checkpoints, int64_t num_chunks) {
+  __shared__ LivePixels pixels[kWarpsOfBlock];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t bucket = static_cast<int64_t>(blockIdx.x) * kWarpsOfBlock + warp;
-  if (bucket >= num_buckets) return;
-  const int64_t tile = tile_of_bucket(args, bucket);
-  const int32_t tile_start = args.lists.tile_starts[tile];
-  const int32_t tile_stop = args.lists.tile_starts[tile + 1];
-  const int64_t offset = (bucket - first_bucket(tile, tile_start)) * kBucket;
-  if (offset >= tile_stop - tile_start) return;
-  const int32_t first = tile_start + static_cast<int32_t>(offset);
-  const int32_t instance = first + lane;
-  Collected sum = {};
-  if (first < args.tile_ends[tile]) {
-    const bool mine = instance < args.tile_ends[tile];
-    PackedSplat s = {};
-    if (mine) {
-      s = reinterpret_cast<const PackedSplat*>(args.splats.splats)[args.lists.instances[instance]];
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarpsOfBlock + warp;
+  if (index >= num_chunks) return;
+  const Chunk chunk = chunk_of(args, index);
+  LivePixels& live = pixels[warp];
+  int num_live = 0;
+  if (chunk.first < chunk.reached) num_live = gather_live(args, checkpoints, chunk, lane, live);
+  for (int32_t begin = chunk.first; begin < chunk.stop; begin += kBucket) {
+    const int32_t instance = begin + lane;
+    Collected sum = {};
+    if (begin < chunk.reached) {
+      const bool mine = instance < chunk.reached;
+      PackedSplat s = {};
+      if (mine) {
+        s = reinterpret_cast<const PackedSplat*>(
+            args.splats.splats)[args.lists.instances[instance]];
+      }
+      go_through<with_depth, absgrad>(args, chunk, lane, s, mine, live, num_live, sum);
     }
-    PixelGradient p = {-1.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    for (int turn = 0; turn < kPixels + kWarp - 1; ++turn) {
-      p = shifted(p);
-      if (turn % kWarp == 0 && turn < kPixels) {
-        __syncwarp();
-        staged[warp][lane] = pixel_gradient(args, checkpoints, tile, bucket, first, turn + lane);
-        __syncwarp();
-      }
-      if (lane == 0 && turn < kPixels) p = staged[warp][turn % kWarp];
-      const int number = turn - lane;
-      if (mine && number >= 0 && number < kPixels && p.transmittance > 0.0f) {
-        const Pixel pixel = pixel_at(args.grid, tile, number);
-        collect<absgrad>(s, s.x - (static_cast<float>(pixel.x) + 0.5f),
-                         s.y - (static_cast<float>(pixel.y) + 0.5f), args.max_alpha, p, sum);
-      }
+    if (instance < chunk.stop) {
+      reinterpret_cast<Collected*>(args.slab)[args.lists.slots[instance]] = sum;
     }
   }
-  if (instance < tile_stop) write_row(args, instance, sum);
 }
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -168,18 +257,52 @@ __device__ __forceinline__ void add(Collected& sum, const Collected& row) {
   sum.abs_y += row.abs_y;
 }
 
+constexpr int64_t kFewRows = 32;  // that a thread adds up alone
+
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+__device__ Collected warp_sum(const Collected& x) {
+  return {warp_sum(x.red), warp_sum(x.green), warp_sum(x.blue),  warp_sum(x.q),
+          warp_sum(x.qx),  warp_sum(x.qy),    warp_sum(x.qxx),   warp_sum(x.qxy),
+          warp_sum(x.qyy), warp_sum(x.depth), warp_sum(x.abs_x), warp_sum(x.abs_y)};
+}
+
+__device__ Collected sum_of_rows(const RasterBwd& args, int64_t begin, int64_t end, int stride) {
+  const Collected* rows = reinterpret_cast<const Collected*>(args.slab);
+  Collected sum = {};
+  for (int64_t slot = begin; slot < end; slot += stride) add(sum, rows[slot]);
+  return sum;
+}
+
+// The sum of each lane's rows. Those of a splat of many tiles are the whole warp's work: a splat
+// that covers the image would keep one thread for as long as all others take together.
+__device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end) {
+  const int lane = threadIdx.x % kWarp;
+  const bool many = end - begin > kFewRows;
+  Collected sum = sum_of_rows(args, begin, many ? begin : end, 1);
+  for (unsigned left = __ballot_sync(kAllLanes, many); left != 0; left &= left - 1) {
+    const int owner = __ffs(static_cast<int>(left)) - 1;
+    const int64_t its_begin = __shfl_sync(kAllLanes, begin, owner);
+    const int64_t its_end = __shfl_sync(kAllLanes, end, owner);
+    const Collected all = warp_sum(sum_of_rows(args, its_begin + lane, its_end, kWarp));
+    if (lane == owner) sum = all;
+  }
+  return sum;
+}
+
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
 __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   const int64_t i = global_index();
-  if (i >= args.splats.num) return;
-  const int64_t at = args.splats.order[i];
+  const bool present = i < args.splats.num;
   // Of a list without room for all only what is in it has a row of the slab.
-  const int64_t begin = smaller(args.lists.splat_starts[i], args.lists.num);
-  const int64_t end = smaller(args.lists.splat_starts[i + 1], args.lists.num);
-  Collected sum = {};
-  for (int64_t slot = begin; slot < end; ++slot) {
-    add(sum, reinterpret_cast<const Collected*>(args.slab)[slot]);
-  }
+  const int64_t begin = present ? smaller(args.lists.splat_starts[i], args.lists.num) : 0;
+  const int64_t end = present ? smaller(args.lists.splat_starts[i + 1], args.lists.num) : 0;
+  const Collected sum = sums_of_warp(args, begin, end);
+  if (!present) return;
+  const int64_t at = args.splats.order[i];
   // A splat without a tile has nothing packed.
   PackedSplat s = {};
   s.opacity = 1.0f;
@@ -204,10 +327,14 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
 }  // namespace
 
 void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) {
-  const int64_t num_buckets = first_bucket(args.grid.num_tiles(), args.lists.num);
-  launch("raster_bwd", args.absgrad ? raster_bwd_kernel<true> : raster_bwd_kernel<false>,
-         blocks_for(num_buckets, kWarpsOfBlock), kWarp * kWarpsOfBlock, stream, args,
-         const_cast<float*>(checkpoints), num_buckets);
+  const int64_t num_chunks = first_chunk(args.grid.num_tiles(), args.lists.num);
+  const bool with_depth = args.v_depth_sum != nullptr;
+  const auto kernel =
+      with_depth
+          ? (args.absgrad ? raster_bwd_kernel<true, true> : raster_bwd_kernel<true, false>)
+          : (args.absgrad ? raster_bwd_kernel<false, true> : raster_bwd_kernel<false, false>);
+  launch("raster_bwd", kernel, blocks_for(num_chunks, kWarpsOfBlock), kWarp * kWarpsOfBlock, stream,
+         args, checkpoints, num_chunks);
   launch("gather", gather_kernel, blocks_for(args.splats.num), kThreads, stream, args);
 }
 

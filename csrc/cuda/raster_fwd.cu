@@ -39,12 +39,13 @@ __device__ __forceinline__ void add(const BatchSplat& s, float x, float y, float
   p.transmittance = advance(c, p.transmittance);
 }
 
-__device__ void write_state(float* checkpoints, int64_t bucket, int pixel, const PixelState& p) {
-  *state_of(checkpoints, bucket, 0, pixel) = p.transmittance;
-  *state_of(checkpoints, bucket, 1, pixel) = p.red;
-  *state_of(checkpoints, bucket, 2, pixel) = p.green;
-  *state_of(checkpoints, bucket, 3, pixel) = p.blue;
-  *state_of(checkpoints, bucket, 4, pixel) = p.depth;
+__device__ void write_state(float* checkpoints, int64_t checkpoint, int pixel,
+                            const PixelState& p) {
+  checkpoints[state_at(checkpoint, 0, pixel)] = p.transmittance;
+  checkpoints[state_at(checkpoint, 1, pixel)] = p.red;
+  checkpoints[state_at(checkpoint, 2, pixel)] = p.green;
+  checkpoints[state_at(checkpoint, 3, pixel)] = p.blue;
+  checkpoints[state_at(checkpoint, 4, pixel)] = p.depth;
 }
 
 __device__ void write_pixel(const RasterFwd& args, const Pixel& pixel, const PixelState& p) {
@@ -57,16 +58,16 @@ __device__ void write_pixel(const RasterFwd& args, const Pixel& pixel, const Pix
   args.depth_sum[i] = p.depth;
 }
 
+// `checkpoints` and the ends: null where nobody will go back.
 __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, float* checkpoints) {
   __shared__ BatchSplat batch[kThreads];
   __shared__ int32_t tile_end;
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
-  const Pixel pixel = pixel_at(args.grid, tile, thread);
+  const Pixel pixel = pixel_at(args.grid, origin_of(args.grid, tile), thread);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
-  const int64_t bucket = first_bucket(tile, begin);
   PixelState p = {pixel.inside ? 1.0f : -1.0f, 0.0f, 0.0f, 0.0f, 0.0f, begin};
   if (thread == 0) tile_end = begin;
   for (int32_t first = begin; first < end; first += kThreads) {
@@ -78,24 +79,29 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
     __syncthreads();
     const int num = end - first < kThreads ? end - first : kThreads;
     for (int j = 0; j < num; ++j) {
-      if (j % kBucket == 0 && first + j > begin) {
-        write_state(checkpoints, bucket + (first + j - begin) / kBucket, thread, p);
+      if (j % kBucket == 0) {
+        const bool live = p.transmittance > 0.0f;
+        if (__ballot_sync(kAllLanes, live) == 0) break;  // the warp has nothing more to do
+        if (live && checkpoints != nullptr && j % kChunk == 0 && first + j > begin) {
+          write_state(checkpoints, checkpoint_of(begin, (first + j - begin) / kChunk), thread, p);
+        }
       }
       if (p.transmittance > 0.0f) add(batch[j], x, y, args.max_alpha, first + j, p);
     }
   }
+  if (pixel.inside) write_pixel(args, pixel, p);
+  if (checkpoints == nullptr) return;
   __syncthreads();
   atomicMax(&tile_end, p.end);
   __syncthreads();
   if (thread == 0) args.tile_ends[tile] = tile_end;
   pixel_ends(args.tile_ends, args.grid, tile)[thread] = p.end;
-  if (pixel.inside) write_pixel(args, pixel, p);
 }
 
 }  // namespace
 
-int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances) {
-  return first_bucket(grid.num_tiles(), num_instances) * kStateSize * kPixels;
+int64_t num_checkpoints(int64_t num_instances) {
+  return (num_instances / kChunk + 1) * kStateSize * kPixels;
 }
 
 int64_t num_ends(const ImageGrid& grid) { return grid.num_tiles() * (1 + kPixels); }

@@ -76,7 +76,9 @@ trap summary EXIT
 trap 'exit 1' INT TERM
 
 say "machine"
-export PATH="$PATH:/usr/local/cuda/bin"
+for folder in /usr/local/cuda/bin /usr/local/cuda-*/bin /opt/cuda*/bin; do
+  if [ -x "$folder/nvcc" ]; then PATH=$PATH:$folder; fi
+done
 machine=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -1)
 machine=${machine:-"nvidia-smi found no GPU"}
 echo "$machine; $(nproc) cores; $(nvcc --version 2>/dev/null | grep -o 'release.*' || echo 'no nvcc on the PATH')"
@@ -154,6 +156,8 @@ for file in tests/test_cuda*.py; do
   name=$(basename "$file" .py)
   [ "$name" = test_cuda_sources ] || names+=("$name")
 done
+# They run at once, and each would take all cores for what it compares with.
+export OMP_NUM_THREADS=2
 for name in "${names[@]}"; do apart "$name" 120 "${pytest[@]}" "tests/$name.py"; done
 sanitizers=()
 if [ -z "$rehearse" ] && command -v compute-sanitizer >/dev/null; then
@@ -176,6 +180,8 @@ for name in "${sanitizers[@]}"; do
   waited "$name" grep -nE "^=========|^(FAILED|E  )" || fail "compute-sanitizer, $name"
   tail -2 "$LOGS/$name.log"
 done
+
+unset OMP_NUM_THREADS
 
 say "peers"
 for peer in gsplat fused_ssim; do

@@ -81,6 +81,9 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   return emulator::warp_ballot("__ballot_sync", value);
 }
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 // Threads of one block never run at once, so plain arithmetic is atomic here.
 template <typename T> T atomicAdd(T *address, T value) {
   const T before = *address;

@@ -65,14 +65,17 @@ def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
     with training(blob_scene, CONFIG) as one:
         for _ in range(2):
             one.train_step()
-        for owner, name in ((transfer.ReadBack, "read"), *((findings, n) for n in ("improve", "draw"))):
+        for owner, name in (
+            (transfer.ReadBack, "read"),
+            *((findings, n) for n in ("improve", "draw_as_planned")),
+        ):
             counted(monkeypatch, owner, name, order)
         counted(monkeypatch, findings, "backward", order)
         waits = native.num_waits()
         with Watched() as watched:
             stats = [one.train_step() for _ in range(8)]
     # All that is asked for in a step was queued in the step before; the tenth has its PSNR, too.
-    assert order == ["improve", "draw", "backward", "read"] * 8 and native.num_waits() == waits
+    assert order == ["improve", "draw_as_planned", "backward", "read"] * 8 and native.num_waits() == waits
     assert watched.waiting == [] and stats[-1].step == 10 and stats[-1].psnr is not None
 
 

@@ -67,13 +67,13 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
 ) -> None:
     exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
     drawn: list[int | None] = []
-    draw = findings.draw
+    draw = findings.draw_as_planned
 
     def counted(*args: Any, room: int | None = None, **options: Any) -> Drawing:
         drawn.append(room)
         return draw(*args, room=room, **options)
 
-    monkeypatch.setattr(findings, "draw", counted)
+    monkeypatch.setattr(findings, "draw_as_planned", counted)
     for number in range(3):
         expected = exact.train_step()
         if number == 1:
@@ -108,14 +108,14 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 
     for owner, name in (
         (transfer.ReadBack, "read"),
-        *((findings, n) for n in ("draw", "backward", "improve")),
+        *((findings, n) for n in ("draw_as_planned", "backward", "improve")),
     ):
         noting(owner, name)
     # Ranks agree on the host alone.
     monkeypatch.setattr("splatstudio.trainer.together", lambda _, work: work())
     with Watched() as watched:
         trainer.train_step()
-    assert order == ["draw", "backward", "read", "improve"]
+    assert order == ["draw_as_planned", "backward", "read", "improve"]
     assert watched.waiting == []
     trainer.close()
 

@@ -89,3 +89,26 @@ class ShapeConfig:
         0, "Remove Gaussians that fewer training photographs show; 0: never.", 0, live=True
     )
     min_views_every: int = setting(1000, "Steps between two such removals.", 1)
+
+
+@documented
+@dataclass(frozen=True)
+class DropoutConfig:
+    """Gaussians left out of each step by chance, for scenes of few photographs (Park et al. 2025).
+
+    Each then has to be right for itself, and what shows the photographs only together does not last. The
+    training's own PSNR is that of the pictures without them, lower than that of the model.
+    """
+
+    rate: float = setting(
+        0.0, "Share of the Gaussians that a step leaves out at most, with very few photographs.", 0, 0.9
+    )
+    grown_at: int = setting(7000, "The share grows evenly up to this step: the longer, the more overfits.", 1)
+    photos: int = setting(
+        40, "The share falls evenly with the number of training photographs, to 0 with so many.", 1
+    )
+
+    def rate_at(self, step: int, num_photos: int) -> float:
+        """Return what share is left out of the step after `step` others."""
+        few = max(1.0 - num_photos / self.photos, 0.0)
+        return self.rate * few * min(step / self.grown_at, 1.0)

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splatstudio.capture_config import DepthConfig, ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
+from splatstudio.capture_config import (
+    DepthConfig,
+    DropoutConfig,
+    ExposureConfig,
+    PoseConfig,
+    ShapeConfig,
+    SkyConfig,
+)
 from splatstudio.flat_curve import FlatConfig
 from splatstudio.setting import Setting, documented, setting
 from splatstudio.strategy_config import (
@@ -124,7 +131,8 @@ class TrainConfig:
     save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
     save_minutes: float = setting(
         10.0,
-        "Minutes after the last checkpoint until one is written that the next one replaces; 0: never.",
+        "Minutes after the last checkpoint until one is written that the next one replaces; 0: never. The"
+        " first ones come sooner, after 1, 2, 4, ... minutes of training.",
         0,
         live=True,
     )
@@ -150,6 +158,7 @@ class TrainConfig:
     sky: SkyConfig = field(default_factory=SkyConfig)
     depth: DepthConfig = field(default_factory=DepthConfig)
     shapes: ShapeConfig = field(default_factory=ShapeConfig)
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
     mcmc: McmcConfig = field(default_factory=McmcConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     coarse: CoarseConfig = field(default_factory=CoarseConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from splatstudio.config import TrainConfig
 from splatstudio.descent import DescentPlan
+from splatstudio.dropout import Dropout
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.ops_training import Regularization
 from splatstudio.optim import learning_rates
@@ -12,7 +13,11 @@ from splatstudio.resolution import sh_degree_at
 from splatstudio.scene.scene import Scene
 from splatstudio.shapes import changes_shapes
 from splatstudio.step_stats import PSNR_EVERY
-from splatstudio.strategy import Strategy
+from splatstudio.strategy import Population, Strategy
+from splatstudio.strategy.chance import seeds_of
+from splatstudio.strategy.population import KEY
+
+_DROPOUT = 0xD20  # tells its chance from that of the strategies
 
 
 def options_at(index: int, config: TrainConfig, scene: Scene, strategy: Strategy) -> RenderOptions:
@@ -50,6 +55,15 @@ def plan_at(
         room=room,
         scored=(index + 1) % PSNR_EVERY == 0,
     )
+
+
+def dropout_at(index: int, config: TrainConfig, num_photos: int, population: Population) -> Dropout | None:
+    """Return who is left out of the step after `index` others; None: nobody."""
+    rate = config.dropout.rate_at(index, num_photos)
+    if not rate > 0:
+        return None
+    (seed,) = seeds_of(config.seed ^ _DROPOUT, index, 1)
+    return Dropout(rate, seed, population.counts[KEY])
 
 
 def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:

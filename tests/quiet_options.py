@@ -7,6 +7,7 @@ from dataclasses import replace
 from splatstudio.config import (
     CoarseConfig,
     DepthConfig,
+    DropoutConfig,
     ExposureConfig,
     McmcConfig,
     OptimConfig,
@@ -20,17 +21,19 @@ from splatstudio.scene.scene import Scene
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)
+FEW = DropoutConfig(rate=0.9, photos=1000, grown_at=100)
 POSES = PoseConfig(enabled=True, start_step=2)
 GRID = ExposureConfig(grid=True, grid_size=4, grid_depth=3)
 OPTIONS: dict[str, TrainConfig] = {
     "nothing": CONFIG,
-    "mcmc": replace(CONFIG, strategy="mcmc", random_background=True, shapes=WEIGHTS),
+    "mcmc": replace(CONFIG, strategy="mcmc", random_background=True, shapes=WEIGHTS, dropout=FEW),
     "coarse": replace(
         CONFIG,
         strategy="absgrad",
         coarse=CoarseConfig(first=2.0, until=1.0),
         antialiased=True,
         optim=OptimConfig(visible_only=True),
+        dropout=FEW,
     ),
     "depth": replace(CONFIG, depth=DepthConfig(weight=0.3)),
     "exposure": replace(CONFIG, exposure=ExposureConfig(enabled=True)),
@@ -51,6 +54,7 @@ OPTIONS: dict[str, TrainConfig] = {
         exposure=ExposureConfig(enabled=True),
         sky=SkyConfig(enabled=True),
         poses=POSES,
+        dropout=FEW,
     ),
 }
 

@@ -13,13 +13,36 @@ GROUPS = {
     "poses": "Places of cameras",
     "sky": "Sky",
     "shapes": "Shapes of splats",
+    "dropout": "Splats left out by chance",
     "absgrad": "Densification by absolute gradients",
     "fast": "Densification where photographs agree",
+}
+
+# What a setting is called whose name alone says too little below its heading.
+LABELS = {
+    "eval_every": "Evaluate every",
+    "save_minutes": "Save every, min",
+    "keep": "Checkpoints kept",
+}
+
+# Numbers that stand for no number, and the word for each.
+WORDS: dict[str, dict[int, str]] = {
+    "eval_every": {-1: "auto", 0: "never"},
+    "save_minutes": {0: "never"},
+    "keep": {0: "all"},
+    "shapes.opacity_weight": {0: "off"},
+    "shapes.scale_weight": {0: "off"},
+    "shapes.max_scale": {0: "off"},
+    "shapes.max_ratio": {0: "off"},
+    "shapes.min_views": {0: "off"},
+    "dropout.rate": {0: "off"},
 }
 
 
 def label_of(path: str) -> str:
     """Return what the setting with the dotted `path` is called below the heading of its group."""
+    if path in LABELS:
+        return LABELS[path]
     name = path.rpartition(".")[2]
     if name == "lr":
         return "Learning rate"
@@ -34,7 +57,24 @@ def setting_text(path: str, value: Any) -> str:
     """Return that a setting has this `value`, without a full stop: `Densification: Max splats is 225,000`."""
     group = path.rpartition(".")[0]
     heading = f"{GROUPS.get(group, group)}: " if group else ""
-    return f"{heading}{label_of(path)} is {_written(value)}"
+    return f"{heading}{label_of(path)} is {WORDS.get(path, {}).get(value) or _written(value)}"
+
+
+def number_of(path: str, text: str, kind: type[int] | type[float]) -> int | float:
+    """Return the number that was typed for a setting, or that a word of its own stands for.
+
+    Raises ValueError, saying what can be typed, when it is neither.
+    """
+    words = WORDS.get(path, {})
+    for number, word in words.items():
+        if text.strip().lower() == word:
+            return kind(number)
+    try:
+        return kind(text)
+    except ValueError:
+        usual = "a number such as 0.001 or 1e-3" if kind is float else "a whole number"
+        allowed = " or ".join([usual, *words.values()])
+        raise ValueError(f"setting {path} must be {allowed}, not {text!r}") from None
 
 
 def _written(value: Any) -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splatstudio import ops, ops_training, reference_training
+from splatstudio import ops
 from splatstudio.camera import Camera
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.halves import Halves
+from splatstudio.dropout import Dropout
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom
 from splatstudio.ops_training import (
@@ -26,7 +27,7 @@ from splatstudio.ops_training import (
     gradients_of_projected,
 )
 from splatstudio.optim import SplatAdam
-from splatstudio.rendering import RenderOptions, render, stages_for
+from splatstudio.rendering import RenderOptions, render, stages_for, training_stages_for
 from splatstudio.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.transfer import to_device
 
@@ -58,6 +59,7 @@ class Drawing:
     camera: Camera
     settings: ProjectSettings
     num_instances: Tensor | None = None  # see `Raster`
+    gain: float = 1.0  # by what opacities were multiplied after they were taken from the Gaussians
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,7 @@ class DescentPlan:
     poses: bool = False  # whether somebody wants to know the gradients of the cameras' places
     room: InstanceRoom | None = None  # of the training's pictures on a GPU; None: each has what it needs
     scored: bool = False  # whether the PSNR is to come with the loss, where the host reads both late
+    dropout: Dropout | None = None  # who is left out of the step's pictures; None: nobody
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +150,7 @@ def descend(
     plan = work.plan
 
     def find() -> tuple[Drawing, Gradients, float, tuple[Tensor, ...]]:
-        drawing = draw(gaussians, optimizer, shot.camera, options_of(plan, shot), observed=plan.observed)
+        drawing = draw_as_planned(gaussians, optimizer, shot, plan)
         loss = work.loss_of(shot, drawing)
         gradients = backward(drawing, loss, work.others)
         twists = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
@@ -186,6 +189,21 @@ def options_of(plan: DescentPlan, shot: Shot) -> RenderOptions:
     return replace(plan.options, background=shot.background)
 
 
+def draw_as_planned(
+    gaussians: Gaussians, optimizer: SplatAdam, shot: Shot, plan: DescentPlan, *, room: int | None = None
+) -> Drawing:
+    """Draw a shot as a step's plan says; the arguments are as of `draw`."""
+    return draw(
+        gaussians,
+        optimizer,
+        shot.camera,
+        options_of(plan, shot),
+        observed=plan.observed,
+        room=room,
+        dropout=plan.dropout,
+    )
+
+
 def draw(
     gaussians: Gaussians,
     optimizer: SplatAdam,
@@ -194,22 +212,25 @@ def draw(
     *,
     observed: bool,
     room: int | None = None,
+    dropout: Dropout | None = None,
 ) -> Drawing:
     """Draw the Gaussians that `optimizer` trains as `camera` sees them.
 
     `observed`: a strategy wants to know the gradients of the projected means. `room`: see `RasterSettings`.
+    `dropout`: who is left out.
     """
     sh_degree = gaussians.sh_degree
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
     settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
+    shown = gaussians if dropout is None else dropout.drawn(gaussians)
     if stages_for(gaussians.means) is not ops:
         probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
-        rendering = render(gaussians, camera, options, probe)
+        rendering = render(shown, camera, options, probe)
         depth_sum = rendering.depth * rendering.alpha.clamp_min(1e-10)
         pictures = (rendering.rgb, rendering.alpha, depth_sum)
         return Drawing(*pictures, rendering.radii, gaussians, None, probe, camera, settings)
-    projected = optimizer.project(gaussians, camera=camera, settings=settings)
+    projected = optimizer.project(shown, camera=camera, settings=settings)
     for tensor in _differentiable(projected):
         tensor.requires_grad_()
     color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
@@ -223,7 +244,7 @@ def draw(
         raster = ops.rasterize(projected, raster_settings)
     pictures = (raster.rgb, raster.alpha, raster.depth_sum)
     described = (projected.radii, gaussians, projected, probe, camera, settings)
-    return Drawing(*pictures, *described, raster.num_instances)
+    return Drawing(*pictures, *described, raster.num_instances, 1.0 if dropout is None else dropout.gain)
 
 
 def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) -> Gradients:
@@ -243,6 +264,9 @@ def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) ->
         return Gradients(
             v_means2d, (), dict(zip(drawing.gaussians.tensors(), v_inputs, strict=True)), v_others
         )
+    if drawing.gain != 1.0:
+        v_means, v_conics, v_depths, v_opacities, v_colors = v_inputs
+        v_inputs = (v_means, v_conics, v_depths, v_opacities * drawing.gain, v_colors)
     return Gradients(v_inputs[0] if v_means2d is None else v_means2d, v_inputs, {}, v_others)
 
 
@@ -260,21 +284,13 @@ def gradient_of_pose(drawing: Drawing, gradients: Gradients) -> Tensor:
             camera=drawing.camera,
             settings=drawing.settings,
         )
-    degree = drawing.settings.sh_degree
-    return pose_gradient(drawing.gaussians, values, drawing.camera, sh_degree=degree, radii=drawing.radii)
-
-
-def pose_gradient(
-    gaussians: Gaussians,
-    gradients: dict[str, Tensor | None],
-    camera: Camera,
-    *,
-    sh_degree: int,
-    radii: Tensor,
-) -> Tensor:
-    """Return the gradient [6] float64 of a twist of `camera`, by kernels where there are: see there."""
-    stages = ops_training if stages_for(gaussians.means) is ops else reference_training
-    return stages.pose_gradient(gaussians, gradients, camera=camera, sh_degree=sh_degree, radii=radii)
+    return training_stages_for(drawing.gaussians.means).pose_gradient(
+        drawing.gaussians,
+        values,
+        camera=drawing.camera,
+        sh_degree=drawing.settings.sh_degree,
+        radii=drawing.radii,
+    )
 
 
 def improve(

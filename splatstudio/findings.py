@@ -22,11 +22,10 @@ from splatstudio.descent import (
     Work,
     backward,
     descend,
-    draw,
+    draw_as_planned,
     gradient_of_pose,
     improve,
     observations_of,
-    options_of,
 )
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
@@ -123,12 +122,13 @@ def descend_on(
     rounds: Sequence[Sequence[Shot]],
     work: Work,
     *,
+    order: Sequence[int] = (),
     before_change: Callable[[], None] = lambda: None,
 ) -> Descent:
     """Make one step down the sum of the losses of all shots, in place, in the way that suits the device.
 
-    `rounds` and what is returned are as of `descend_together`; `before_change` is called just before the
-    model changes. On one GPU the host asks but once, when all is queued but for the change. Raises
+    `rounds`, `order` and what is returned are as of `descend_together`; `before_change` is called just before
+    the model changes. On one GPU the host asks but once, when all is queued but for the change. Raises
     LossNotFinite or OutOfMemory before anything has changed.
     """
     if ranks.num_ranks == 1:
@@ -137,7 +137,9 @@ def descend_on(
             return _descend_on_gpu(gaussians, optimizer, shots, work, before_change)
         if len(shots) == 1:
             return descend(gaussians, optimizer, shots[0], work, before_change=before_change)
-    return descend_together(ranks, gaussians, optimizer, rounds, work, before_change=before_change)
+    return descend_together(
+        ranks, gaussians, optimizer, rounds, work, order=order, before_change=before_change
+    )
 
 
 def _descend_on_gpu(
@@ -259,8 +261,7 @@ class _Sums:
 
 def _drawn(gaussians: Gaussians, optimizer: SplatAdam, shot: Shot, work: Work) -> tuple[Drawing, Tensor]:
     plan, room = work.plan, None if work.plan.room is None else work.plan.room.size
-    options = options_of(plan, shot)
-    drawing = draw(gaussians, optimizer, shot.camera, options, observed=plan.observed, room=room)
+    drawing = draw_as_planned(gaussians, optimizer, shot, plan, room=room)
     return drawing, work.loss_of(shot, drawing)
 
 

@@ -93,6 +93,15 @@ def unit_quats(quats: Tensor) -> Tensor:
     return torch.where(largest > 0.0, unit, quats.new_tensor([1.0, 0.0, 0.0, 0.0]))
 
 
+def opacities_of(logits: Tensor) -> Tensor:
+    """Return the opacities, 0..1, of raw ones; each follows from its own number alone, wherever it stands.
+
+    The last few of a tensor, and of each thread's part of it, `torch.sigmoid` rounds otherwise than the rest:
+    a model that lies on several ranks would come to differ from the same one in a single process.
+    """
+    return 1.0 / (1.0 + (-logits).exp())
+
+
 def rgb_to_sh0(rgb: Tensor) -> Tensor:
     """Return the degree-0 coefficient that shows as `rgb` (0..1), same shape."""
     return (rgb - 0.5) / SH_C0

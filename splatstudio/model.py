@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatstudio.camera import Camera, similarity_scale
 from splatstudio.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.config import TrainConfig, with_whole_paths
 from splatstudio.corrections import saved_poses, saved_sky
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
@@ -23,7 +23,7 @@ from splatstudio.placement import knows_no_scene
 from splatstudio.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
 from splatstudio.rendering import RenderOptions, options_for_display
 from splatstudio.run import Run
-from splatstudio.scene import load_scene
+from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.viewer_page import PageView
 
@@ -204,3 +204,16 @@ def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | N
     That of the training is for its own scene alone, which it is where no `scene` was named.
     """
     return images or (origin.config.images if origin is not None and scene is None else None) or None
+
+
+def remember_images(run: Run, images: str) -> Run:
+    """Note in a run where its photographs lie now, if they are not where they were; return the run.
+
+    `images` is where they were found, as in `images_of`: who opens the run the next time need not say it
+    again. Raises OSError where run.json cannot be written.
+    """
+    try:
+        load_training_scene(run.scene_path, run.config)
+    except ValueError:
+        return run.with_images(with_whole_paths(replace(run.config, images=images), run.scene_path).images)
+    return run  # other photographs of the scene, for once

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.config import OptimConfig
-from splatstudio.gaussians import Gaussians, with_rows
+from splatstudio.gaussians import Gaussians, opacities_of, with_rows
 from splatstudio.ops_training import (
     NO_REGULARIZATION,
     AdamStep,
@@ -238,7 +238,7 @@ def _regularized(
     """Return `gradients` with those of `regularization`; where that is 0 they are the same."""
     more: dict[str, Tensor] = {}
     if regularization.opacity != 0:
-        opacities = gaussians.opacities.sigmoid()
+        opacities = opacities_of(gaussians.opacities)
         more["opacities"] = opacities * (1.0 - opacities) * (regularization.opacity / opacities.numel())
     if regularization.scale != 0:
         more["scales"] = gaussians.scales.exp() * (regularization.scale / gaussians.scales.numel())

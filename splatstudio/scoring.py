@@ -16,8 +16,9 @@ from splatstudio.evaluate import (
     write_evaluation,
 )
 from splatstudio.merging import merge
-from splatstudio.model import Origin, images_of, load_model, origin_of, run_folder_of
+from splatstudio.model import Origin, images_of, load_model, origin_of, remember_images, run_folder_of
 from splatstudio.rank_parts import part_of
+from splatstudio.run import Run
 from splatstudio.scene import load_scene
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
@@ -95,6 +96,8 @@ def evaluate_task(
     if run is not None and own is not None and model.step is not None and model.part is None:
         if against == own:
             file = write_evaluation(run, model.step, evaluation)
+            if task.images:
+                remember_images(Run.open(run), task.images)
         else:
             same = (own.scene, own.downscale) == (against.scene, against.downscale)
             what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"

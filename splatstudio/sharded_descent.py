@@ -7,7 +7,7 @@ them leave the step out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,6 @@ from splatstudio.descent import (
     Observation,
     Shot,
     Work,
-    pose_gradient,
 )
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Room, room_for_return, sent_back
@@ -30,7 +29,7 @@ from splatstudio.distributed.failures import OutOfMemory, together, unless_out_o
 from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import NO_REGULARIZATION, Regularization
 from splatstudio.optim import SplatAdam
-from splatstudio.rendering import stages_for
+from splatstudio.rendering import stages_for, training_stages_for
 from splatstudio.sharded_view import (
     Received,
     Shared,
@@ -50,6 +49,7 @@ class _Round:
 
     losses: list[float]  # of the shots of all ranks
     costs: list[float]  # likewise
+    num_all: int  # Gaussians of all ranks
     pictures: list[Tensor]
     gradients: list[Tensor | None]  # of the six tensors
     others: list[Tensor | None]
@@ -77,6 +77,7 @@ def descend_together(
     rounds: Sequence[Sequence[Shot]],
     work: Work,
     *,
+    order: Sequence[int] = (),
     before_change: Callable[[], None] = lambda: None,
 ) -> Descent:
     """Make one step down the sum of the losses of all shots of all ranks, in place.
@@ -84,21 +85,24 @@ def descend_together(
     `gaussians` are this rank's, and `rounds` the shots that it draws, all of a round at once: ranks may have
     different shots, or none, but need equally many rounds. The losses of the result are those of all ranks,
     by round and rank, and so are its poses; its pictures are this rank's; its observations are of this
-    rank's Gaussians in the pictures of all. The gradients of `work.others` are summed over the ranks. The
-    learning rates and the decay of the moments follow the number of shots (see `SplatAdam.step`).
+    rank's Gaussians in the pictures of all, and within a round in the `order` in which gradients are added:
+    a number for each of the losses, () for theirs. Where that is of the photographs and not of the ranks,
+    the sums are those of one process to the last bit. The gradients of `work.others` are summed over the
+    ranks. The learning rates and the decay of the moments follow the number of shots (see `SplatAdam.step`).
     Raises LossNotFinite or OutOfMemory on all ranks alike, before anything has changed.
     """
     optimizer.settle(gaussians)
     total: _Round | None = None
     for shots in rounds:
-        total = _round(ranks, gaussians, shots, work, total)
+        total = _round(ranks, gaussians, shots, work, order, total)
     assert total is not None, "a step needs a round"
     others = _summed(ranks, work.others, total.others)
     before_change()
     visible = _seen(total.observations) if work.plan.visible_only else None
     gradients = dict(zip(gaussians.tensors(), total.gradients, strict=True))
-    regularization = _regularization(ranks, gaussians, work.plan.regularization, len(total.losses))
     batch_size = len(total.losses)
+    own_part = batch_size * len(gaussians) / max(total.num_all, 1)
+    regularization = _regularization(work.plan.regularization, own_part)
     optimizer.step(gaussians, gradients, work.plan.rates, visible, regularization, batch_size=batch_size)
     observations = tuple(total.observations) if work.plan.observed else ()
     return Descent(
@@ -112,51 +116,73 @@ def descend_together(
 
 
 def _round(
-    ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], work: Work, before: _Round | None
+    ranks: Ranks,
+    gaussians: Gaussians,
+    shots: Sequence[Shot],
+    work: Work,
+    order: Sequence[int],
+    before: _Round | None,
 ) -> _Round:
     """Return what a round has found, together with those `before` it."""
     by_rank = cameras_of_all(ranks, [shot.camera for shot in shots])
     num_cameras = [len(part) for part in by_rank]
     cameras = [camera for part in by_rank for camera in part]
     settings = project_settings(gaussians, work.plan.options)
-    shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings))
+    shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings, work.plan.dropout))
     received = share(ranks, shared, num_cameras, work.halves)
     assert shared is not None, "or `share` has raised"
     found = unless_out_of_memory(lambda: _findings(gaussians, received, shots, work))
-    losses, costs = _agreed(ranks, found, num_cameras, 0 if before is None else len(before.losses))
+    num_before = 0 if before is None else len(before.losses)
+    losses, costs, num_all = _agreed(ranks, found, len(gaussians), num_cameras, num_before)
     assert found is not None, "or there was no agreement"
     v_sent = sent_back(found.v, received.route, found.room)
+    turns = list(range(len(cameras)))
+    if order:
+        turns.sort(key=lambda number: order[num_before + number])
 
     def all_together() -> tuple[_Round, list[Tensor]]:
-        gradients, twists = _of_cameras(gaussians, shared, v_sent, cameras, work.plan)
+        none: list[Tensor | None] = [None] * len(gaussians.tensors())
+        gradients = none if before is None else before.gradients
+        twists = _add_cameras(gradients, gaussians, shared, v_sent, cameras, work.plan, turns)
         gradients = [_plus(one, other) for one, other in zip(found.gradients, gradients, strict=True)]
-        observations = _observations(shared, v_sent, cameras)
-        new = _Round(losses, costs, found.pictures, gradients, found.others, observations, [])
-        return (new if before is None else _together(before, new)), twists
+        seen = _observations(shared, v_sent, cameras)
+        seen = [seen[number] for number in turns]
+        new = _Round(losses, costs, num_all, found.pictures, gradients, found.others, seen, [])
+        return (new if before is None else _after(before, new)), twists
 
     # The most memory of a step is taken here, and nobody has changed anything yet.
     total, twists = together(ranks, all_together)
     return replace(total, poses=total.poses + list(ranks.sum(torch.stack(twists)))) if twists else total
 
 
-def _of_cameras(
-    gaussians: Gaussians, shared: Shared, v_sent: Tensor, cameras: Sequence[Camera], plan: DescentPlan
-) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return the gradients of the six tensors from what was `shared`, and where asked of the poses."""
+def _add_cameras(
+    gradients: list[Tensor | None],
+    gaussians: Gaussians,
+    shared: Shared,
+    v_sent: Tensor,
+    cameras: Sequence[Camera],
+    plan: DescentPlan,
+    turns: Iterable[int],
+) -> list[Tensor]:
+    """Add to `gradients` of the six tensors those from what was `shared`; return those of the poses if asked.
+
+    `turns`: the cameras in the order in which they are added.
+    """
     tensors = gaussians.tensors()
     degree = project_settings(gaussians, plan.options).sh_degree
-    gradients: list[Tensor | None] = [None] * len(tensors)
-    twists = []
+    twists = dict[int, Tensor]()
     v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
     # Camera by camera, so that one set of gradients beside their sum is the most in memory.
-    for part, v_part, camera, radii in zip(shared.parts, v_parts, cameras, shared.all_radii, strict=True):
+    for number in turns:
+        part, v_part = shared.parts[number], v_parts[number]
         values = torch.autograd.grad(part, list(tensors.values()), v_part, allow_unused=True)
         if plan.poses:
             named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
-            twist = pose_gradient(gaussians, named, camera, sh_degree=degree, radii=radii)
-            twists.append(twist.cpu())
+            stages, camera, radii = training_stages_for(part), cameras[number], shared.all_radii[number]
+            twist = stages.pose_gradient(gaussians, named, camera=camera, sh_degree=degree, radii=radii)
+            twists[number] = twist.cpu()
         _add(gradients, values)
-    return gradients, twists
+    return [twists[number] for number in sorted(twists)]
 
 
 def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], work: Work) -> _Findings:
@@ -223,40 +249,38 @@ def pixels_drawn_over(radii: Tensor, camera: Camera) -> Tensor:
 
 
 def _agreed(
-    ranks: Ranks, found: _Findings | None, num_cameras: Sequence[int], num_before: int
-) -> tuple[list[float], list[float]]:
-    """Return the losses and costs of all ranks' shots; `found` is None on a rank that had no memory.
+    ranks: Ranks, found: _Findings | None, num_own: int, num_cameras: Sequence[int], num_before: int
+) -> tuple[list[float], list[float], int]:
+    """Return the losses and costs of all ranks' shots, and the sum of all ranks' `num_own`.
 
-    Raises OutOfMemory or LossNotFinite on all ranks where any has reason to.
+    `found` is None on a rank that had no memory. Raises OutOfMemory or LossNotFinite on all ranks where any
+    has reason to.
     """
     first, num = sum(num_cameras[: ranks.rank]), num_cameras[ranks.rank]
     total = sum(num_cameras)
-    numbers = torch.zeros(ranks.num_ranks + 2 * total, dtype=torch.float64, device="cpu")
+    numbers = torch.zeros(ranks.num_ranks + 1 + 2 * total, dtype=torch.float64, device="cpu")
+    numbers[ranks.num_ranks] = num_own
     if found is None:
         numbers[ranks.rank] = 1.0
     else:
         own = torch.tensor([found.losses, found.costs], dtype=torch.float64, device="cpu")
-        numbers[ranks.num_ranks :].view(2, total)[:, first : first + num] = own
+        numbers[ranks.num_ranks + 1 :].view(2, total)[:, first : first + num] = own
     numbers = ranks.sum(numbers)
     failed = numbers[: ranks.num_ranks].nonzero().squeeze(1).tolist()
     if failed:
         raise OutOfMemory(failed)
-    agreed, costs = numbers[ranks.num_ranks :].view(2, total).tolist()
+    agreed, costs = numbers[ranks.num_ranks + 1 :].view(2, total).tolist()
     owners = [rank for rank, num in enumerate(num_cameras) for _ in range(num)]
     for number, (loss, rank) in enumerate(zip(agreed, owners, strict=True)):
         if not math.isfinite(loss):
             raise LossNotFinite(loss, num_before + number, rank=rank)
-    return agreed, costs
+    return agreed, costs, int(numbers[ranks.num_ranks])
 
 
-def _regularization(
-    ranks: Ranks, gaussians: Gaussians, regularization: Regularization, batch_size: int
-) -> Regularization:
-    """Return weights that make means over this rank's Gaussians as large as the batch's over all ranks'."""
+def _regularization(regularization: Regularization, share: float) -> Regularization:
+    """Return weights that make means over this rank's Gaussians, `share` of all, as large as over all."""
     if regularization == NO_REGULARIZATION:
         return regularization
-    num_all = int(ranks.sum(torch.tensor([len(gaussians)], device="cpu")))
-    share = batch_size * len(gaussians) / max(num_all, 1)
     return Regularization(regularization.opacity * share, regularization.scale * share)
 
 
@@ -279,15 +303,17 @@ def _seen(observations: Sequence[Observation]) -> Tensor:
     return seen
 
 
-def _together(one: _Round, other: _Round) -> _Round:
+def _after(before: _Round, new: _Round) -> _Round:
+    """Return both as one; the gradients of `new` have those of `before` in them."""
     return _Round(
-        one.losses + other.losses,
-        one.costs + other.costs,
-        one.pictures + other.pictures,
-        [_plus(a, b) for a, b in zip(one.gradients, other.gradients, strict=True)],
-        [_plus(a, b) for a, b in zip(one.others, other.others, strict=True)],
-        one.observations + other.observations,
-        one.poses + other.poses,
+        before.losses + new.losses,
+        before.costs + new.costs,
+        new.num_all,
+        before.pictures + new.pictures,
+        new.gradients,
+        [_plus(a, b) for a, b in zip(before.others, new.others, strict=True)],
+        before.observations + new.observations,
+        before.poses + new.poses,
     )
 
 

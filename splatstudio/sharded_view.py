@@ -1,8 +1,8 @@
 """Pictures of a model whose Gaussians lie on several ranks.
 
 Every rank projects its own Gaussians for the cameras of all ranks, sends each rank what that one's cameras
-see, and composites the pictures of its own cameras. A picture is that of the whole model to the last bits:
-what comes from rank 0 lies first, so that equal depths keep their order.
+see, and composites the pictures of its own cameras. A picture is that of the whole model to the last bit,
+as it does not follow from the order of the rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Route, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.halves import Halves
+from splatstudio.dropout import Dropout
 from splatstudio.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.ops import CAMERA_MODELS
 from splatstudio.rendering import RenderOptions, project, stages_for
@@ -75,16 +76,22 @@ def _camera(record: np.ndarray) -> Camera:
     return Camera(viewmat, K, width, height, CAMERA_MODELS[model])
 
 
-def project_for_all(gaussians: Gaussians, cameras: Sequence[Camera], settings: ProjectSettings) -> Shared:
+def project_for_all(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    settings: ProjectSettings,
+    dropout: Dropout | None = None,
+) -> Shared:
     """Project this rank's Gaussians for `cameras` and pack what each sees.
 
-    The parts are differentiable in the six tensors.
+    The parts are differentiable in the six tensors. `dropout`: who is left out.
     """
     packed: list[Tensor] = []
     visible: list[Tensor] = []
     radii: list[Tensor] = []
     for camera in cameras:
-        seen = project(gaussians, camera, settings)
+        shown = gaussians if dropout is None else dropout.drawn(gaussians)  # each with a graph of its own
+        seen = project(shown, camera, settings)
         rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
         columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
         packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -41,10 +42,11 @@ from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.shapes import ShapeLimits
 from splatstudio.starting_model import first_gaussians
-from splatstudio.step_plan import is_quiet, options_at, plan_at
+from splatstudio.step_plan import dropout_at, is_quiet, options_at, plan_at
 from splatstudio.step_stats import StepStats, TrainingDiverged
 from splatstudio.strategy import Population, number_rows, trainable
 from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.population import KEY
 from splatstudio.survey import survey, views_of_step
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
@@ -82,7 +84,7 @@ class Trainer:
         first = first[ranks.share(len(first))]
         gaussians = trainable(first.to(fastest_device() if device is None else device))
         self._prepare(scene, config, generator, ranks)
-        counts = self._strategy.new_counts(gaussians)
+        counts = self._new_counts(gaussians)
         self._take(Population(gaussians, SplatAdam.zeros(gaussians), counts, ranks))
 
     @classmethod
@@ -110,7 +112,7 @@ class Trainer:
         saved = checkpoint.population.to(fastest_device() if device is None else device)
         gaussians = trainable(saved.gaussians)
         # An older version may have saved fewer counts.
-        counts = {**trainer._strategy.new_counts(gaussians.detach()), **saved.counts}
+        counts = {**trainer._new_counts(gaussians.detach()), **saved.counts}
         trainer._take(Population(gaussians, saved.optimizer, counts, ranks))
         trainer._corrections.restore(checkpoint.corrections)
         trainer.step = checkpoint.step
@@ -134,6 +136,12 @@ class Trainer:
         self._queue = PhotoQueue(scene, generator, ranks)
         self._guide = DepthGuide.of(scene, config.depth)
         self._fault = Fault.from_environment()
+
+    def _new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
+        counts = self._strategy.new_counts(gaussians)
+        if self.config.dropout.rate > 0 and KEY not in counts:
+            counts[KEY] = gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)
+        return counts
 
     def _take(self, population: Population) -> None:
         self._population = population
@@ -223,7 +231,7 @@ class Trainer:
             score = psnr(self._corrections.picture(shot, descent.pictures[0]), shot.target, shot.mask)
         return StepStats(
             step=self.step,
-            loss=sum(descent.losses) / len(descent.losses),
+            loss=math.fsum(descent.losses) / len(descent.losses),
             num_gaussians=self.num_gaussians,
             seconds=time.perf_counter() - started,
             view=shot.name,
@@ -235,7 +243,9 @@ class Trainer:
 
     def _plan(self, index: int, config: TrainConfig) -> DescentPlan:
         poses, known = self._corrections.refines_poses(index, config), (self.scene, self._strategy)
-        return plan_at(index, config, *known, extent=self._extent, poses=poses, room=self._room)
+        plan = plan_at(index, config, *known, extent=self._extent, poses=poses, room=self._room)
+        dropout = dropout_at(index, config, len(self.scene.train_indices), self._population)
+        return plan if dropout is None else replace(plan, dropout=dropout)
 
     def _descend_on_next(
         self, plan: DescentPlan, config: TrainConfig
@@ -271,7 +281,9 @@ class Trainer:
         work = Work(self._loss_of, plan, self._corrections.begin(batch.indices), self.halves)
         model = (self._population.gaussians, self._population.optimizer)
         try:
-            return descend_on(self.ranks, *model, rounds, work, before_change=self._begin_change)
+            return descend_on(
+                self.ranks, *model, rounds, work, order=batch.drawn, before_change=self._begin_change
+            )
         except LossNotFinite as error:
             name = self.scene.views[batch.indices[error.number]].name
             rank = f" (rank {error.rank})" if self.ranks.num_ranks > 1 else ""

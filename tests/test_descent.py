@@ -213,7 +213,7 @@ def test_the_operators_say_truly_what_they_change() -> None:
     rates = [*RATES.values(), 0.9, 0.999, 1e-15]
     seen = (drawing.radii, drawing.projected.colors.detach(), list(values))
     arguments = (rows, *zeros, *seen, view, options, rates, [0.01, 0.02], 1, done, history, 1, 45, False, 1)
-    native = ops._native()
+    native = torch.ops.splatstudio
     torch.library.opcheck(native.project_adam.default, arguments, test_utils="test_schema")
     arguments = (rows[5], zeros[0][5], zeros[1][5], done, history, 1, 45, rates[-3:], 1)
     torch.library.opcheck(native.settle_adam.default, arguments, test_utils="test_schema")

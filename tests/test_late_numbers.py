@@ -62,7 +62,7 @@ def test_room_that_takes_too_much_memory_goes_with_the_step(
     room = trainer._room = InstanceRoom()
     assert room.held(10**9)
     rooms: list[int | None] = []
-    draw = descent.draw
+    draw = descent.draw_as_planned
 
     def drawn(*args: Any, room: int | None = None, **options: Any) -> descent.Drawing:
         rooms.append(room)
@@ -70,7 +70,7 @@ def test_room_that_takes_too_much_memory_goes_with_the_step(
             raise MemoryError("a GPU is full")
         return draw(*args, **options)
 
-    monkeypatch.setattr(findings, "draw", drawn)
+    monkeypatch.setattr(findings, "draw_as_planned", drawn)
     monkeypatch.setattr(findings, "has_step_gates", lambda _: True)
     stats = trainer.train_step()
     assert rooms == [math.ceil(MARGIN * 10**9), None] and stats.step == 1 and stats.problem is not None

@@ -31,8 +31,8 @@ def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(
     [
         ("splatstudio.distributed.exchange", "_buffers"),
         ("splatstudio.sharded_descent", "room_for_return"),
-        ("splatstudio.sharded_descent", "_of_cameras"),
-        ("splatstudio.sharded_descent", "_together"),
+        ("splatstudio.sharded_descent", "_add_cameras"),
+        ("splatstudio.sharded_descent", "_after"),
     ],
 )
 def test_all_ranks_leave_a_step_out_wherever_one_has_no_memory_in_it(

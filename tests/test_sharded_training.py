@@ -42,18 +42,26 @@ def saved_by_two(
     return pool.run(2, train, Plan(blob_folder, SETTINGS, 25, save=run))
 
 
+def sorted_rows(gaussians: Gaussians | None) -> torch.Tensor:
+    assert gaussians is not None
+    rows = torch.cat(
+        [tensor.flatten(1) for tensor in gaussians.tensors().values() if tensor.dim() > 1], dim=1
+    )
+    return torch.cat([rows, gaussians.opacities[:, None]], dim=1).unique(dim=0)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_two_hundred_steps_are_as_good_as_those_of_one_process(
+def test_two_hundred_steps_are_those_of_one_process_to_the_last_bit(
     pool: RankPool, blob_folder: Path, num_ranks: int
 ) -> None:
     settings = {**SETTINGS, "densify.every": 20, "densify.max_gaussians": 150}
     one = pool.run(1, train, Plan(blob_folder, {**settings, "batch_size": num_ranks}, 200))[0]
     ranks = pool.run(num_ranks, train, Plan(blob_folder, settings, 200))
     assert all(part.losses == ranks[0].losses for part in ranks)
-    assert ranks[0].losses[:5] == pytest.approx(one.losses[:5], rel=1e-5)
-    assert ranks[0].changes[0] == one.changes[0] and one.changes[0].num_changed + one.changes[0].cloned > 20
-    assert abs(ranks[0].psnr - one.psnr) < 0.05
-    assert ranks[0].num_gaussians == pytest.approx(one.num_gaussians, rel=0.1) and one.num_gaussians > 100
+    assert ranks[0].losses == one.losses and ranks[0].psnr == pytest.approx(one.psnr, abs=1e-9)
+    assert ranks[0].changes == one.changes and one.changes[0].num_changed + one.changes[0].cloned > 20
+    assert ranks[0].num_gaussians == one.num_gaussians > 100
+    assert torch.equal(sorted_rows(ranks[0].whole), sorted_rows(one.whole))
     assert one.psnr > 17.5 and one.losses[-1] < 0.5 * one.losses[0]
 
 
@@ -80,7 +88,8 @@ def test_rounds_are_as_good_as_a_batch(pool: RankPool, blob_folder: Path) -> Non
     for num_ranks, accumulate in ((1, 4), (2, 2), (4, 1)):
         settings = {**CALM, "accumulate": accumulate}
         other = pool.run(num_ranks, train, Plan(blob_folder, settings, 5))[0]
-        assert other.losses == pytest.approx(one.losses, rel=1e-4)
+        exact = num_ranks == 1 or accumulate == 1  # else photographs of like cost come into one round
+        assert other.losses == (one.losses if exact else pytest.approx(one.losses, rel=1e-4))
 
 
 def test_shards_stay_even_while_the_model_grows(saved_by_two: list[Trained]) -> None:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from splatstudio import ops
 from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.gaussians import Gaussians, concatenated, opacities_of
 from splatstudio.ops_training import StepGate, count_seen
 from splatstudio.reference import rotation_matrices
 from splatstudio.rendering import stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
+from splatstudio.strategy.births import keys_of_parts
 from splatstudio.strategy.places import in_order, largest, normal_numbers
-from splatstudio.strategy.population import Population, count_anew, edit
+from splatstudio.strategy.population import KEY, Population, count_anew, edit
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
 
@@ -105,6 +106,7 @@ class DefaultStrategy:
         clone, split, capped = self._to_grow(population, step)
         clones, splits = clone.nonzero().squeeze(1), split.nonzero().squeeze(1)
         parents, order, numbers = _to_be_born(population, clones, splits)
+        others = torch.arange(len(parents), device=parents.device) >= len(clones) + len(splits)
         noise = normal_numbers(*numbers, self.generator)
         born = concatenated([gaussians[clones], _halves(gaussians[splits.repeat(2)], noise)])
         keep = ~split & ~self._to_prune(gaussians, counts["radius2d"], step)
@@ -112,8 +114,11 @@ class DefaultStrategy:
         num_removed = int((~split & ~keep).sum()) + int((~viable).sum())
         del gaussians  # the old model can go as soon as there is a new one
         if not bool(viable.all()):
-            born, parents, order = born[viable], parents[viable], order[viable]
+            born, parents, order, others = born[viable], parents[viable], order[viable], others[viable]
         edit(population, keep=keep, newborn=born, parents=parents, order=order)
+        if KEY in population.counts:
+            own = population.counts[KEY][len(population) - len(born) :]  # their parents' until now
+            own.copy_(keys_of_parts(own, others.long(), step))
         count_anew(population)
         changes = torch.tensor([len(clones), len(splits), num_removed], device="cpu")
         cloned, split_up, pruned = ranks.sum(changes).tolist()
@@ -141,7 +146,7 @@ class DefaultStrategy:
 
     def _to_prune(self, gaussians: Gaussians, radius2d: Tensor, step: int) -> Tensor:
         config = self.config
-        keep = torch.sigmoid(gaussians.opacities) >= config.prune_opacity
+        keep = opacities_of(gaussians.opacities) >= config.prune_opacity
         keep &= gaussians.finite_rows()
         if step > config.reset_every:
             keep &= gaussians.scales.amax(dim=1).exp() <= config.prune_scale3d * self.extent

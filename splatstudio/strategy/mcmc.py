@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from splatstudio import ops, ops_training, reference_training
+from splatstudio import ops_training
 from splatstudio.config import McmcConfig, TrainConfig
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians import Gaussians, opacities_of
 from splatstudio.optim import learning_rates
 from splatstudio.reference import rotation_matrices
 from splatstudio.reference_training import normal_noise
-from splatstudio.rendering import stages_for
+from splatstudio.rendering import training_stages_for
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.births import Births, births_of
@@ -131,7 +130,7 @@ class McmcStrategy:
     def _judged(self, population: Population, step: int) -> tuple[Tensor, Tensor]:
         """Return who is alive, [N] bool, and with which masses births are drawn, [N], 0 for the dead."""
         gaussians, counts = population.gaussians.detach(), population.counts
-        opacities = torch.sigmoid(gaussians.opacities)
+        opacities = opacities_of(gaussians.opacities)
         alive = (opacities > self.config.mcmc.min_opacity) & gaussians.finite_rows()
         masses = opacities
         if self.config.mcmc.guided:
@@ -167,7 +166,7 @@ def part(population: Population, births: Births, mcmc: McmcConfig, seed: int) ->
     model = population.gaussians.detach()
     rows, of_row, times = torch.unique(births.parents, return_inverse=True, return_counts=True)
     whole = model[rows]
-    opacity, factor = parted(torch.sigmoid(whole.opacities), times + 1)
+    opacity, factor = parted(opacities_of(whole.opacities), times + 1)
     opacity = torch.logit(opacity.clamp(mcmc.min_opacity, 1.0 - 1e-6)).to(whole.opacities)
     scales = whole.scales + factor.log().to(whole.scales)[:, None]
     parts = replace(whole, opacities=opacity, scales=scales)
@@ -195,7 +194,7 @@ def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
 
     `opacities` [M] in 0..1 are of the whole; float64, see `reference_training.parted`.
     """
-    return _kernels(opacities).parted(opacities, copies.clamp_max(MOST_COPIES))
+    return training_stages_for(opacities).parted(opacities, copies.clamp_max(MOST_COPIES))
 
 
 def beside(gaussians: Gaussians, spread: float, noise: Tensor) -> Gaussians:
@@ -221,12 +220,8 @@ def tremble(population: Population, amount: float, min_opacity: float, seed: int
         return
     gaussians, keys = population.gaussians.detach(), population.counts[KEY]
     if population.gate is None:
-        kernels = _kernels(gaussians.means)
+        kernels = training_stages_for(gaussians.means)
         kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys)
         return
     gate = population.gate
     ops_training.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys, gate=gate)
-
-
-def _kernels(tensor: Tensor) -> ModuleType:
-    return ops_training if stages_for(tensor) is ops else reference_training

@@ -1,23 +1,19 @@
 """Compare trainings on several ranks with those of one process at the same global batch.
 
-python tests/bench/ranks.py --scene fox-colmap banana --presets default absgrad mcmc fast --seeds 1 2 3
+python tests/bench/ranks.py --scene fox-colmap banana --presets default absgrad mcmc fast --seeds 1 2
 
 Every step has --batch photographs, which the ranks share; every 8th photograph by name is held out. Beside
-one process and each of --ranks there is a control: one process that takes the photographs of a step in two
-rounds. It makes the same sums as one process does, in another order, as ranks do, and shows how far rounding
-alone leads trainings apart. One line of JSON is printed for each training, and in the end the mean PSNR of
-each, its standard error, and of the differences from one process, of trainings with the same seed, the mean
-with its own, their size (root mean square) and the largest. --set changes a setting beside the preset's:
---set optim.hurry=0 takes the usual learning rates in place of those that are the larger the shorter the
-training is (seven times in 200 steps), with which any last bit comes to show in the picture.
+one process and each of --ranks there is one process that takes the photographs of a step in two rounds. One
+line of JSON is printed for each training, and in the end a table: PSNR, Gaussians, and whether the model is
+that of one process to the last bit, in whatever order its rows lie. --set changes a setting beside the
+preset's.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import math
-import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -33,9 +29,11 @@ from rank_processes import answers_of, meet
 from splatstudio.config import TrainConfig, changed, declaration
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.gaussians import Gaussians
 from splatstudio.presets import PRESETS
 from splatstudio.scene import load_training_scene
 from splatstudio.sharded_evaluate import evaluate_together
+from splatstudio.sharded_view import gathered
 from splatstudio.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
@@ -64,7 +62,7 @@ class Outcome:
     layout: str
     psnr: float
     num_gaussians: int
-    births: list[int]  # of each change of the number of Gaussians, cloned, split and moved ones together
+    model: str  # a hash of its rows, sorted
     seconds: float
 
 
@@ -113,9 +111,9 @@ def measure(scene: str, strategy: str, config: TrainConfig, layout: Layout) -> O
     """Train with so many processes, of one thread each, and return what came of it."""
     path = SCENES / scene if (SCENES / scene).is_dir() else Path(scene)
     answers = answers_of(layout.num_ranks, _train, path, config)
-    psnr, num_gaussians, births, seconds = answers[0]
+    psnr, num_gaussians, model, seconds = answers[0]
     return Outcome(
-        scene, strategy, config.seed, str(layout), round(psnr, 4), num_gaussians, births, round(seconds, 1)
+        scene, strategy, config.seed, str(layout), round(psnr, 4), num_gaussians, model, round(seconds, 1)
     )
 
 
@@ -129,41 +127,33 @@ def _train(
         ranks = ProcessRanks()
     scene = load_training_scene(scene_path, config)
     trainer = Trainer(scene, config, ranks=ranks)
-    started, births = time.perf_counter(), []
+    started = time.perf_counter()
     while trainer.step < config.steps:
-        change = trainer.train_step().change
-        if change is not None:
-            births.append(change.cloned + change.split + change.relocated)
+        trainer.train_step()
     seconds = time.perf_counter() - started
     evaluation = evaluate_together(ranks, trainer.gaussians, scene, options=trainer.display_options)
-    wire.send((evaluation.psnr, trainer.num_gaussians, births, seconds))
+    whole = gathered(ranks, trainer.gaussians)
+    model = "" if whole is None else _hash_of(whole)
+    wire.send((evaluation.psnr, trainer.num_gaussians, model, seconds))
     trainer.close()
 
 
+def _hash_of(gaussians: Gaussians) -> str:
+    rows = torch.cat([tensor.reshape(len(gaussians), -1) for tensor in gaussians.tensors().values()], dim=1)
+    return hashlib.sha256(b"".join(sorted(row.tobytes() for row in rows.numpy()))).hexdigest()[:16]
+
+
 def print_table(outcomes: Iterable[Outcome]) -> None:
-    """Print for each scene, strategy and layout the PSNR, and by how much it is above that of one process."""
-    runs: dict[tuple[str, str, str], dict[int, Outcome]] = {}
+    """Print a line for each training, and whether its model is that of one process."""
+    alone: dict[tuple[str, str, int], Outcome] = {}
+    print("\nscene       strategy  seed  photographs       PSNR  over one  Gaussians  the same model")
     for outcome in outcomes:
-        runs.setdefault((outcome.scene, outcome.strategy, outcome.layout), {})[outcome.seed] = outcome
-    alone: dict[int, Outcome] = {}
-    print("\nscene       strategy  photographs       PSNR   s.e.  Gaussians   over one   s.e.    rms   most")
-    for (scene, strategy, layout), by_seed in runs.items():
-        if layout.startswith("1 x") and "twice" not in layout:
-            alone = by_seed
-        psnr = _mean([outcome.psnr for outcome in by_seed.values()])
-        differences = [outcome.psnr - alone[seed].psnr for seed, outcome in by_seed.items()]
-        above, size = _mean(differences), math.sqrt(statistics.mean(each**2 for each in differences))
-        number = statistics.mean(outcome.num_gaussians for outcome in by_seed.values())
+        one = alone.setdefault((outcome.scene, outcome.strategy, outcome.seed), outcome)
         print(
-            f"{scene:11} {strategy:9} {layout:13} {psnr[0]:8.3f} {psnr[1]:6.3f} {number:10,.0f}"
-            f" {above[0]:+10.3f} {above[1]:6.3f} {size:6.3f} {max(map(abs, differences)):6.3f}"
+            f"{outcome.scene:11} {outcome.strategy:9} {outcome.seed:4}  {outcome.layout:13}"
+            f" {outcome.psnr:8.3f} {outcome.psnr - one.psnr:+9.3f} {outcome.num_gaussians:10,}"
+            f"  {outcome.model == one.model}"
         )
-
-
-def _mean(values: list[float]) -> tuple[float, float]:
-    """Return the mean and its standard error, which one value alone does not have."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.mean(values), error
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from splatstudio.trainer import Trainer
 # Of a visible Gaussian in the exchange and of its gradients.
 ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}
 WARM_UP = 3  # steps that are not measured
-SMALL_MESSAGES = 4  # a step: cameras (their number and they), counts, losses
+SMALL_MESSAGES = 7  # a step: who has memory, cameras (their number and they), counts, losses
 
 # GB/s that a GPU sends while it receives as many, and seconds until the first byte is there.
 LINKS = {

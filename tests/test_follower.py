@@ -42,10 +42,14 @@ def test_long_tasks_move_the_pulse_and_the_last_save_has_a_limit(
             step=3, begin=lambda: None, take_part=take_part, close=lambda: at_close.append(phases[-1])
         )
 
-    control = SimpleNamespace(follow=lambda step: turns.pop(0), ranks=None)
+    left: list[str] = []
+    control = SimpleNamespace(
+        follow=lambda step: turns.pop(0), ranks=None, close=lambda: left.append("the group")
+    )
     monkeypatch.setattr(follower_module, "ControlGroup", lambda *_: control)
     pulse: Any = SimpleNamespace(move=lambda phase, step: phases.append(phase))
     place: Any = SimpleNamespace(rank=1, num_ranks=2, meeting=None, log_path=None)
     job: Any = None
     Follower(place, job, pulse, make).run()
     assert at_close == [Phase.OBEYING], "a rank that waits has no limit"
+    assert left == ["the group"]

@@ -237,7 +237,7 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_the_worker_saves_and_leaves_when_its_parent_dies(
     blob_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -258,8 +258,9 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     try:
-        # As Ctrl-C in a terminal does, SIGINT goes to the whole process group.
-        os.killpg(parent.pid, number) if number == signal.SIGINT else os.kill(parent.pid, number)
+        # As Ctrl-C in a terminal does, SIGINT goes to the whole process group; a terminal that is closed
+        # sends SIGHUP to it.
+        os.kill(parent.pid, number) if number == signal.SIGKILL else os.killpg(parent.pid, number)
         parent.wait(2 * TIMEOUT)  # it waits for the worker's save, which yields to all else on the machine
         wait_until(lambda: not alive(pid), "the orphan leaves")
         wait_until(lambda: newest_checkpoint(tmp_path / "run") is not None, "the orphan saves")

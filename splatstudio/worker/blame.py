@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from splatstudio.distributed.failures import is_out_of_memory
-from splatstudio.error_text import first_line
+from splatstudio.error_text import essence
 
 log = logging.getLogger("splatstudio.worker")
 
@@ -27,8 +27,14 @@ PEER_SIGNS = (
     "broken pipe",
     "connection refused",
     "timed out waiting",
-    "distbackenderror",
+    # NCCL's and its watchdog's: the other errors of it are a rank's own, as of a GPU or of shared memory.
+    "remote process exited",
+    "communicator was aborted",
+    "collective operation timeout",
+    "retrieving nccluniqueid",
 )
+# What NCCL says of a GPU's memory: its own, which it takes beside what torch has.
+NCCL_MEMORY = ("out of memory", "cuda calloc", "cuda malloc")
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,17 @@ class Cause:
 
 def is_of_a_peer(error: BaseException) -> bool:
     """Say whether an error only tells that another rank has gone."""
-    return _is_of_a_peer(type(error).__name__, first_line(error))
+    return _is_of_a_peer(type(error).__name__, essence(error))
 
 
 def _is_of_a_peer(kind: str, text: str) -> bool:
     lowered = f"{kind}: {text}".lower()
     return any(sign in lowered for sign in PEER_SIGNS)
+
+
+def _is_memory_of_nccl(error: BaseException) -> bool:
+    text = str(error).lower()
+    return type(error).__name__ == "DistBackendError" and any(words in text for words in NCCL_MEMORY)
 
 
 def write_report(folder: Path, rank: int, step: int, error: BaseException, sentence: str) -> None:
@@ -94,12 +105,12 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
         rank=rank,
         step=step,
         kind=type(error).__name__,
-        text=first_line(error),
+        text=essence(error),
         sentence=sentence,
         # A ValueError says what the user did, or that the training diverged.
         final=isinstance(error, ValueError),
         monotonic_ns=time.monotonic_ns(),
-        memory=is_out_of_memory(error),
+        memory=is_out_of_memory(error) or _is_memory_of_nccl(error),
     )
     partial = folder / f".error-{rank}"
     try:
@@ -121,19 +132,22 @@ def read_report(folder: Path, rank: int) -> ErrorReport | None:
 def blame(ends: list[RankEnd], num_ranks: int) -> Cause:
     """Return the cause among the ends of the ranks, of which one at least is not clean.
 
-    A rank that hung or died by a signal is to blame; else the one with the earliest error that is not about
-    another rank; else the first one.
+    A rank that hung or died by a signal, without a word, is to blame; else the one with the earliest error
+    that is not about another rank; else the first one. A signal by which NCCL ends a rank because another has
+    gone (SIGABRT) says less than any other, and than an error.
     """
     bad = [end for end in ends if end.exitcode != 0 or end.silence is not None]
     for end in bad:
         if end.silence is not None:
             return Cause(end.rank, end.step, "silence", f"{_name(end.rank, num_ranks)} {end.silence}.")
-    for end in bad:
-        if end.exitcode is not None and end.exitcode < 0:
+    reports = [end.report for end in bad if end.report is not None]
+    told = any(not report.of_a_peer for report in reports)
+    for end in sorted(bad, key=lambda end: end.exitcode == -signal.SIGABRT):
+        aborted = end.exitcode == -signal.SIGABRT
+        if end.exitcode is not None and end.exitcode < 0 and end.report is None and not (aborted and told):
             name = _signal_name(-end.exitcode)
             sentence = f"{_name(end.rank, num_ranks)} was killed ({name}{_reason(name)})."
             return Cause(end.rank, end.step, name, sentence)
-    reports = [end.report for end in bad if end.report is not None]
     reports.sort(key=lambda report: (report.of_a_peer, report.monotonic_ns))
     if reports:
         report = reports[0]

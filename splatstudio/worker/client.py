@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +74,8 @@ class WorkerClient:
         descriptor, name = tempfile.mkstemp(prefix="splatstudio-", suffix=".log")
         os.close(descriptor)
         self._first_log = Path(name)
+        # Also where nobody closes this, as when the studio ends by an error.
+        weakref.finalize(self, _remove_empty, self._first_log)
         self._run_log = log_of(job.run_dir) if isinstance(job, TrainJob) else None
         self._events: deque[Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
@@ -204,3 +208,9 @@ class WorkerClient:
                 subscriber(event)
             except Exception:  # it runs on the supervisor's thread, which must live to hear the worker
                 log.exception("a listener failed with %s", type(event).__name__)
+
+
+def _remove_empty(file: Path) -> None:
+    with contextlib.suppress(OSError):  # it is gone already
+        if file.stat().st_size == 0:
+            file.unlink()

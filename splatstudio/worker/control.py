@@ -7,7 +7,9 @@ of gloo also beside NCCL, so that no step waits for a GPU to hear of an order.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 from dataclasses import asdict
 from datetime import timedelta
 from enum import IntEnum
@@ -18,12 +20,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from splatstudio.distributed import Ranks
+from splatstudio.distributed.gpu_group import gpu_group
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.rendering import fastest_device
 from splatstudio.worker import messages
 from splatstudio.worker.messages import Command
 
 TIMEOUT = timedelta(minutes=30)  # a rank that hangs is found by its heartbeat, long before
+RELEASE_SECONDS = 20.0  # for GPUs to let go of each other
+
+log = logging.getLogger("splatstudio.worker")
 
 
 class Turn(IntEnum):
@@ -55,12 +61,15 @@ class ControlGroup:
         else:
             # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
             store = FileStore(str(folder / "store"), num_ranks)
+            # Of this machine alone: neither a firewall nor a network that comes and goes is in their way.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup), "every rank is a member"
         self._group = group
-        self._ranks = ProcessRanks(_rows_group(), dist.group.WORLD)
+        self._gpus = gpu_group(ProcessRanks(), fastest_device(), TIMEOUT)
+        self._ranks = ProcessRanks(self._gpus, dist.group.WORLD)
         self._header = torch.zeros(4, dtype=torch.int64)
 
     @property
@@ -87,17 +96,22 @@ class ControlGroup:
         return Turn(turn), body.numpy().tobytes()
 
     def close(self) -> None:
-        """Leave the group; the ranks need not do so at the same time."""
-        dist.destroy_process_group()
+        """Let GPUs let go of each other, before the process ends; all ranks call it when all is done.
+
+        What NCCL still holds at the end of a process can keep it from ending. Not waited for for long.
+        """
+        if self._gpus is None:
+            return
+        leaving = threading.Thread(target=_release, args=(self._gpus, fastest_device()), daemon=True)
+        leaving.start()
+        leaving.join(RELEASE_SECONDS)
+        if leaving.is_alive():
+            log.warning("the GPUs did not let go of each other within %.0f s", RELEASE_SECONDS)
 
 
-def _rows_group() -> dist.ProcessGroup | None:
-    """Return the group that carries rows between GPUs; None: the default one, of gloo, does."""
-    if fastest_device().type != "cuda":
-        return None
-    rows = dist.new_group(backend="nccl", device_id=fastest_device())
-    assert isinstance(rows, dist.ProcessGroup), "every rank is a member"
-    return rows
+def _release(group: dist.ProcessGroup, device: torch.device) -> None:
+    torch.cuda.set_device(device)  # each thread has its own
+    dist.destroy_process_group(group)
 
 
 def encoded(order: Command) -> bytes:

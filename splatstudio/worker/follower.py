@@ -56,6 +56,7 @@ class Follower:
         self._enter(Phase.LOADING)
         self._activity.begin()
         self._follow(control)
+        control.close()
 
     def _follow(self, control: ControlGroup) -> None:
         while True:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,6 +119,8 @@ class RankGroup:
         try:
             self._slots = FrameSlots.create()
             self._folder = Path(tempfile.mkdtemp(prefix="splatstudio-ranks-"))
+            # Also where nobody closes this, as when the studio ends by an error; what is in use stays.
+            weakref.finalize(self, _remove_empty, self._folder)
             self._processes = self._new_processes(self._slots.file, self._folder)
             with _no_ctrl_c():
                 for process in self._processes:
@@ -259,3 +263,8 @@ def silence_in_words(silence: Silence) -> str:
     if silence.frozen:
         return f"stood still for {seconds} (it was stopped, or the machine is out of memory)"
     return f"did not get on for {seconds}"
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

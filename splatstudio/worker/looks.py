@@ -41,7 +41,7 @@ class Look:
 class Seen:
     """What was gathered for a look."""
 
-    rows: Tensor  # [M, COLUMNS] on the CPU
+    rows: Tensor  # [M, COLUMNS] on the model's device
     short: tuple[int, ...]  # the ranks that had no memory for their part
 
 
@@ -64,14 +64,15 @@ def gather_seen(ranks: Ranks, gaussians: Gaussians, look: Look, options: RenderO
 
     A rank that has no memory for its part sends none. Called by all ranks.
     """
-    own = unless_out_of_memory(lambda: seen_rows(gaussians, look, options).cpu())
-    short, rows = own is None, torch.zeros((0, COLUMNS), device="cpu") if own is None else own
+    # Between GPUs they go the short way: by the CPU's memory and network a picture would take far longer.
+    own, nothing = unless_out_of_memory(lambda: seen_rows(gaussians, look, options)), (0, COLUMNS)
+    short, rows = own is None, gaussians.means.new_zeros(nothing) if own is None else own
     table = torch.cat(ranks.gather(torch.tensor([[len(rows), int(short)]], device="cpu")))
     received = table[:, 0].tolist() if ranks.rank == 0 else [0] * ranks.num_ranks
     try:
         got = together(ranks, lambda: rows.new_empty((sum(received), COLUMNS)))
     except OutOfMemory as error:
-        return Seen(torch.zeros((0, COLUMNS), device="cpu"), error.ranks)
+        return Seen(gaussians.means.new_zeros(nothing), error.ranks)
     got = ranks.swap_rows(rows, [len(rows), *[0] * (ranks.num_ranks - 1)], received, into=got)
     return Seen(got, tuple(table[:, 1].nonzero().squeeze(1).tolist()))
 

@@ -21,6 +21,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.model import Model
@@ -64,6 +66,7 @@ from splatstudio.worker.training_part import TrainingPart
 from splatstudio.worker.viewing import Viewing
 
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
+LAST_SECONDS = 10  # whole ones, for a rank on a GPU to end after an error
 IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
 
 log = logging.getLogger("splatstudio.worker")
@@ -83,6 +86,9 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     """Run one rank until it is told to leave; the process's entry point."""
     # Ctrl-C reaches the whole foreground process group, but only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nor does a terminal that is closed end it before it has saved: it sees that the parent has gone.
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.environ.update(place.environment)
     if place.log_path is not None:
         redirect_output(place.log_path)
@@ -111,11 +117,24 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
         rank.rescue(error)
         write_report(place.folder, place.rank, rank.step, error, error_sentence(error))
         rank.leave()
+        if place.num_ranks > 1 and torch.cuda.is_initialized():
+            end_within(LAST_SECONDS)
         sys.exit(1)
     rank.leave()
     log.info("rank %d leaves", place.rank)
     if place.rank == 0:
         _clear_up(place, job)
+
+
+def end_within(seconds: int) -> None:
+    """End this process in so many seconds even where it cannot end by itself.
+
+    A GPU that waits for a rank that is gone keeps its own process from ending; Python's threads stand still
+    by then. Where there are no alarms, whoever has started the process ends it.
+    """
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
 
 
 class _ThreadError(Command):
@@ -206,6 +225,8 @@ class Worker:
         self._enter(Phase.OBEYING)
         self._activity.close()
         self._tell_ranks(Turn.LEAVE)
+        if self._control is not None:
+            self._control.close()
 
     def _advance(self) -> None:
         self._tell_ranks(Turn.STEP)

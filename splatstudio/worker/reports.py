@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
-from splatstudio.error_text import first_line
+from splatstudio.error_text import essence
 from splatstudio.run import read_metrics
 from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import Job, TrainJob
@@ -14,7 +14,7 @@ from splatstudio.worker.standing_orders import LIMIT
 
 def error_sentence(error: BaseException) -> str:
     """Return what to tell the user about an exception in the worker."""
-    text = first_line(error)
+    text = essence(error)
     if isinstance(error, ValueError):
         # A ValueError of ours already is a sentence about something the user can change.
         return _as_sentence(text)

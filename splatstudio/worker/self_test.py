@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from splatstudio.error_text import first_line
+from splatstudio.distributed.gpu_group import gpu_group
+from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.error_text import essence
 from splatstudio.worker.group import process_context
 
 PATIENCE_SECONDS = 90.0  # two processes load torch from a slow disk, and a GPU's driver wakes up
@@ -83,17 +85,19 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
     if backend == "nccl":
         torch.cuda.set_device(rank)
         device = torch.device("cuda", rank)
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     try:
         store = FileStore(str(folder / "store"), 2)
         timeout = timedelta(seconds=PATIENCE_SECONDS)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timeout)
-        _agree(rank, device)
+        # As in a training: GPUs have a group of their own beside that of the processors.
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
+        group = gpu_group(ProcessRanks(), device, timeout)
+        _agree(rank, device, group)
         met = time.monotonic() - started
-        answer = RankTest(met, _broadcast_seconds(device), _bytes_per_second(device))
+        answer = RankTest(met, _broadcast_seconds(device, group), _bytes_per_second(device, group))
     except (RuntimeError, ValueError, OSError) as error:
-        connection.send(first_line(error))
+        connection.send(essence(error))
         return
     connection.send(answer)
     connection.close()
@@ -101,38 +105,38 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
     dist.destroy_process_group()
 
 
-def _agree(rank: int, device: torch.device) -> None:
+def _agree(rank: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
     """Check a sum and an exchange of parts of different sizes, of which one is empty."""
     total = torch.tensor([rank + 1.0], device=device)
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     sizes = [[0, 3], [2, 1]]  # [from][to], rows
     sent = torch.full((sum(sizes[rank]),), float(rank), device=device)
     theirs = [sizes[source][rank] for source in range(2)]
     got = torch.full((sum(theirs),), -1.0, device=device)
-    dist.all_to_all_single(got, sent, theirs, sizes[rank])
+    dist.all_to_all_single(got, sent, theirs, sizes[rank], group=group)
     expected = [0.0] * theirs[0] + [1.0] * theirs[1]
     if float(total) != 3.0 or got.tolist() != expected:
         raise RuntimeError("the two ranks do not agree on a sum or on what they exchanged")
 
 
-def _broadcast_seconds(device: torch.device) -> float:
+def _broadcast_seconds(device: torch.device, group: dist.ProcessGroup | None) -> float:
     header = torch.zeros(4, dtype=torch.int64, device=device)
     times: list[float] = []
     for _ in range(NUM_CALLS):
         begin = time.perf_counter()
-        dist.broadcast(header, 0)
+        dist.broadcast(header, 0, group=group)
         float(header[0])  # waits for a GPU
         times.append(time.perf_counter() - begin)
     return sorted(times)[NUM_CALLS // 2]
 
 
-def _bytes_per_second(device: torch.device) -> float:
+def _bytes_per_second(device: torch.device, group: dist.ProcessGroup | None) -> float:
     num = 2 * EXCHANGED_BYTES // 4
     sent, got = torch.zeros(num, device=device), torch.empty(num, device=device)
     times: list[float] = []
     for _ in range(5):
         begin = time.perf_counter()
-        dist.all_to_all_single(got, sent)
+        dist.all_to_all_single(got, sent, group=group)
         float(got[0])
         times.append(time.perf_counter() - begin)
     return EXCHANGED_BYTES / sorted(times)[2]

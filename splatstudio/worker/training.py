@@ -234,8 +234,8 @@ class Training:
 
     def _pause(self, session: Session, command: Pause) -> None:
         if self.running:
-            # The step at which it stands still is told exactly.
-            self._progress.tell(session.trainer)
+            self._progress.tell(session.trainer)  # the step at which it stands still, exactly
+            session.rest()
             self._change_state("paused")
 
     def _resume(self, session: Session, command: Resume) -> None:

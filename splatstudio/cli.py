@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -275,8 +276,15 @@ def info(path: Positional[Path], /, images: str = "") -> int:
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    from splatstudio.terminal import print_model, print_scene
+    from splatstudio.terminal import print_model, print_run, print_scene
 
+    if (path / "run.json").exists():
+        from splatstudio.checkpoint import newest_checkpoint
+        from splatstudio.run import Run
+
+        print_run(Run.open(path))
+        if newest_checkpoint(path) is None:
+            return 0
     if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
         from splatstudio.api import load_model
 
@@ -372,6 +380,10 @@ def main() -> None:
         sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
         sys.exit(app.cli(prog="splatstudio", args=with_fit_batch(sys.argv[1:])))
+    except BrokenPipeError:
+        # Who reads has seen enough, as `head`; nothing more can be printed, not even at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)  # as a shell counts SIGPIPE
     except (ValueError, OSError) as error:
         Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

@@ -9,6 +9,14 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def essence(error: BaseException) -> str:
+    """Return the first line of an exception's text, with the last where that has the cause, as NCCL's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__name__ != "DistBackendError" or len(lines) < 2:
+        return first_line(error)
+    return f"{lines[0]}: {lines[-1]}"
+
+
 def printable(text: str, limit: int = 2000) -> str:
     """Return what another program says without what would steer a terminal, `limit` characters at most."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])

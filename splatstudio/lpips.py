@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from splatstudio.formats.torch_file import DAMAGE
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the inputs in -1..1
 SMALLEST = 32  # pixels a side: below, nothing is left after AlexNet's strides
 HEADS_URL = "https://raw.githubusercontent.com/richzhang/PerceptualSimilarity/master/lpips/weights/v0.1/"
+NOT_FOUND = ": weights not found"
 BACKBONES_URL = "https://download.pytorch.org/models/"
 
 
@@ -175,12 +177,20 @@ def load_lpips(name: str) -> Lpips:
     missing = [file for file, path in found.items() if path is None]
     if missing:
         raise ValueError(
-            f"LPIPS ({network.title}): weights not found, put {' and '.join(missing)} at {weights_folder()},"
+            f"LPIPS ({network.title}){NOT_FOUND}, put {' and '.join(missing)} at {weights_folder()},"
             " or let splatstudio eval --fetch-lpips download them"
         )
     backbone, head = found.values()
     assert backbone is not None and head is not None
     return Lpips(name, _backbone(backbone, network), _heads(head, network))
+
+
+def short_notes(notes: Sequence[str]) -> list[str]:
+    """Return the notes of an evaluation, with one sentence for all networks without weights, at the end."""
+    kept = [note for note in notes if NOT_FOUND not in note]
+    if len(kept) < len(notes):
+        kept.append("LPIPS is left out: its weights are not here. splatstudio eval --fetch-lpips gets them.")
+    return kept
 
 
 def fetch_lpips(name: str) -> None:

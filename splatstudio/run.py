@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -73,6 +74,17 @@ class Run:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
         return cls(Path(path), Path(values["scene"]), config)
+
+    def with_images(self, folder: str) -> Run:
+        """Note in run.json that the photographs lie in `folder` now, and return the run with it.
+
+        Raises OSError where the file cannot be written.
+        """
+        file = self.path / "run.json"
+        values = json.loads(file.read_bytes())
+        config = dataclasses.replace(self.config, images=folder)
+        write_json_durably(file, {**values, "config": to_json(config)})
+        return dataclasses.replace(self, config=config)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that are not finite are written as null."""

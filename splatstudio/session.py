@@ -22,6 +22,7 @@ from splatstudio.score_watch import FlatNews, ScoreWatch, evaluation_interval
 from splatstudio.trainer import StepStats, Trainer
 
 SAFE = "Checkpoints already written are safe"
+FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
 
@@ -97,7 +98,9 @@ class Session:
         self._saver = CheckpointSaver(run.path) if saver is None else saver
         self._evaluator = evaluator or partial(evaluate_alone, trainer)
         self._started = time.monotonic()
-        self._saving_since = clock()  # when the last checkpoint was begun, or the training
+        self._resting_since: float | None = None
+        self._training_since = clock()
+        self._saving_since = self._training_since  # when the last checkpoint was begun, or the training
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._watch = ScoreWatch(
@@ -146,6 +149,9 @@ class Session:
         that was asked for, all else once until it works again; the training goes on. A last step that cannot
         be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
         """
+        if self._resting_since is not None:
+            self._started += time.monotonic() - self._resting_since
+            self._resting_since = None
         stats = self.trainer.train_step()
         evaluation, flat, problems, unsaved = None, None, [], None
         if stats.change is not None and stats.change.opacities_reset:
@@ -174,6 +180,10 @@ class Session:
         settled = self._settled(wait=False, repeat=not told)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
         return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
+
+    def rest(self) -> None:
+        """Count no time of the training, as metrics.jsonl tells it, until the next step."""
+        self._resting_since = time.monotonic()
 
     def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way."""
@@ -282,8 +292,10 @@ class Session:
 
     def _autosave_due(self) -> bool:
         # A disk that takes longer than the time between two saves is not waited for.
+        # At first as soon as what would be lost is as much as what was saved.
         seconds = self.trainer.config.save_minutes * 60.0
-        return seconds > 0 and self._clock() - self._saving_since >= seconds and not self._saver.busy
+        wait = min(seconds, max(FIRST_SAVE_SECONDS, self._saving_since - self._training_since))
+        return seconds > 0 and self._clock() - self._saving_since >= wait and not self._saver.busy
 
     def _evaluation_due(self) -> bool:
         config, step = self.trainer.config, self.trainer.step

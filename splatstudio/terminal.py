@@ -15,8 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from splatstudio.api import Model
+from splatstudio.checkpoint import checkpoint_folders, step_of
 from splatstudio.doctor import ADVICE, findings
 from splatstudio.evaluate import Evaluation
+from splatstudio.lpips import short_notes
+from splatstudio.run import Run
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.worker import messages
@@ -101,7 +104,7 @@ def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
         f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} Gaussians,"
         f" {len(evaluation.images)} test photographs, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
     )
-    for note in evaluation.notes:
+    for note in short_notes(evaluation.notes):
         console.print(note, style="yellow", markup=False)
 
 
@@ -132,10 +135,34 @@ def print_model(path: Path, model: Model) -> None:
         console.print(f"median opacity {opacity:.2f}")
 
 
+def print_run(run: Run) -> None:
+    """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
+    config, rows = run.config, run.metrics().rows
+    steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]
+    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
+    planned = next((row["value"] for row in reversed(rows) if row.get("setting") == "steps"), config.steps)
+    told = [
+        ("Run", str(run.path.resolve())),
+        ("Scene", str(run.scene_path)),
+        ("Photographs", f"1/{config.downscale} of their size" if config.downscale > 1 else "full size"),
+        ("Strategy", config.strategy),
+        ("Steps", f"{rows[-1]['step'] if rows else 0:,} of {planned:,}"),
+        ("Test PSNR", f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else "none yet"),
+        ("Checkpoints", ", ".join(f"{step:,}" for step in steps) or "none yet"),
+    ]
+    _print_rows(told)
+
+
 def print_scene(scene: Scene) -> None:
     """Print what a scene holds, and what was noticed while it was read."""
+    _print_rows(describe_scene(scene))
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for label, text in describe_scene(scene):
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is needed whole
+    for label, text in rows:
         table.add_row(label, Text(text))
     console.print(table)
 

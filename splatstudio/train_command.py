@@ -17,6 +17,7 @@ from splatstudio.config import TrainConfig, resumed
 from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.launched_command import launched_job, train_as_rank
+from splatstudio.model import remember_images
 from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
@@ -86,6 +87,8 @@ def train_scene(
             console.print(f"Nothing to do: the run is at step {first} of {config.steps} already.")
             return 0
         _take_over(run_dir)
+        if (run := Run.open(run_dir)).config.images != config.images:
+            remember_images(run, config.images)
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
     chosen = devices.chosen()

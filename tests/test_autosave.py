@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,9 @@ def after_step(session: Session, clock: Clock, minutes: float) -> list[int]:
 def test_one_is_written_when_the_time_has_passed_and_replaces_the_one_before(
     session: Session, clock: Clock
 ) -> None:
-    assert after_step(session, clock, 9.75) == []
-    assert after_step(session, clock, 0.25) == [2]
-    assert after_step(session, clock, 9.75) == [2], "counted from the last one"
+    assert after_step(session, clock, 10.0) == [1]
+    assert after_step(session, clock, 9.75) == [1], "counted from the last one"
+    assert after_step(session, clock, 0.25) == [3]
     # Step 4 is one of save_steps: it takes the place of the autosave, and the time counts from it.
     assert after_step(session, clock, 0.25) == [4]
     assert after_step(session, clock, 9.75) == [4]
@@ -68,6 +69,15 @@ def test_one_is_written_when_the_time_has_passed_and_replaces_the_one_before(
     while not session.finished:
         steps = after_step(session, clock, 10.0)
     assert steps == [4, 7, 12], "no autosave is left of a training that has ended"
+
+
+def test_the_first_come_after_one_two_four_and_eight_minutes(session: Session, clock: Clock) -> None:
+    session.trainer.config = replace(session.trainer.config, save_steps=())
+    assert [after_step(session, clock, minutes) for minutes in (0.75, 0.25)] == [[], [2]]
+    assert [after_step(session, clock, minutes) for minutes in (0.75, 0.25)] == [[2], [4]]
+    assert [after_step(session, clock, minutes) for minutes in (1.75, 0.25)] == [[4], [6]]
+    assert [after_step(session, clock, minutes) for minutes in (3.75, 0.25)] == [[6], [8]]
+    assert [after_step(session, clock, minutes) for minutes in (7.75, 0.25, 9.75, 0.25)][-2:] == [[10], [12]]
 
 
 def test_the_one_before_stays_until_the_new_one_is_complete(

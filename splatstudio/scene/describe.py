@@ -20,14 +20,17 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     turned = sum(view.orientation != 1 for view in scene.views)
     models = Counter(view.lens.model for view in scene.views)
     rows = [
-        ("Scene", str(scene.path)),
+        ("Scene", str(scene.path.resolve())),
         ("Format", scene.format),
         ("Photographs", f"{len(scene.views)}: {num_train} to train, {num_test} to test"),
         ("Size in files", _counted(stored)),
         ("Size in training", _counted(delivered)),
         ("Cameras", f"{len(lenses)} ({_counted(models)})"),
         ("Lens distortion", f"{len(distorted)} photographs, undistorted when read" if distorted else "none"),
-        ("Sparse points", f"{len(scene.points)}" if len(scene.points) else "none: training starts at random"),
+        (
+            "Sparse points",
+            f"{len(scene.points):,}" if len(scene.points) else "none: training starts at random",
+        ),
         ("Radius of the cameras", f"{_file_radius(scene):.4g} in the files' units"),
     ]
     if masks:

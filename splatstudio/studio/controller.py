@@ -15,7 +15,7 @@ from splatstudio.config import changed, value_of
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FrameSource, ModelState
-from splatstudio.studio.history import History, evaluated_in, offer_in
+from splatstudio.studio.history import History, evaluated_in, newest_scores, offer_in
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, Status, choice_of, followed, notice_of
 from splatstudio.studio.viewport import FRAME_SECONDS
@@ -38,6 +38,7 @@ from splatstudio.worker.messages import (
     SettingChanged,
     SetView,
     Start,
+    Started,
     StateChanged,
     Stop,
     TrainJob,
@@ -93,9 +94,8 @@ class Controller(FrameSource):
     def _will_pause(self) -> bool | None:
         """Say of a training that is being started again whether it will stand still; else None."""
         job, state = self._worker.job, self.status.state
-        again = state == "restarting" or (
-            state == "loading" and isinstance(job, TrainJob) and job.attempt > 0
-        )
+        retried = isinstance(job, TrainJob) and job.attempt > 0
+        again = state == "restarting" or (state == "loading" and retried)
         return self._worker.will_pause if again else None
 
     def press_primary(self) -> None:
@@ -150,10 +150,8 @@ class Controller(FrameSource):
     @property
     def can_set_up(self) -> bool:
         """Say whether the training has not begun, so that every setting can still be chosen."""
-        unstarted = self.status.state == "ready" or (
-            self.status.state in ("failed", "ended") and self._resume_step is None
-        )
-        return self.project.can_train and unstarted
+        lost = self.status.state in ("failed", "ended") and self._resume_step is None
+        return self.project.can_train and (self.status.state == "ready" or lost)
 
     def change_settings(self, values: Mapping[str, Any]) -> None:
         """Change settings, given by their dotted paths.
@@ -367,6 +365,8 @@ class Controller(FrameSource):
             known = event == self.status.flat  # told again after a restart, or when a run goes on
             self.status = followed(self.status, event)
             self.history.follow(event)
+            if isinstance(event, Started):
+                self.status = replace(self.status, test_psnr=self.history.last_test_psnr)
         if isinstance(event, SettingChanged):
             known = not self._take_setting(event)
         elif isinstance(event, Exported):
@@ -393,8 +393,7 @@ class Controller(FrameSource):
         if run_dir is not None and (run_dir / "metrics.jsonl").exists():
             run = Run.open(run_dir)
             self.history.load(run.metrics().rows)
-            self.status = replace(self.status, flat=offer_in(run, self.project.config, self._resume_step))
-            if len(self.history.test_psnr):
-                self.status = replace(self.status, test_psnr=self.history.test_psnr.last)
-            for newest in sorted((run_dir / "eval").glob("step_*.json"))[-1:]:
+            flat = offer_in(run, self.project.config, self._resume_step)
+            self.status = replace(self.status, flat=flat, test_psnr=self.history.last_test_psnr)
+            if (newest := newest_scores(run)) is not None:
                 self.take_scores(newest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.run import Run
 from splatstudio.score_watch import ScoreWatch
+from splatstudio.session import METRICS_EVERY
 from splatstudio.worker.flat_report import ScoreFlat, score_flat
-from splatstudio.worker.messages import Densified, Evaluated, Event, Progress
+from splatstudio.worker.messages import Densified, Evaluated, Event, Progress, Started
 from splatstudio.worker.progress import RATE_SECONDS, running_mean
+from splatstudio.worker.reports import checkpoint_step
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
@@ -60,6 +64,12 @@ class Curve:
                 del points[1:-1:2]
                 self._every = max(self._every * 2, 2)
 
+    def cut(self, step: int) -> None:
+        """Drop what comes after a step, from which a training goes on."""
+        with self._lock:
+            while self._points and self._points[-1][0] > step:
+                self._points.pop()
+
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return steps and values, float64."""
         with self._lock:
@@ -79,9 +89,19 @@ class History:
         self.densified = Curve()  # the number of Gaussians after each densification
         self.resets = Curve()  # the loss where the opacities were reset
 
+    @property
+    def last_test_psnr(self) -> float | None:
+        """Return the newest PSNR of the test photographs, dB, None where there is none."""
+        return self.test_psnr.last if len(self.test_psnr) else None
+
     def follow(self, event: Event) -> None:
         """Take in an event of the worker."""
-        if isinstance(event, Progress):
+        if isinstance(event, Started):
+            # What came after an older checkpoint, or before the first one, is made again.
+            every = (self.loss, self.train_psnr, self.test_psnr, self.num_gaussians, self.rate)
+            for curve in (*every, self.densified, self.resets):
+                curve.cut(event.step)
+        elif isinstance(event, Progress):
             self.loss.add(event.step, event.loss)
             self.num_gaussians.add(event.step, event.num_gaussians)
             self.rate.add(event.step, event.steps_per_second)
@@ -138,6 +158,22 @@ class LoggedRate:
             steps.popleft()
         start, first = steps[0]
         return (step - first) / (elapsed - start) if len(steps) > 1 else None
+
+
+def newest_scores(run: Run) -> Path | None:
+    """Return the newest file in eval/ of a run, of the steps that it has come to; None: there is none.
+
+    What a later step left there is older: the training had to go back behind it since.
+    """
+    checkpoint, rows = newest_checkpoint(run.path), run.metrics().rows
+    last = max(checkpoint_step(checkpoint) if checkpoint else 0, rows[-1]["step"] if rows else 0)
+    files = sorted((run.path / "eval").glob("step_*.json"))
+    return next((file for file in reversed(files) if _step_of(file) < last + METRICS_EVERY), None)
+
+
+def _step_of(file: Path) -> float:
+    digits = file.stem.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else math.inf
 
 
 def evaluated_in(file: Path) -> Evaluated | None:

@@ -22,6 +22,7 @@ from splatstudio.config import (
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
 from splatstudio.memory_plan import fitted
+from splatstudio.model import remember_images
 from splatstudio.presets import PRESETS, applied_settings
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
@@ -248,6 +249,8 @@ def _open_run(
         # The model can still be shown; only its photographs are gone.
         problem = f"The scene of this run cannot be read, so only the model is shown: {error}"
         notes = (problem,)
+    if scene is not None and images != run.config.images:
+        run, notes = _with_images(run, images)
     if model_path is None:
         if scene is None:
             raise ValueError(f"{run.path} has no checkpoint to show. {problem}")
@@ -263,6 +266,14 @@ def _open_run(
         notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
     kept = _gone_on_with(run, config, given)
     return Project(path, scene, model_path, run.path, kept, notes, problem=problem)
+
+
+def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
+    """Note where the photographs of a run lie now; return the run, and a note where that cannot be."""
+    try:
+        return remember_images(run, images), ()
+    except OSError as error:
+        return run, (f"{run.path} cannot keep where its photographs are ({error}): name --images again.",)
 
 
 def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:

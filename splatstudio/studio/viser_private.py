@@ -131,6 +131,7 @@ if (!window.splatstudioWatches) {
     if (document.hidden) return;
     const patience = AbortSignal.timeout(20000);
     const answer = await fetch("PLACE", {cache: "no-store", signal: patience}).catch(() => null);
+    await answer?.text?.().catch(() => null);  // or the browser counts the request as one that failed
     missed = answer?.ok ? 0 : missed + 1;
     say(missed < 2 ? "" : answer?.status === 403
       ? "The studio was started anew: open the address that it has printed, and close this page."

@@ -31,10 +31,11 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice | None:
         return Notice(f"{task.title}: failed", f"{end.error} {stays}".rstrip(), bad=True)
     if end.scored is not None:
         psnr = end.scored.evaluation.psnr
-        return Notice(f"{task.title}: PSNR {psnr:.2f} dB", str(end.scored.file or ""))
+        title = task.title.replace("Evaluating", "Evaluated")
+        return Notice(f"{title}: PSNR {psnr:.2f} dB", str(end.scored.file or ""))
     if end.output is not None:
-        splats = f"{end.num_gaussians:,} splats" if end.num_gaussians is not None else ""
-        return Notice(f"Written {splats}", str(end.output))
+        splats = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
+        return Notice(f"Written {end.output.name}{splats}", str(end.output))
     return None
 
 

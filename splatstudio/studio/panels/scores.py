@@ -11,6 +11,7 @@ from pathlib import Path
 import viser
 
 from splatstudio.evaluate import SCORES, Against, Evaluation, evaluation_from_json
+from splatstudio.lpips import short_notes
 from splatstudio.scoring import Scored
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.train import table_html
@@ -114,7 +115,7 @@ class ScoresSection:
         ]
         notes = "".join(
             f'<div style="padding:4px 10px;font-size:12px;color:#e0b040">{html.escape(note)}</div>'
-            for note in evaluation.notes
+            for note in short_notes(evaluation.notes)
         )
         self._means.content = f'<div data-splatstudio="scores">{table_html(rows)}{notes}</div>'
         worst = evaluation.worst_first[:NUM_WORST]

@@ -12,7 +12,7 @@ import viser
 from splatstudio.config import Setting, TrainConfig, value_of
 from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
-from splatstudio.studio.setting_names import GROUPS, label_of
+from splatstudio.studio.setting_names import GROUPS, WORDS, label_of, number_of
 from splatstudio.studio.theme import BAD, MUTED
 
 
@@ -45,13 +45,13 @@ class _Input:
     def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
         self.path = setting.path
         self._kind = type(value)
-        self._shown = _displayed(value)
-        label, hint = label_of(setting.path), _hint(setting.declared)
+        self._shown = self._displayed(value)
+        label, hint = label_of(setting.path), _hint(setting)
         low, high = setting.declared.low, setting.declared.high
         self._handle: viser.GuiInputHandle[Any]
         if isinstance(value, bool):
             self._handle = gui.add_checkbox(label, value, hint=hint)
-        elif isinstance(value, int):
+        elif isinstance(value, int) and setting.path not in WORDS:
             bounds = (None if low is None else int(low), None if high is None else int(high))
             self._handle = gui.add_number(label, value, min=bounds[0], max=bounds[1], step=1, hint=hint)
         elif isinstance(value, tuple):
@@ -72,31 +72,34 @@ class _Input:
         value = self._handle.value
         if self._kind is tuple:
             return tuple(part / 255.0 for part in value)
-        if self._kind is not float:
+        if not isinstance(value, str):
             return value
-        try:
-            return float(value)
-        except ValueError:
-            raise ValueError(
-                f"setting {self.path} must be a number such as 0.001 or 1e-3, not {value!r}"
-            ) from None
+        return number_of(self.path, value, int if self._kind is int else float)
 
     def show(self, value: Any) -> None:
         """Show the run's value, unless the user has begun to enter another one."""
-        untouched, self._shown = not self.edited, _displayed(value)
+        untouched, self._shown = not self.edited, self._displayed(value)
         if untouched or self._means(value):
             self._handle.value = self._shown
 
     def _means(self, value: Any) -> bool:
         """Say whether what was entered is this value, as 2e-4 is 0.0002."""
         try:
-            return _displayed(self.read()) == _displayed(value)
+            return self._displayed(self.read()) == self._displayed(value)
         except ValueError:
             return False
 
     def reset(self) -> None:
         """Show the run's value."""
         self._handle.value = self._shown
+
+    def _displayed(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(round(255.0 * part) for part in value)
+        words = WORDS.get(self.path)
+        if words is not None:
+            return words.get(value, f"{value:g}" if isinstance(value, float) else f"{value}")
+        return f"{value:g}" if isinstance(value, float) else value
 
 
 class SettingsForm:
@@ -176,13 +179,10 @@ def switched_off(config: TrainConfig, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if is_off(path)]
 
 
-def _displayed(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(round(255.0 * part) for part in value)
-    return f"{value:g}" if isinstance(value, float) else value
-
-
-def _hint(declared: Setting) -> str:
+def _hint(setting: LiveSetting) -> str:
+    declared, words = setting.declared, WORDS.get(setting.path)
+    if words is not None:
+        return f"{declared.help} Type a number or: {', '.join(words.values())}."
     low, high = declared.low, declared.high
     if low is not None and high is not None:
         return f"{declared.help} From {low:g} to {high:g}."

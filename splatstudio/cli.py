@@ -286,7 +286,7 @@ def info(path: Positional[Path], /, images: str = "") -> int:
         if newest_checkpoint(path) is None:
             return 0
     if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
-        from splatstudio.api import load_model
+        from splatstudio.model import load_model
 
         _tell_part(path, "Use splatstudio merge.")
         print_model(path, load_model(path))

@@ -1,0 +1,49 @@
+"""What the command line prints where no terminal is, and what it loads for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from splatstudio import terminal
+from splatstudio.evaluate import Evaluation, ImageScore
+
+# Describes a scene, and tells whether what takes seconds to load was loaded for that.
+INFO = """
+import sys
+from splatstudio.cli import main
+sys.argv = ["splatstudio", "info", sys.argv[1]]
+try:
+    main()
+finally:
+    print({"torch", "viser"} & set(sys.modules), file=sys.stderr)
+"""
+
+
+DEMO = Path(__file__).parent.parent / "assets" / "demo"
+
+
+def test_a_scene_is_described_without_torch_and_each_row_is_one_line(tmp_path: Path) -> None:
+    scene = tmp_path / ("a long name" * 10)
+    scene.symlink_to(DEMO)
+    command = [sys.executable, "-c", INFO, str(scene)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert told.stderr == "set()\n"
+    lines = told.stdout.splitlines()
+    assert lines[0].split() == ["Scene", str(DEMO)] and lines[1].split() == ["Format", "COLMAP"]
+    assert len(lines) == 9 and all(line == line.rstrip() for line in lines)
+
+
+def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a" * 300 + ".jpg", "[b] b.jpg"]
+    scores = tuple(ImageScore(name, psnr, 0.5) for name, psnr in zip(names, (20.0, 30.0), strict=True))
+    terminal.print_scores(Evaluation(25.0, 0.5, 7, scores, 0.1))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        [names[0], "20.00", "0.5000"],
+        ["[b]", "b.jpg", "30.00", "0.5000"],
+    ]
+    assert all(line == line.rstrip() for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
+from splatstudio.mistyped import mistake_in
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -25,8 +27,6 @@ from splatstudio.studio.network import THIS_MACHINE, Listen
 from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
-
-app = tyro.extras.SubcommandApp()
 
 # A setting is an option of its own: --steps, and for those of a group --optim.means-lr.
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -50,7 +50,6 @@ class AtOnce:
 WAIT_FOR_START = AtOnce()
 
 
-@app.command(name="open")
 def open_(
     path: Positional[Path],
     /,
@@ -91,7 +90,6 @@ def open_(
     return 0
 
 
-@app.command(name="train")
 def train_(
     scene: Positional[Path],
     /,
@@ -123,7 +121,6 @@ def train_(
     return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
 
 
-@app.command(name="eval")
 def eval_(
     path: Positional[Path],
     /,
@@ -163,7 +160,6 @@ def eval_(
     return 0
 
 
-@app.command(name="merge")
 def merge_(
     paths: Positional[tuple[str, ...]],
     /,
@@ -174,7 +170,7 @@ def merge_(
 
     Args:
         paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step, of one folder or several; a pattern or
-            their folder will do), or a checkpoint of splatstudio.
+            their folder will do), or a run or checkpoint of splatstudio.
         output: What to write: .pt (gsplat's own layout), .ply or another format of `export`; a name without
             an ending is a checkpoint folder.
         overwrite: Replace a file that is there already.
@@ -192,7 +188,6 @@ def merge_(
     return 0
 
 
-@app.command
 def export(
     path: Positional[Path],
     /,
@@ -235,7 +230,6 @@ def export(
     return 0
 
 
-@app.command
 def render(
     path: Positional[Path],
     /,
@@ -266,7 +260,6 @@ def render(
     return 0
 
 
-@app.command
 def info(path: Positional[Path], /, images: str = "") -> int:
     """Say what a scene folder, a file of Gaussians, a checkpoint or a run holds.
 
@@ -297,7 +290,6 @@ def info(path: Positional[Path], /, images: str = "") -> int:
     return 0
 
 
-@app.command
 def doctor() -> int:
     """Say what this machine offers a training and whether the installation works."""
     from splatstudio.terminal import print_findings
@@ -305,7 +297,6 @@ def doctor() -> int:
     return print_findings()
 
 
-@app.command(name="attach")
 def attach_(
     address: Positional[str],
     /,
@@ -332,6 +323,19 @@ def attach_(
 
     open_attached(address, token, network=listen.network, browser=browser).run_forever()
     return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{"info": info, "doctor": doctor, "attach": attach_},
+}
+ABOUT = (
+    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE\n\n"
+    "Every command explains itself with --help; splatstudio --version says which release this is."
+)
+app = tyro.extras.SubcommandApp()
+for _name, _command in COMMANDS.items():
+    app.command(name=_name)(_command)
 
 
 def _say_starting() -> None:
@@ -376,10 +380,13 @@ def main() -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    if sys.argv[1:] == ["--version"]:
+    arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
+    if arguments in (["--version"], ["-V"]):
         sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
-        sys.exit(app.cli(prog="splatstudio", args=with_fit_batch(sys.argv[1:])))
+        if (mistake := mistake_in(arguments, COMMANDS)) is not None:
+            raise ValueError(mistake)
+        sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
     except BrokenPipeError:
         # Who reads has seen enough, as `head`; nothing more can be printed, not even at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -121,6 +121,7 @@ LAYERS = [
     "launched_command",
     "train_command",
     "attach_command",
+    "mistyped",
     "cli",
 ]
 

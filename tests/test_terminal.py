@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio import terminal
+from splatstudio.error_text import as_sentence
 from splatstudio.evaluate import Evaluation, ImageScore
 
 # Describes a scene, and tells whether what takes seconds to load was loaded for that.
@@ -47,3 +48,16 @@ def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.Capture
         ["[b]", "b.jpg", "30.00", "0.5000"],
     ]
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("the disk is full", "The disk is full."),
+        ("runs/a/ckpts is damaged", "runs/a/ckpts is damaged."),
+        ("model.ply is cut off.", "model.ply is cut off."),
+        ("", "."),
+    ],
+)
+def test_a_path_at_the_beginning_of_a_sentence_stays_as_it_is(text: str, sentence: str) -> None:
+    assert as_sentence(text) == sentence

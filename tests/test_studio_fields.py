@@ -118,7 +118,7 @@ def test_a_picture_is_of_the_model_that_is_shown(
 ) -> None:
     training, shown = Worker(), Worker()
     controller = path_page.controller
-    controller.send = training.send
+    controller.send, controller.replacements = training.send, []
     board = JobBoard(controller, notices.append)
     section = PictureSection(path_page, board)
     client: Any = SimpleNamespace(camera=fake_camera())
@@ -151,7 +151,9 @@ def gui() -> Iterator[viser.GuiApi]:
 
 @pytest.mark.parametrize("end", [None, JobFailed(2, "no"), JobCancelled(2)])
 def test_a_download_belongs_to_the_task_that_is_shown(gui: viser.GuiApi, tmp_path: Path, end: Any) -> None:
-    controller: Any = SimpleNamespace(status=Status(has_model=True), send=lambda command: None)
+    controller: Any = SimpleNamespace(
+        status=Status(has_model=True), send=lambda command: None, replacements=[]
+    )
     board = JobBoard(controller, lambda notice: None)
     bar = JobBar(gui, board, Export)
     first: JobCommand = Export(tmp_path / "a.ply")

@@ -98,7 +98,7 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
     )
     controller.change_settings({"ssim_weight": 0.5})
     jobs: list[Job] = []
-    monkeypatch.setattr(controller, "_replace_worker", lambda job: bool(jobs.append(job)))
+    monkeypatch.setattr(controller, "_replace_worker", lambda job, _: bool(jobs.append(job)))
     controller.press_primary()
     (job,) = jobs
     assert isinstance(job, TrainJob) and job.checkpoint is not None

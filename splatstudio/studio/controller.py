@@ -73,7 +73,7 @@ class Controller(PresentWorker):
             if self.can_start_over:
                 old = self._worker
                 self._turn_to_new_run()
-                if self._replace_worker(self.project.first_job()):
+                if self._replace_worker(self.project.first_job(), "A new run was begun with Start over"):
                     old.close()
 
     def train_at_once(self) -> None:
@@ -174,7 +174,7 @@ class Controller(PresentWorker):
             self._resume_step = self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
             self.status = replace(self.status, state="loading", message="", has_model=False)
-            if not self._replace_worker(ViewJob(path, frame)):
+            if not self._replace_worker(ViewJob(path, frame), "Another model was opened"):
                 return
             if not self.project.can_train:
                 self.project = replace(self.project, path=path, model_path=path)
@@ -194,10 +194,14 @@ class Controller(PresentWorker):
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
         old = self._worker
         self.status = replace(self.status, state="loading", message="", has_model=False)
-        job = self.project.training_job(resume=resume)
-        if resume:
+        if not resume:
+            job = self.project.training_job(resume=False)
+        else:
+            job, damaged = self.project.resumed_job()
+            self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
-        if not self._replace_worker(job):
+        why = "The training was resumed" if resume else "The training was started anew"
+        if not self._replace_worker(job, why):
             return
         self._to_set, self._untrained = {}, False
         self._worker.send(Start())
@@ -215,6 +219,7 @@ class Controller(PresentWorker):
         self.project = self.project.started_over()
         self.history = History()
         self.status = Status(total_steps=self.project.config.steps)
+        self._anew, self.last_step = True, None
         self._resume_step, self._to_set, self._untrained = None, {}, False
 
     def _start_anew(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,11 +13,11 @@ from splatstudio.camera import Camera
 from splatstudio.config import changed, value_of
 from splatstudio.run import Run
 from splatstudio.studio.beside import Beside
-from splatstudio.studio.frame_source import FrameSource, ModelState
-from splatstudio.studio.history import History, evaluated_in, newest_scores, offer_in
+from splatstudio.studio.frame_source import FRAME_SECONDS, FrameSource, ModelState
+from splatstudio.studio.history import History
 from splatstudio.studio.project import Project
+from splatstudio.studio.run_so_far import evaluated_in, run_so_far
 from splatstudio.studio.status import Notice, Status, followed, notice_of
-from splatstudio.studio.viewport import FRAME_SECONDS
 from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.worker.messages import (
     Close,
@@ -30,6 +30,7 @@ from splatstudio.worker.messages import (
     JobCancelled,
     JobDone,
     JobFailed,
+    ModelLoaded,
     Saved,
     SettingChanged,
     SetView,
@@ -57,8 +58,13 @@ class PresentWorker(FrameSource):
         self._seq = count(1)
         self._listeners: list[Callable[[Event], None]] = []
         self._resume_step = project.resume_step
+        self._anew = False  # whether a new run was begun, and the model that was seen last is of another one
+        self.last_step: int | None = None  # of which the run that was opened has something; None: of all
+        self.replacements: list[str] = []  # why the worker was replaced, each time
         self._worker = self._new_worker(project.first_job())
         self._load_history()
+        self._told_damaged: set[str] = set()
+        self._tell_damaged(project.passed_over)
 
     def open(self) -> None:
         """Start the worker, with what the project has to show; call it when all listeners are there."""
@@ -108,7 +114,8 @@ class PresentWorker(FrameSource):
         other, status = self.beside.worker, self.status
         if other is not None:
             return ModelState(other.step, False)
-        return ModelState(status.step if status.has_model else None, status.state == "training")
+        step = status.step if status.has_model else None
+        return ModelState(step, status.state == "training", anew=step is None and self._anew)
 
     def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
@@ -129,8 +136,11 @@ class PresentWorker(FrameSource):
         worker.subscribe(lambda event: self._take(worker, event))
         return worker
 
-    def _replace_worker(self, job: Job) -> bool:
-        """Start another worker in place of the present one; tell why and keep that one when it cannot."""
+    def _replace_worker(self, job: Job, why: str) -> bool:
+        """Start another worker in place of the present one; keep that one, and tell it, when it cannot.
+
+        `why`, a clause as "The training was resumed", is for whoever has work with the present one.
+        """
         old = self._worker
         try:
             # Known before it starts: the events of a worker that is not the present one are dropped.
@@ -143,6 +153,7 @@ class PresentWorker(FrameSource):
             self.status = replace(self.status, state="failed", message=sentence)
             self._notify(Notice("Failed", sentence, bad=True))
             return False
+        self.replacements.append(why)
         return True
 
     def _take(self, worker: WorkerClient, event: Event) -> None:
@@ -159,7 +170,9 @@ class PresentWorker(FrameSource):
             self.status = followed(self.status, event)
             self.history.follow(event)
             if isinstance(event, Started):
-                self.status = replace(self.status, test_psnr=self.history.last_test_psnr)
+                self._show_last_figures()
+            elif isinstance(event, ModelLoaded):
+                self._anew = False
         if isinstance(event, SettingChanged):
             known = not self._take_setting(event)
         elif isinstance(event, Exported):
@@ -181,12 +194,24 @@ class PresentWorker(FrameSource):
         self.project = replace(self.project, config=changed(self.project.config, event.path, event.value))
         return True
 
+    def _tell_damaged(self, sentences: Iterable[str]) -> None:
+        """Tell of damaged checkpoints that are not used, of each once."""
+        for sentence in sentences:
+            if sentence not in self._told_damaged:
+                self._told_damaged.add(sentence)
+                self._notify(Notice("A checkpoint is damaged", f"{sentence}.", bad=True))
+
     def _load_history(self) -> None:
         run_dir = self.project.run_dir
-        if run_dir is not None and (run_dir / "metrics.jsonl").exists():
-            run = Run.open(run_dir)
-            self.history.load(run.metrics().rows)
-            flat = offer_in(run, self.project.config, self._resume_step)
-            self.status = replace(self.status, flat=flat, test_psnr=self.history.last_test_psnr)
-            if (newest := newest_scores(run)) is not None:
-                self.take_scores(newest)
+        if run_dir is None or not (run_dir / "metrics.jsonl").exists():
+            return
+        so_far = run_so_far(Run.open(run_dir), self.project.config, self._resume_step)
+        self.history, self.last_step = so_far.history, so_far.last_step
+        self._show_last_figures()
+        self.status = replace(self.status, flat=so_far.flat)
+        if so_far.scores is not None:
+            self.take_scores(so_far.scores)
+
+    def _show_last_figures(self) -> None:
+        history = self.history
+        self.status = replace(self.status, test_psnr=history.last_test_psnr, loss=history.last_loss)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +18,7 @@ from splatstudio.config import TrainConfig, check, settings_named, with_whole_pa
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.mistyped import mistake_in
+from splatstudio.open_options import WAIT_FOR_START, AtOnce
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -30,24 +31,6 @@ from splatstudio.trimming import KEEP_ALL, Trim
 
 # A setting is an option of its own: --steps, and for those of a group --optim.means-lr.
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
-
-
-@dataclass(frozen=True)
-class AtOnce:
-    """What `open` does without being asked in the page.
-
-    Args:
-        train: Start training at once.
-        merge: Merge one rank's part of a model with the others beside it, and open the whole.
-        browser: Open the default browser, where there is a display.
-    """
-
-    train: bool = False
-    merge: bool = False
-    browser: bool = True
-
-
-WAIT_FOR_START = AtOnce()
 
 
 def open_(
@@ -102,21 +85,22 @@ def train_(
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
-        scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
+        scene: A COLMAP folder, or one with transforms.json or Blender's files; with --resume a run will do.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
-        resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
+        resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
     """
     _say_starting()
-    from splatstudio.train_command import train_scene
+    from splatstudio.train_command import scene_and_run, train_scene
 
     if preset and resume:
         raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
+    scene, run = scene_and_run(scene, run, resume=resume)
     config = with_whole_paths(config, scene)
     return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
 
@@ -335,6 +319,8 @@ ABOUT = (
 )
 app = tyro.extras.SubcommandApp()
 for _name, _command in COMMANDS.items():
+    # What --help says of an option is broken where the window ends, not where a line of this file does.
+    _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
     app.command(name=_name)(_command)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
@@ -49,6 +50,24 @@ LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kep
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
+def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
+    """Return the scene and the folder of the run: a run that goes on may stand where the scene does.
+
+    Raises ValueError for a run that is not to go on, and for one whose scene is not where it was.
+    """
+    if run_dir is not None or not (path / "run.json").exists():
+        return path, run_dir
+    if not resume:
+        raise ValueError(f"{path} is a run, not a scene: add --resume to go on with it")
+    scene = Run.open(path).scene_path
+    if not scene.exists():
+        raise ValueError(
+            f"the scene of the run is no longer at {scene}: say where it is now, as in"
+            f" splatstudio train SCENE --run {quote(str(path))} --resume"
+        )
+    return scene, path
+
+
 def train_scene(
     scene_path: Path,
     config: TrainConfig,
@@ -84,7 +103,9 @@ def train_scene(
         first = step_of(checkpoint) or 0
         console.print(f"Resuming at step {first} from {checkpoint}")
         if first >= config.steps:
-            console.print(f"Nothing to do: the run is at step {first} of {config.steps} already.")
+            console.print(
+                f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more."
+            )
             return 0
         _take_over(run_dir)
         if (run := Run.open(run_dir)).config.images != config.images:
@@ -110,7 +131,7 @@ def train_scene(
 def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
     if run_dir is None:
-        raise ValueError("--resume needs --run: the folder of the run to go on with")
+        raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
     Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
@@ -257,4 +278,4 @@ class _Attendance:
         return saved_sentence(self._job.run_dir, self._client.step)
 
     def _go_on(self) -> str:
-        return f"Go on with: splatstudio train SCENE --run {self._job.run_dir} --resume"
+        return f"Go on with: splatstudio train {quote(str(self._job.run_dir))} --resume"

@@ -116,6 +116,7 @@ LAYERS = [
     "score_files",
     "eval_options",
     "eval_command",
+    "open_options",
     "render_options",
     "render_command",
     "launched_command",

@@ -92,12 +92,12 @@ def train_(
         run: Folder of the run; a new one below runs/ by default.
         resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
     """
-    _say_starting()
-    from splatstudio.train_command import scene_and_run, train_scene
-
     if preset and resume:
         raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
+    _say_starting()
+    from splatstudio.train_command import scene_and_run, train_scene
+
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
@@ -124,11 +124,11 @@ def eval_(
         part: What is judged where the path is one rank's part of a model.
         files: Where the scores are written beside the terminal.
     """
+    files.check()
     _say_starting()
     from splatstudio.eval_command import evaluate_and_print, measures_wanted
     from splatstudio.scoring import EvaluationTask
 
-    files.check()
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     part.check(path)
     task = EvaluationTask(
@@ -160,10 +160,11 @@ def merge_(
         overwrite: Replace a file that is there already.
     """
     from splatstudio.durable import refuse_existing
+
+    refuse_existing(output, overwrite)
     from splatstudio.merging import merged_parts
     from splatstudio.terminal import console
 
-    refuse_existing(output, overwrite)
     merged = merged_parts(paths)
     merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
@@ -193,12 +194,14 @@ def export(
             the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
         overwrite: Replace files that are there already.
     """
-    from splatstudio.durable import refuse_existing
-    from splatstudio.exporting import export_model
-    from splatstudio.terminal import console
+    from splatstudio.durable import refuse_existing, refuse_unwritable
 
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
+    refuse_unwritable(output)
+    from splatstudio.exporting import export_model
+    from splatstudio.terminal import console
+
     _tell_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
@@ -233,11 +236,11 @@ def render(
         quality: Look like the frames themselves, or be quick to send.
         mode: What to show of the model.
     """
+    route.check()
     _say_starting()
     from splatstudio.render_command import render_and_print
     from splatstudio.video import check_output
 
-    route.check()
     check_output(output)
     _tell_part(path, "Use splatstudio merge.")
     render_and_print(path, output, route, frames, quality, mode)
@@ -245,7 +248,7 @@ def render(
 
 
 def info(path: Positional[Path], /, images: str = "") -> int:
-    """Say what a scene folder, a file of Gaussians, a checkpoint or a run holds.
+    """Say what a scene folder, a file of Gaussians, a checkpoint, a run or a folder of runs holds.
 
     Args:
         path: What to look at; nothing is changed.
@@ -253,20 +256,24 @@ def info(path: Positional[Path], /, images: str = "") -> int:
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    from splatstudio.terminal import print_model, print_run, print_scene
+    from splatstudio.run import Run
+    from splatstudio.terminal import print_model, print_run, print_runs, print_scene
 
     if (path / "run.json").exists():
         from splatstudio.checkpoint import newest_checkpoint
-        from splatstudio.run import Run
 
         print_run(Run.open(path))
         if newest_checkpoint(path) is None:
             return 0
-    if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
+    ours = any((path / name).exists() for name in ("run.json", "manifest.json"))
+    parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
+    if path.is_file() or ours or parts:
         from splatstudio.model import load_model
 
         _tell_part(path, "Use splatstudio merge.")
         print_model(path, load_model(path))
+    elif runs := sorted(file.parent for file in path.glob("*/run.json")):
+        print_runs([Run.open(run) for run in runs])
     else:
         from splatstudio.scene import load_scene
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,20 +145,37 @@ def print_run(run: Run) -> None:
     """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
     from splatstudio.checkpoint import checkpoint_folders, step_of
 
-    config, rows = run.config, run.metrics().rows
+    config, far = run.config, _how_far(run)
     steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]
-    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
-    planned = next((row["value"] for row in reversed(rows) if row.get("setting") == "steps"), config.steps)
     told = [
         ("Run", str(run.path.resolve())),
         ("Scene", str(run.scene_path)),
         ("Photographs", f"1/{config.downscale} of their size" if config.downscale > 1 else "full size"),
         ("Strategy", config.strategy),
-        ("Steps", f"{rows[-1]['step'] if rows else 0:,} of {planned:,}"),
-        ("Test PSNR", f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else "none yet"),
+        ("Steps", far[0]),
+        ("Test PSNR", far[1] or "none yet"),
         ("Checkpoints", ", ".join(f"{step:,}" for step in steps) or "none yet"),
     ]
     _print_rows(told)
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print a line for each run: its scene, how far it has come, its last score."""
+    table = Table("run", "scene", "strategy", "steps", "test PSNR", box=None)
+    for run in runs:
+        table.add_row(str(run.path), run.scene_path.name, run.config.strategy, *_how_far(run))
+    _print_table(table)
+
+
+def _how_far(run: Run) -> tuple[str, str]:
+    """Return how many of its steps a run has made, and its last score or nothing, in words."""
+    rows = run.metrics().rows
+    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
+    planned = next(
+        (row["value"] for row in reversed(rows) if row.get("setting") == "steps"), run.config.steps
+    )
+    score = f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else ""
+    return f"{rows[-1]['step'] if rows else 0:,} of {planned:,}", score
 
 
 def print_scene(scene: Scene) -> None:

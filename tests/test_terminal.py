@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from splatstudio import terminal
+from splatstudio.cli import main
+from splatstudio.config import TrainConfig
 from splatstudio.error_text import as_sentence
 from splatstudio.evaluate import Evaluation, ImageScore
+from splatstudio.run import Run
 
 # Describes a scene, and tells whether what takes seconds to load was loaded for that.
 INFO = """
@@ -36,6 +41,52 @@ def test_a_scene_is_described_without_torch_and_each_row_is_one_line(tmp_path: P
     lines = told.stdout.splitlines()
     assert lines[0].split() == ["Scene", str(DEMO)] and lines[1].split() == ["Format", "COLMAP"]
     assert len(lines) == 9 and all(line == line.rstrip() for line in lines)
+
+
+def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, steps in (("a b", 20), ("c", 30)):
+        run = Run.create(tmp_path / name, DEMO, TrainConfig(steps=steps))
+        run.append_metrics({"step": 10, "test_psnr": 21.0})
+    Run.create(tmp_path / "new", DEMO, TrainConfig())
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "info", str(tmp_path)])
+        main()
+    rows = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert not stop.value.code and rows == [
+        [str(tmp_path / "a b"), "demo", "default", "10 of 20", "21.00 dB at step 10"],
+        [str(tmp_path / "c"), "demo", "default", "10 of 30", "21.00 dB at step 10"],
+        [str(tmp_path / "new"), "demo", "default", "0 of 30,000"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "asked", "sentence"),
+    [
+        ("model.glb", b"glTF", "model.glb", "glTF is a format that is only written; name the run"),
+        (
+            "step-9.ckpt",
+            {"step": 9, "pipeline": {}},
+            "step-9.ckpt",
+            "nerfstudio's `ns-export gaussian-splat`",
+        ),
+        ("ckpt_9_rank0.pt", {"step": 9, "splats": {}}, ".", "splatstudio merge"),
+        ("points.ply", b"", ".", "is not a scene"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_to_do(
+    name: str,
+    content: object,
+    asked: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "info", str(tmp_path / asked)])
+        main()
+    assert stop.value.code == 2 and sentence in capsys.readouterr().err
 
 
 def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from splatstudio.config import TrainConfig, resumed
 from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.launched_command import launched_job, train_as_rank
-from splatstudio.model import remember_images
+from splatstudio.model import remember_images, with_images_found
 from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
@@ -91,7 +91,7 @@ def train_scene(
     if resume:
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
-        config, checkpoint = _to_resume(config, run_dir, given)
+        config, checkpoint = _to_resume(config, scene_path, run_dir, given)
     if devices.nodes > 1:
         raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
     devices.check_alone()
@@ -128,16 +128,19 @@ def train_scene(
     return _Attendance(job, first, chosen).run()
 
 
-def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:
+def _to_resume(
+    config: TrainConfig, scene_path: Path, run_dir: Path | None, given: Collection[str]
+) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
     if run_dir is None:
         raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
-    Run.open(run_dir)  # what is no run is told as that
+    run = Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
         raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
     # What was changed while it trained is in the checkpoint alone.
-    return resumed(config_of_checkpoint(checkpoint), config, given), checkpoint
+    config = resumed(config_of_checkpoint(checkpoint), config, given)
+    return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
 
 
 def _take_over(run_dir: Path) -> None:

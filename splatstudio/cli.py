@@ -374,7 +374,9 @@ def main() -> None:
     from rich.markup import escape
 
     arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
-    if arguments in (["--version"], ["-V"]):
+    if arguments[0] == "help":
+        arguments = [*arguments[1:2], "--help"]
+    if arguments in (["--version"], ["-V"], ["version"]):
         sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:

@@ -1,19 +1,19 @@
-"""Commands and options that there are not: which one was meant, also by who is used to another program."""
+"""What was mistyped: commands, options and values that there are not, and which ones were meant.
+
+Also by who is used to another program.
+"""
 
 from __future__ import annotations
 
-import inspect
 import re
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+
+from splatstudio.command_options import most_alone, options_of, refused_value, taken
 
 Commands = Mapping[str, Callable[..., object]]
 
-OPTION = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]")  # not a negative number
 OPTION_ALONE = re.compile(r"--[\w.-]+( \d)*")
 ALIKE = 0.72  # of SequenceMatcher: --downscal, --test-evry
 AS_GOOD = 0.08  # below the best one: named as well
@@ -77,58 +77,41 @@ OTHER_COMMANDS = {
 
 
 def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
-    """Return a sentence on the first command or option that there is not, or None where all are known.
+    """Return a sentence on the first mistake in what was typed, or None where there is none to be seen.
 
-    It says which one may have been meant. What is wrong with values, and what is missing, is not its matter.
+    That is a command or an option that there is not, with the one that may have been meant, a value that is
+    no number or none of the choices, or one path too many. What is missing is not its matter.
     """
     if not arguments or arguments[0].startswith("-"):
         return None
     word, *rest = arguments
     if word not in commands:
         return _no_command(word, commands)
-    known = option_names(commands[word])
-    for argument in rest:
-        option = argument.partition("=")[0]
-        if OPTION.fullmatch(option) and _plain(option) not in known:
-            return f"splatstudio {word} has no option {option}: {_meant(word, _plain(option), commands)}"
+    if {"-h", "--help"} & set(rest):
+        return None
+    options, alone = options_of(commands[word]), 0
+    for argument in taken(rest, options):
+        if argument.option is None:
+            alone += 1
+            most = most_alone(commands[word])
+            if most is not None and alone > most:
+                return _too_many(word, argument.values[0], most)
+        elif argument.name not in options:
+            meant = _meant(word, argument.name, commands)
+            return f"splatstudio {word} has no option {argument.option}: {meant}"
+        else:
+            refused = refused_value(argument.option, argument.values, options[argument.name])
+            if refused is not None:
+                return f"{refused}; splatstudio {word} --help explains it"
     return None
 
 
-def option_names(command: Callable[..., object]) -> frozenset[str]:
-    """Return the names of a command's options, without hyphens before: steps, optim.means-lr, no-resume."""
-    hints = typing.get_type_hints(command)
-    names = {"help", "h"}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            continue
-        hint = hints[name]
-        names |= set(_of_group(hint) if is_dataclass(hint) else _spellings(name, hint))
-        names |= {"o"} if name == "output" else set()
-    return frozenset(names)
-
-
-def _of_group(group: Any, path: str = "") -> Iterable[str]:
-    for name, hint in typing.get_type_hints(group).items():
-        if name.startswith("__") or typing.get_origin(hint) is typing.ClassVar:
-            continue
-        if is_dataclass(hint):
-            yield from _of_group(hint, f"{path}{_hyphens(name)}.")
-        else:
-            yield from _spellings(name, hint, path)
-
-
-def _spellings(name: str, hint: Any, path: str = "") -> Iterable[str]:
-    yield path + _hyphens(name)
-    if hint is bool:
-        yield f"{path}no-{_hyphens(name)}"
-
-
-def _hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _plain(option: str) -> str:
-    return _hyphens(option.lstrip("-")) if option.startswith("--") else option[1:]
+def _too_many(word: str, value: str, most: int) -> str:
+    if value.lower() in ("true", "false"):
+        return f"a switch has no value: leave {value} away, as in --resume, or to switch off --no-resume"
+    if not most:
+        return f"splatstudio {word} takes no path: leave {value} away"
+    return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 
 
 def _no_command(word: str, commands: Commands) -> str:
@@ -147,7 +130,7 @@ def _no_command(word: str, commands: Commands) -> str:
 
 def _meant(word: str, option: str, commands: Commands) -> str:
     """Return what may have been meant by an option that a command has not, and where all are listed."""
-    known = option_names(commands[word])
+    known = options_of(commands[word])
     listed = f"splatstudio {word} --help lists all"
     other = OTHER_NAMES.get(option) if word in ("train", "open") else None
     if other is not None:
@@ -156,7 +139,7 @@ def _meant(word: str, option: str, commands: Commands) -> str:
     near = _nearest(option, known)
     if near:
         return f"did you mean {' or '.join(f'--{name}' for name in near)}? {listed}"
-    elsewhere = [name for name, command in commands.items() if option in option_names(command)]
+    elsewhere = [name for name, command in commands.items() if option in options_of(command)]
     if elsewhere:
         return f"it is one of splatstudio {' and '.join(elsewhere)}; {listed}"
     return listed

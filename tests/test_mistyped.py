@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
 from splatstudio import cli
-from splatstudio.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, option_names
+from splatstudio.command_options import options_of
+from splatstudio.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,22 @@ from splatstudio.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, option_n
         ("train SCENE --data_factor 4", "here it is --downscale;"),
         ("train SCENE --white_background", "here it is --background 1 1 1;"),
         ("train SCENE --headless", "splatstudio open SCENE --train is the one with a page"),
+        # Values.
+        ("train SCENE --steps 7k", "--steps needs a whole number, not 7k;"),
+        ("train SCENE --steps=1.5", "--steps needs a whole number, not 1.5;"),
+        ("train SCENE --steps --downscale 4", "--steps needs a whole number behind it;"),
+        ("train SCENE --optim.means-lr fast", "--optim.means-lr needs a number, not fast;"),
+        (
+            "train SCENE --preset slow",
+            "--preset needs one of preview, default, quality, mcmc, fast, not slow;",
+        ),
+        ("train SCENE --max-splats many", "--max-splats needs a whole number or auto, not many;"),
+        ("train SCENE --eval-steps 10 x", "--eval-steps needs whole numbers, not x;"),
+        ("export RUN -o F --crop 1 2 3", "--crop needs 6 numbers behind it;"),
+        ("train My Scene --steps 3", "Scene is another: put a path with spaces in quotes"),
+        ("info a --images b c", "c is another"),
+        ("train SCENE --resume True", "a switch has no value: leave True away"),
+        ("doctor RUN", "takes no path: leave RUN away"),
         ("trian SCENE", "did you mean train?"),
         ("mcmc --data_dir SCENE", "splatstudio train SCENE --preset mcmc"),
         ("/", "splatstudio open / shows it"),
@@ -47,6 +66,10 @@ def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:
         "train SCENE --eval-every -1 --background -1 -2 -3 --optim.means_lr=0.1 --densify.no-enabled",
         "render RUN -o FILE --no-orbit --help",
         "merge a.pt b.pt -o FILE --overwrite",
+        "train SCENE --eval-steps 10 20 --test-images --save-steps=7 --max-splats auto --preset None",
+        "train --eval-steps 10 20 --resume SCENE",
+        "eval RUN --lpips --lpips alex vgg --csv F",
+        "export RUN -o F --crop -1 -2 -3 1 2.5 3e1 --steps --help",
         "open SCENE --allow_host a --fit-batch --train",
         "--help",
         "info",
@@ -55,6 +78,13 @@ def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:
 )
 def test_what_there_is_is_let_through(typed: str) -> None:
     assert mistake_in(typed.split(), cli.COMMANDS) is None
+
+
+def test_the_commands_of_the_readme_are_commands() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text().replace("\\\n", " ")
+    typed = re.findall(r"^    .*?\bsplatstudio ([a-z].*?)(?:#.*)?$", text, re.MULTILINE)
+    assert len(typed) > 10
+    assert [told for line in typed if (told := mistake_in(shlex.split(line), cli.COMMANDS))] == []
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -67,11 +97,11 @@ def test_the_options_are_those_that_help_lists(
     rows = capsys.readouterr().out.splitlines()
     heads = [row[2:].split("  ")[0] for row in rows if re.match("[│ ] -[-a-z]", row)]
     listed = {name for head in heads for name in re.findall(r"(?<![\w-])--?([A-Za-z][\w.-]*)", head)}
-    assert listed == option_names(cli.COMMANDS[command])
+    assert listed == set(options_of(cli.COMMANDS[command]))
 
 
 def test_the_words_of_others_lead_to_options_that_there_are() -> None:
-    known = option_names(cli.COMMANDS["train"])
+    known = options_of(cli.COMMANDS["train"])
     for name, here in OTHER_NAMES.items():
         assert name not in known, f"--{name} is one of ours"
         if OPTION_ALONE.fullmatch(here):

@@ -29,6 +29,8 @@ LAYERS = [
     "dropout",
     "stages",
     "depth_order",
+    "projections",
+    "spherical_harmonics",
     "transfer",
     "scene",
     "reference",
@@ -122,6 +124,7 @@ LAYERS = [
     "launched_command",
     "train_command",
     "attach_command",
+    "command_options",
     "mistyped",
     "cli",
 ]

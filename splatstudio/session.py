@@ -16,6 +16,7 @@ from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.flat_curve import Score
+from splatstudio.lost_scores import set_lost_scores_aside
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.score_watch import FlatNews, ScoreWatch, evaluation_interval
@@ -95,6 +96,7 @@ class Session:
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
+        self._lost_note = set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
         self._evaluator = evaluator or partial(evaluate_alone, trainer)
         self._began = clock()  # later by as long as it has rested
@@ -112,9 +114,8 @@ class Session:
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about how the run was found."""
         left_by = self._lock.left_by
-        if left_by is None:
-            return ()
-        return (f"{left_by} left this run without ending properly; its lock is taken over.",)
+        left = f"{left_by} left this run without ending properly; its lock is taken over."
+        return tuple(filter(None, ("" if left_by is None else left, self._lost_note)))
 
     @property
     def lock_problem(self) -> str | None:

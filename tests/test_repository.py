@@ -85,6 +85,7 @@ LAYERS = [
     "shared_saver",
     "run",
     "run_lock",
+    "lost_scores",
     "rank_parts",
     "gsplat_parts",
     "checkpoint_catalog",

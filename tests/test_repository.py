@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,8 @@ def test_public_functions_say_what_they_do() -> None:
             if not ast.get_docstring(node):
                 silent.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert not silent, "\n".join(silent)
+
+
+def test_torchs_idle_threads_sleep_in_the_process_of_the_tests_too() -> None:
+    loaded = list(sys.modules)
+    assert loaded.index("splatstudio") < loaded.index("torch"), "the setting comes too late otherwise"

@@ -16,6 +16,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+from splatstudio.error_text import in_words
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.mistyped import mistake_in
 from splatstudio.open_options import WAIT_FOR_START, AtOnce
@@ -387,7 +388,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a shell counts SIGPIPE
     except (ValueError, OSError) as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        words = escape(in_words(error))
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

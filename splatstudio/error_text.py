@@ -17,6 +17,13 @@ def essence(error: BaseException) -> str:
     return f"{lines[0]}: {lines[-1]}"
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an exception says; of a file that the system refuses, its name and why."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename} cannot be read or written: {error.strerror}"
+    return str(error)
+
+
 def printable(text: str, limit: int = 2000) -> str:
     """Return what another program says without what would steer a terminal, `limit` characters at most."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])

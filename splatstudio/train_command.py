@@ -98,6 +98,7 @@ def train_scene(
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
+    _refuse_unwritable(run_dir)
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
@@ -141,6 +142,17 @@ def _to_resume(
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)
     return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
+
+
+def _refuse_unwritable(run_dir: Path) -> None:
+    """Raise ValueError where the folder of a run cannot be made or written to, before anything is started."""
+    there = run_dir
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{there} may not be written to: change its permissions, or name another run folder with --run"
+        )
 
 
 def _take_over(run_dir: Path) -> None:

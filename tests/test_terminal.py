@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from splatstudio import terminal
 from splatstudio.cli import main
 from splatstudio.config import TrainConfig
-from splatstudio.error_text import as_sentence
+from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluate import Evaluation, ImageScore
 from splatstudio.run import Run
 
@@ -112,3 +113,20 @@ def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.Capture
 )
 def test_a_path_at_the_beginning_of_a_sentence_stays_as_it_is(text: str, sentence: str) -> None:
     assert as_sentence(text) == sentence
+
+
+def test_a_file_that_the_system_refuses_is_named_without_a_number() -> None:
+    told = in_words(PermissionError(13, "Permission denied", "runs/a/lock"))
+    assert told == "runs/a/lock cannot be read or written: Permission denied"
+    assert in_words(ValueError("so it is")) == "so it is"
+
+
+def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "train", str(DEMO), "--run", str(tmp_path / "a" / "b")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and told.startswith(f"error: {tmp_path} may not be written to: ")

@@ -223,8 +223,11 @@ def draw(
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
     settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
-    shown = gaussians if dropout is None else dropout.drawn(gaussians)
-    if stages_for(gaussians.means) is not ops:
+    native = stages_for(gaussians.means) is ops
+    # The kernels' way back ends at what was projected: see `gain`.
+    drawn = gaussians.detach() if native else gaussians
+    shown = gaussians if dropout is None else dropout.drawn(drawn)
+    if not native:
         probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
         rendering = render(shown, camera, options, probe)
         depth_sum = rendering.depth * rendering.alpha.clamp_min(1e-10)

@@ -102,6 +102,7 @@ LAYERS = [
     "starting_model",
     "dealing",
     "photo_queue",
+    "shots",
     "lookahead",
     "resuming",
     "trainer",

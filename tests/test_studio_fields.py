@@ -136,7 +136,10 @@ def test_a_picture_is_of_the_model_that_is_shown(
     board.cancel(taken.command.job)
     assert shown.sent[-1] == CancelJob(taken.command.job) and len(training.sent) == 1
     shown.hearers[0](JobCancelled(taken.command.job))
-    assert "cancelled" in notices[-1].title
+    assert "cancelled" in notices[-1].title and notices[-1].text == "Nothing of it was kept."
+    first: Any = shown.sent[0]
+    shown.hearers[0](JobCancelled(first.job))
+    assert notices[-1].text == "Its model was taken out of the view; nothing of the file was kept."
     controller.beside.worker = None
     section.refresh()
     assert section._take.disabled

@@ -142,10 +142,14 @@ class JobBoard:
 
     def _ended_by(self, event: JobDone | JobCancelled | JobFailed) -> str:
         """Return what took away the worker of a task that has ended, "" where nothing did."""
-        begun = self._begun.get(event.job)
-        if begun is None or isinstance(event, JobDone) or event.job in self._cancelled:
+        if isinstance(event, JobDone) or event.job in self._cancelled:
             return ""
-        return next(iter(self._controller.replacements[begun:]), "")
+        if event.job in self._workers:
+            # Nobody else ends a task of a model that is shown beside the training.
+            return "Its model was taken out of the view" if isinstance(event, JobCancelled) else ""
+        for why in self._controller.replacements[self._begun[event.job] :]:
+            return f"{why}, which put the model away"
+        return ""
 
 
 _WORDS: dict[type[JobCommand], tuple[str, str]] = {
@@ -168,4 +172,4 @@ def _notice(status: JobStatus, event: JobDone | JobCancelled | JobFailed) -> Not
 
 def why_ended(status: JobStatus) -> str:
     """Return the sentence on a task whose worker was taken away."""
-    return f"{status.ended_by}, which put the model away; nothing of the file was kept."
+    return f"{status.ended_by}; nothing of the file was kept."

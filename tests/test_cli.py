@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from splatstudio import run_lock
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
@@ -144,8 +145,9 @@ def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
     arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
     lock = RunLock(run_dir)
     code, output = command(capsys, *arguments)

@@ -276,7 +276,7 @@ class TestInABrowser:
         if not (PLY.exists() and BANANA.exists()):
             pytest.skip("the shared model and its scene are not at hand")
         scene = load_scene(BANANA, downscale=8)
-        gaussians = read_ply(PLY)
+        gaussians = read_ply(PLY)[::4]  # fewer are drawn sooner by a browser without a GPU
         camera = scene.cameras[0].transformed(np.linalg.inv(scene.transform))
         view = PageView(scene.transform, camera)
         score, both = self.compare(browser, tmp_path / "a.html", gaussians, view, 27.0)

@@ -159,3 +159,28 @@ def test_a_damaged_checkpoint_is_told_on_the_page_when_a_run_is_opened_and_resum
     told.clear()
     Controller(open_project(Path("runs/blobs"), TrainConfig(), None), told.append)
     assert len(told) == 3 and "no other checkpoint is good" in told[0].text
+
+
+def test_the_head_mixes_no_figures_of_two_runs(
+    blob_scene: Scene, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for order in ("start", "send", "close"):
+        monkeypatch.setattr(WorkerClient, order, lambda *_: None)
+    own, other = trained_run(blob_scene, Path("runs/blobs")), trained_run(blob_scene, Path("runs/<other>"), 5)
+    Run.open(Path("runs/blobs")).append_metrics({"step": 3, "loss": 0.5, "test_psnr": 23.0})
+    controller = Controller(open_project(Path("runs/blobs"), TrainConfig(), None), lambda _: None)
+
+    def head(path: Path, step: int) -> str:
+        controller.view(path)
+        controller._worker.receive(ModelLoaded(step, 60, (0.0, 0.0, 0.0), 1.0))
+        controller._worker.receive(StateChanged("viewing"))
+        return header_html("blobs", controller.status, 1, None, controller.other_model)
+
+    told = head(other, 5)
+    assert (
+        controller.other_model == other and "runs/&lt;other&gt;/ckpts/step_00000005, not of this run" in told
+    )
+    assert ">5</div>" in told and "0.5000" not in told and "23.00 dB" not in told and "100,000" not in told
+    told = head(own, 3)
+    assert controller.other_model is None and "not of this run" not in told
+    assert "3 / 100,000" in told and "0.5000" in told and "23.00 dB" in told

@@ -157,6 +157,14 @@ class Controller(PresentWorker):
         job = self._worker.job
         return self.beside.path or (job.model_path if isinstance(job, ViewJob) else None)
 
+    @property
+    def other_model(self) -> Path | None:
+        """Return the model in the view where it is not of this project's run, None where it is."""
+        job = self._worker.job
+        if not isinstance(job, ViewJob) or not self.project.can_train or self.project.owns(job):
+            return None
+        return job.model_path
+
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
 

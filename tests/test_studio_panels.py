@@ -128,6 +128,7 @@ def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
 
 def test_a_cancelled_task_says_what_stays(page: Any, notices: list[Notice], tmp_path: Path) -> None:
     panel, task = evaluate_panel(page), FileTask("Evaluating step 10", (tmp_path,))
+    assert panel._scene is None, "the page has a scene of its own"
     panel._ended(task, TaskEnd(cancelled=True))
     assert notices[-1].text == "Nothing of it was kept."
     panel._ended(task, TaskEnd(cancelled=True, output=tmp_path / "merged.ply"))
@@ -193,14 +194,16 @@ def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
     write_ply(path, blobs())
     page.controller.project = open_project(path, TrainConfig(), None)
     panel = evaluate_panel(page)
+    named = panel._scene
+    assert named is not None
     started: list[FileTask] = []
     monkeypatch.setattr(panel._worker, "start", lambda task: not started.append(task))
-    assert panel._scene.button.label == "Evaluate cloud.ply" and panel._scene.button.visible
+    assert named.button.label == "Evaluate cloud.ply" and named.button.visible
     assert not panel._evaluate.visible and "name the folder of its scene below" in panel._facts.content
-    panel._evaluate_file()
+    panel._evaluate_file(named)
     assert not started and "Type the folder of the scene that cloud.ply shows" in notices[-1].text
-    panel._scene._field.value = str(blob_folder)
-    panel._evaluate_file()
+    named._field.value = str(blob_folder)
+    panel._evaluate_file(named)
     assert [task.evaluation for task in started] == [EvaluationTask(path, blob_folder)]
     assert started[0].title == "Evaluating cloud.ply"
 
@@ -211,7 +214,8 @@ def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, r
     write_ply(path, blobs())
     page.controller.project = replace(open_project(path, TrainConfig(), None), scene=None)
     panel = evaluate_panel(page)
-    assert panel._scene._field.value == str(Run.open(run).scene_path)
+    named = panel._scene
+    assert named is not None and named._field.value == str(Run.open(run).scene_path)
     panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
     panel._draw()
-    assert not panel._scene.button.visible and panel._evaluate.visible
+    assert not named.button.visible and panel._evaluate.visible

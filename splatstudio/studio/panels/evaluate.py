@@ -85,7 +85,8 @@ class EvaluatePanel(Panel):
 
     def _add_actions(self) -> None:
         gui = self._page.server.gui
-        self._scene = NamedScene(self._page)
+        without_scene = self._page.controller.project.scene is None
+        self._scene = NamedScene(self._page) if without_scene else None
         self._evaluate = gui.add_button(
             "Evaluate", color=ACCENT, disabled=True, hint="Compares with the test photos of its scene."
         )
@@ -114,7 +115,8 @@ class EvaluatePanel(Panel):
 
     def _connect(self) -> None:
         self._evaluate.on_click(lambda _: self._start_evaluation())
-        self._scene.button.on_click(lambda _: self._evaluate_file())
+        if (named := self._scene) is not None:
+            named.button.on_click(lambda _: self._evaluate_file(named))
         self._merge.on_click(lambda _: self._start_merge())
         self._more.on_click(lambda event: self._do_more(event.target.value))
         self._question.buttons.on_click(lambda event: self._answered(event.target.value))
@@ -131,10 +133,11 @@ class EvaluatePanel(Panel):
         self._scores.show_file(entry.scores, entry.owner)
 
     def _draw(self) -> None:
-        entry, busy, file = self._list.selected, self._worker.task is not None, self._scene.file
-        if any(file in listed.files for listed in self._list.entries):
-            file = None
-        self._scene.offer(file, busy=busy)
+        entry, busy, file = self._list.selected, self._worker.task is not None, None
+        if self._scene is not None:
+            listed = any(self._scene.file in each.files for each in self._list.entries)
+            file = None if listed else self._scene.file
+            self._scene.offer(file, busy=busy)
         shown = (entry, busy, file)
         if shown == self._shown:
             return
@@ -160,7 +163,8 @@ class EvaluatePanel(Panel):
             return EvaluationTask(entry.path)  # its run knows scene, size and split
         project = self._page.controller.project
         scene, config = project.scene, project.config
-        folder = self._scene.folder if scene is None else scene.path
+        typed = None if self._scene is None else self._scene.folder
+        folder = typed if scene is None else scene.path
         if folder is None:
             raise ValueError("Type the folder of the scene that this model shows into Scene.")
         split: dict[str, Any] = {"test_every": config.test_every, "images": config.images}
@@ -182,14 +186,14 @@ class EvaluatePanel(Panel):
             paths = entry.files if entry.is_gsplat else (entry.path,)
             self._start_measuring(f"Evaluating step {entry.step:,}", evaluation, paths, output)
 
-    def _evaluate_file(self) -> None:
+    def _evaluate_file(self, named: NamedScene) -> None:
         """Compare the file that is open alone with the scene that was typed, or with that of its run."""
         with self._lock:
-            file = self._scene.file
+            file = named.file
             if file is None:
                 return
             try:
-                scene = self._scene.folder
+                scene = named.folder
                 if scene is None and run_folder_of(file) is None:
                     raise ValueError(f"Type the folder of the scene that {file.name} shows into Scene.")
             except ValueError as error:

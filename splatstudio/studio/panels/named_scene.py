@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import viser
+
 from splatstudio.model import run_folder_of
 from splatstudio.run import Run
 from splatstudio.studio.page import Page
@@ -11,7 +13,7 @@ from splatstudio.typed_path import typed_path
 
 
 class NamedScene:
-    """A field for the folder of a scene, and a button for the file that is open, where no scene is."""
+    """A field for the folder of a scene, and a button for the open file; for a page without a scene."""
 
     def __init__(self, page: Page):
         gui, self._controller = page.server.gui, page.controller
@@ -19,16 +21,15 @@ class NamedScene:
         self._field = gui.add_text(
             "Scene",
             "",
-            visible=page.controller.project.scene is None,
             hint="The folder of the scene that the models show: its test photos are compared with.",
         )
-        self.button = gui.add_button("Evaluate the open file", visible=False)
+        self.button: viser.GuiButtonHandle = gui.add_button("Evaluate the open file", visible=False)
 
     @property
     def file(self) -> Path | None:
         """Return the file that is open alone, as a .ply of another program; None: something else is."""
-        project = self._controller.project
-        return project.path if project.scene is None and project.path.is_file() else None
+        path = self._controller.project.path
+        return path if path.is_file() else None
 
     @property
     def folder(self) -> Path | None:

@@ -16,6 +16,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+from splatstudio.durable import refuse_existing, refuse_unwritable
 from splatstudio.error_text import in_words
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.mistyped import mistake_in
@@ -160,8 +161,6 @@ def merge_(
             an ending is a checkpoint folder.
         overwrite: Replace a file that is there already.
     """
-    from splatstudio.durable import refuse_existing
-
     refuse_existing(output, overwrite)
     from splatstudio.merging import merged_parts
     from splatstudio.terminal import console
@@ -195,8 +194,6 @@ def export(
             the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
         overwrite: Replace files that are there already.
     """
-    from splatstudio.durable import refuse_existing, refuse_unwritable
-
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     refuse_unwritable(output)
@@ -226,6 +223,7 @@ def render(
     frames: OmitArgPrefixes[FrameFormat],
     quality: Literal["full", "small"] = "full",
     mode: DrawnMode = "color",
+    overwrite: bool = False,
 ) -> int:
     """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
 
@@ -236,8 +234,11 @@ def render(
         frames: The frames' size, rate and number.
         quality: Look like the frames themselves, or be quick to send.
         mode: What to show of the model.
+        overwrite: Replace a video that is there already.
     """
     route.check()
+    if output.suffix and output.is_file():
+        refuse_existing(output, overwrite)
     _say_starting()
     from splatstudio.render_command import render_and_print
     from splatstudio.video import check_output

@@ -138,7 +138,9 @@ def _to_resume(
     run = Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
-        raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
+        raise ValueError(
+            f"{run_dir} has no checkpoint to resume from: delete it to train anew there, or name another folder"
+        )
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)
     return config if "images" in given else with_images_found(config, run, scene_path), checkpoint

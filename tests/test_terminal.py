@@ -130,3 +130,15 @@ def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(
         main()
     told = capsys.readouterr().err
     assert stop.value.code == 2 and told.startswith(f"error: {tmp_path} may not be written to: ")
+
+
+def test_a_run_without_a_checkpoint_is_no_dead_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", DEMO, TrainConfig())
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "train", str(run.path), "--resume"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr().err
+    # Without --resume the folder is refused, as it is not empty: that would be no way out.
+    assert stop.value.code == 2 and "delete it to train anew there, or name another folder" in told

@@ -139,7 +139,7 @@ def _to_resume(
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
         raise ValueError(
-            f"{run_dir} has no checkpoint to resume from: delete it to train anew there, or name another folder"
+            f"{run_dir} has no checkpoint to resume from: delete it to train anew there, or name another"
         )
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)

@@ -32,9 +32,8 @@ def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
     `file` is the model that is open where it is one alone, of which no scene is known.
     """
     if entry is None and file is not None:
-        return note_html(
-            f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
-        )
+        note = f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
+        return f'<div style="margin-bottom:8px">{note_html(note)}</div>'
     if entry is None:
         return note_html("No models here yet: a checkpoint appears when it is saved.")
     rows = [

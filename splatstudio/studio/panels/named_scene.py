@@ -9,6 +9,7 @@ import viser
 from splatstudio.model import run_folder_of
 from splatstudio.run import Run
 from splatstudio.studio.page import Page
+from splatstudio.studio.theme import ACCENT
 from splatstudio.typed_path import typed_path
 
 
@@ -23,7 +24,9 @@ class NamedScene:
             "",
             hint="The folder of the scene that the models show: its test photos are compared with.",
         )
-        self.button: viser.GuiButtonHandle = gui.add_button("Evaluate the open file", visible=False)
+        self.button: viser.GuiButtonHandle = gui.add_button(
+            "Evaluate the open file", color=ACCENT, visible=False
+        )
 
     @property
     def file(self) -> Path | None:

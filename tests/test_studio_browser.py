@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT, Screen
+from studio_page import CANVAS, DRAWN, PAGE_TEST, TIMEOUT, Screen
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import TrainConfig
@@ -170,7 +170,7 @@ def resting_picture(screen: Screen) -> np.ndarray:
     pictures: list[np.ndarray] = []
 
     def rests() -> bool:
-        time.sleep(0.7)
+        screen.page.evaluate(DRAWN)
         pictures.append(screen.picture())
         return len(pictures) > 2 and all(np.array_equal(picture, pictures[-1]) for picture in pictures[-3:])
 

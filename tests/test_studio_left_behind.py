@@ -23,6 +23,7 @@ from splatstudio.studio.controller import Controller
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.look import Look
 from splatstudio.studio.panels.status import header_html
+from splatstudio.studio.panels.view import ViewPanel
 from splatstudio.studio.photo_errors import ErrorBook
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Notice
@@ -184,3 +185,17 @@ def test_the_head_mixes_no_figures_of_two_runs(
     told = head(own, 3)
     assert controller.other_model is None and "not of this run" not in told
     assert "3 / 100,000" in told and "0.5000" in told and "23.00 dB" in told
+
+
+def test_the_points_come_back_when_a_new_run_takes_the_model_away() -> None:
+    shown: list[bool] = []
+    panel: Any = object.__new__(ViewPanel)
+    state = ModelState(None, False)
+    panel._page = SimpleNamespace(controller=SimpleNamespace(model_state=lambda: state))
+    panel._parts, panel._all = None, lambda: [SimpleNamespace(show_points=shown.append)]
+    panel.follow(ModelLoaded(3, 60, (0.0, 0.0, 0.0), 1.0))
+    panel.follow(StateChanged("ready"))
+    assert shown == [False], "before the first training they are as the user has them"
+    state = ModelState(None, False, anew=True)
+    panel.follow(StateChanged("ready"))
+    assert shown == [False, True]

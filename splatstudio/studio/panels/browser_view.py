@@ -100,7 +100,7 @@ class BrowserView:
             self._add_drawing()
         stream.listen(self._take_frame, self._standing_changed)
         if page.controller.status.has_model:
-            self.hide_points()
+            self.show_points(False)
 
     # ---- what keys and clicks do
 
@@ -142,10 +142,10 @@ class BrowserView:
         if self._stage is not None:
             self._cameras.value = not self._cameras.value
 
-    def hide_points(self) -> None:
-        """Put the points away: the model takes their place."""
-        if self._points is not None and self._points.value:
-            self._points.value = False
+    def show_points(self, visible: bool) -> None:
+        """Put the points away, or bring them back: a model takes their place, or is gone."""
+        if self._points is not None and self._points.value != visible:
+            self._points.value = visible
 
     def sort_photos(self) -> None:
         """Sort the list of photographs by what is known of their errors now."""

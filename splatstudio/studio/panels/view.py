@@ -14,7 +14,7 @@ from splatstudio.studio.sky_there import SkyThere
 from splatstudio.studio.stage import Frustums
 from splatstudio.studio.stream import Stream
 from splatstudio.studio.viser_private import dress_page
-from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
+from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started, StateChanged
 
 
 class ViewPanel(Panel):
@@ -43,10 +43,13 @@ class ViewPanel(Panel):
             view.refresh(has_sky=has_sky)
 
     def follow(self, event: Event) -> None:
-        """Take in which photographs fit badly; put the points away when the model takes their place."""
+        """Take in which photographs fit badly; put the points away while a model takes their place."""
         if isinstance(event, ModelLoaded):
             for view in self._all():
-                view.hide_points()
+                view.show_points(False)
+        elif event == StateChanged("ready") and self._page.controller.model_state().anew:
+            for view in self._all():
+                view.show_points(True)
         if self._parts is None:
             return
         book = self._parts.book

@@ -115,7 +115,7 @@ struct RasterBwd {
   const float *rgb, *alpha, *depth_sum;        // as the forward pass gave them
   const float *v_rgb, *v_alpha, *v_depth_sum;  // null: zero
   bool absgrad;  // v_probe is the sum of absolute contributions to v_means2d
-  float* slab;   // [M, slab_size_of(*this)] scratch; on a GPU [M, kSlabSize]
+  float* slab;   // [M, slab_size_of(*this)] scratch
   int64_t num;   // Gaussians; every row below is written
   float *v_means2d, *v_conics, *v_depths, *v_opacities, *v_colors;
   float* v_probe;  // [N, 2] or null

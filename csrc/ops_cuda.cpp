@@ -151,7 +151,7 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
   STD_TORCH_CHECK(args.splats.num == num, "the lists are of ", args.splats.num, " Gaussians, not ",
                   num);
   args.tile_ends = ints<int32_t>(ends, {splat::cuda::num_ends(args.grid)}, "ends");
-  const Tensor slab = empty({args.lists.num, splat::kSlabSize});
+  const Tensor slab = empty({args.lists.num, splat::slab_size_of(args)});
   args.slab = mutable_floats(slab);
   const Sizes sizes = {splat::cuda::num_checkpoints(args.lists.num)};
   splat::cuda::raster_bwd(args, floats(checkpoints, sizes, "checkpoints"), device.stream());

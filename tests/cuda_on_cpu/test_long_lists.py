@@ -14,6 +14,7 @@ from splatstudio import ops, reference
 from splatstudio.stages import Projected, Raster, RasterSettings
 
 NUM, SIDE = 700, 24
+MANY = 2**19  # instances, from which on chunks are of 256 instead of 128
 PLACES = ("means2d", "conics", "depths", "opacities", "colors")
 
 
@@ -42,11 +43,19 @@ def wide_splats() -> Projected:
     return replace(splats, means2d=4.0 * splats.means2d, conics=conics, radii=radii)
 
 
-def gradients(raster: Any, splats: Projected, side: int, *, depth: bool, dtype: torch.dtype) -> list[Tensor]:
+def gradients(
+    raster: Any,
+    splats: Projected,
+    side: int,
+    *,
+    depth: bool,
+    dtype: torch.dtype = torch.float32,
+    room: int | None = None,
+) -> list[Tensor]:
     """Return picture and gradients of a loss of all that is drawn."""
     leaves = {name: getattr(splats, name).to(dtype).requires_grad_() for name in PLACES}
     background = torch.full((3,), 0.3, dtype=dtype)
-    drawn: Raster = raster(replace(splats, **leaves), RasterSettings(side, side, background))
+    drawn: Raster = raster(replace(splats, **leaves), RasterSettings(side, side, background, room=room))
     random = torch.Generator().manual_seed(9)
     weights = [
         torch.rand(picture.shape, generator=random).to(dtype) - 0.5
@@ -59,17 +68,25 @@ def gradients(raster: Any, splats: Projected, side: int, *, depth: bool, dtype: 
 
 
 @pytest.mark.parametrize("depth", [False, True])
-@pytest.mark.parametrize("seed", [-1, 3])
-def test_gradients_go_through_all_chunks_of_a_list(depth: bool, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "room"), [(-1, None), (3, None), (-1, MANY)])
+def test_gradients_go_through_all_chunks_of_a_list(depth: bool, seed: int, room: int | None) -> None:
     splats = small_splats()
     lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), SIDE, SIDE, 1)
     assert int(lists[3].diff().max()) > 3 * 128
     native.set_order_seed(seed)
-    ours = gradients(ops.rasterize, splats, SIDE, depth=depth, dtype=torch.float32)
+    ours = gradients(ops.rasterize, splats, SIDE, depth=depth, room=room)
     native.set_order_seed(-1)
     theirs = gradients(reference.rasterize, splats, SIDE, depth=depth, dtype=torch.float64)
     for mine, other in zip(ours, theirs, strict=True):
         assert float((mine - other).norm()) <= 1e-3 * float(other.norm())
+
+
+def test_states_take_half_of_the_memory_where_there_are_many_instances() -> None:
+    splats, background = small_splats(), torch.zeros(3)
+    for room, bytes_each in [(MANY - 128, 40), (MANY, 20)]:
+        lists = native.bin_within(*(getattr(splats, name) for name in (*PLACES, "radii")), SIDE, SIDE, room)
+        states = native.raster_fwd(*lists, background, SIDE, SIDE, 0.999, 1)[3]
+        assert 0 < 4 * states.numel() - bytes_each * room <= 5 * 256 * 4
 
 
 def test_a_splat_of_many_tiles_gets_the_gradient_of_all() -> None:
@@ -77,7 +94,7 @@ def test_a_splat_of_many_tiles_gets_the_gradient_of_all() -> None:
     lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), side, side, 1)
     tiles = lists[2].diff()
     assert int((tiles > 32).sum()) > 20 and int(((tiles > 0) & (tiles <= 32)).sum()) > 20
-    ours = gradients(ops.rasterize, splats, side, depth=True, dtype=torch.float32)
+    ours = gradients(ops.rasterize, splats, side, depth=True)
     theirs = gradients(reference.rasterize, splats, side, depth=True, dtype=torch.float64)
     for mine, other in zip(ours, theirs, strict=True):
         assert float((mine - other).norm()) <= 1e-3 * float(other.norm())

@@ -233,6 +233,23 @@ def rasterize_absgrad(projected: Projected, settings: RasterSettings, probe: Ten
     return _rasterize(projected, settings, probe, absgrad=True)
 
 
+def rasterize_for(
+    leaves: Projected,
+    projected: Projected,
+    settings: RasterSettings,
+    probe: Tensor | None = None,
+    *,
+    absgrad: bool = False,
+) -> Raster:
+    """Composite as `rasterize` does, or `rasterize_absgrad`, but for `leaves`, which get the gradients.
+
+    Their values are not looked at, and nothing remembers `projected`: its memory is the caller's to free.
+    """
+    p = leaves
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, projected))  # type: ignore[misc]
+
+
 def _rasterize(
     projected: Projected, settings: RasterSettings, probe: Tensor | None, *, absgrad: bool
 ) -> Raster:
@@ -241,7 +258,7 @@ def _rasterize(
     followed = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
     if not followed and has_kernel("raster_picture", p.means2d.device.type):
         return _picture(p, settings)
-    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad))  # type: ignore[misc]
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, None))  # type: ignore[misc]
 
 
 def _picture(p: Projected, settings: RasterSettings) -> Raster:
@@ -267,10 +284,14 @@ def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tenso
 class _Rasterize(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913
-        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad
+        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad, projected
     ):
         ctx.set_materialize_grads(False)
-        lists = _lists((means2d, conics, depths, opacities, colors, radii), settings)
+        rows = (means2d, conics, depths, opacities, colors, radii)
+        if projected is not None:  # the others but stand in for it
+            p = projected
+            rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
+        lists = _lists(rows, settings)
         background = settings.background.detach().to(means2d).contiguous()
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
@@ -289,7 +310,7 @@ class _Rasterize(torch.autograd.Function):
         with_probe = ctx.needs_input_grad[5]
         options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
         *gradients, v_probe = _native().raster_bwd(*ctx.saved_tensors, *v, *options)
-        return (*gradients, v_probe if with_probe else None, None, None, None)
+        return (*gradients, v_probe if with_probe else None, None, None, None, None)
 
 
 def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:

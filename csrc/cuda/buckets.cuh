@@ -33,7 +33,7 @@ struct ChunkSize {
   }
 };
 
-constexpr int64_t kManyInstances = int64_t{1} << 19;
+constexpr int64_t kManyInstances = int64_t{1} << 20;
 
 // The same for a forward pass and its way back: of the room that the lists have.
 __host__ __device__ __forceinline__ ChunkSize chunk_size(int64_t num_instances) {

@@ -14,7 +14,7 @@ from splatstudio import ops, reference
 from splatstudio.stages import Projected, Raster, RasterSettings
 
 NUM, SIDE = 700, 24
-MANY = 2**19  # instances, from which on chunks are of 256 instead of 128
+MANY = 2**20  # instances, from which on chunks are of 256 instead of 128
 PLACES = ("means2d", "conics", "depths", "opacities", "colors")
 
 

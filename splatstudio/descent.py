@@ -25,6 +25,7 @@ from splatstudio.ops_training import (
     Regularization,
     StepGate,
     gradients_of_projected,
+    rasterize_for,
 )
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render, stages_for, training_stages_for
@@ -239,7 +240,7 @@ def draw(
     raster_settings = RasterSettings(camera.width, camera.height, background, room=room)
     absgrad = observed and options.absgrad
     probe = torch.zeros_like(projected.means2d, requires_grad=True) if absgrad else None
-    raster = ops.rasterize_for(leaves, projected, raster_settings, probe, absgrad=absgrad)
+    raster = rasterize_for(leaves, projected, raster_settings, probe, absgrad=absgrad)
     pictures = (raster.rgb, raster.alpha, raster.depth_sum)
     described = (leaves.radii, gaussians, leaves, probe, camera, settings)
     return Drawing(*pictures, *described, raster.num_instances, 1.0 if dropout is None else dropout.gain)

@@ -233,23 +233,6 @@ def rasterize_absgrad(projected: Projected, settings: RasterSettings, probe: Ten
     return _rasterize(projected, settings, probe, absgrad=True)
 
 
-def rasterize_for(
-    leaves: Projected,
-    projected: Projected,
-    settings: RasterSettings,
-    probe: Tensor | None = None,
-    *,
-    absgrad: bool = False,
-) -> Raster:
-    """Composite as `rasterize` does, or `rasterize_absgrad`, but for `leaves`, which get the gradients.
-
-    Their values are not looked at, and nothing remembers `projected`: its memory is the caller's to free.
-    """
-    p = leaves
-    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
-    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, projected))  # type: ignore[misc]
-
-
 def _rasterize(
     projected: Projected, settings: RasterSettings, probe: Tensor | None, *, absgrad: bool
 ) -> Raster:
@@ -296,6 +279,9 @@ class _Rasterize(torch.autograd.Function):
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
         )
+        ctx.masks = None
+        if projected is not None and has_kernel("raster_slab", means2d.device.type):
+            ctx.masks, masks = masks, masks.new_empty(0)
         ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
         ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
         splat_starts = lists[2]
@@ -307,9 +293,16 @@ class _Rasterize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *v_outputs):
         v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs[:3]]
-        with_probe = ctx.needs_input_grad[5]
-        options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
-        *gradients, v_probe = _native().raster_bwd(*ctx.saved_tensors, *v, *options)
+        with_probe, native = ctx.needs_input_grad[5], _native()
+        if ctx.masks is None:
+            options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
+            *gradients, v_probe = native.raster_bwd(*ctx.saved_tensors, *v, *options)
+        else:  # the gradients take the place of a GPU's checkpoints
+            (*lists, _), rest = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+            slab = native.raster_slab(*lists, ctx.masks, *rest, *v, ctx.max_alpha, ctx.absgrad)
+            ctx.masks = None
+            gathered = (*lists[:3], slab, ctx.num_gaussians, ctx.absgrad, with_probe)
+            *gradients, v_probe = native.gather_slab(*gathered)
         return (*gradients, v_probe if with_probe else None, None, None, None, None)
 
 

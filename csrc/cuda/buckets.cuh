@@ -14,8 +14,11 @@ constexpr int kPixels = 256;   // of a tile
 constexpr int kStateSize = 5;  // transmittance, red, green, blue, depth
 static_assert(kPixels == kTileSize * kTileSize && kPixels == kThreads, "one thread a pixel");
 
-// How many instances a chunk has, a power of two. The states take 40 bytes an instance in chunks of
-// 128, and half of that in chunks of 256, which would leave a small picture too few warps.
+// How many instances a chunk has, a power of two. It follows from the picture's size alone: where a
+// chunk begins, rounding begins anew, and gradients shall be the same to the bit whatever room the
+// lists have and however many ranks hold the Gaussians. The states take 40 bytes an instance in
+// chunks of 128, and half of that in chunks of 256, which would leave a small picture too few
+// warps.
 struct ChunkSize {
   int shift;
 
@@ -33,11 +36,10 @@ struct ChunkSize {
   }
 };
 
-constexpr int64_t kManyInstances = int64_t{1} << 20;
+constexpr int64_t kManyTiles = 4096;  // a million pixels
 
-// The same for a forward pass and its way back: of the room that the lists have.
-__host__ __device__ __forceinline__ ChunkSize chunk_size(int64_t num_instances) {
-  return {num_instances < kManyInstances ? 7 : 8};
+__host__ __device__ __forceinline__ ChunkSize chunk_size(const ImageGrid& grid) {
+  return {grid.num_tiles() < kManyTiles ? 7 : 8};
 }
 
 // A pixel's place in a checkpoint; one number of all pixels lies together.

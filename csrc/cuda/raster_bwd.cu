@@ -102,7 +102,7 @@ __device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoint
   if (!pixel.inside || ends[number] <= chunk.first) return {-1.0f, 0.0f};
   float state[kStateSize] = {1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
   if (chunk.number > 0) {
-    const ChunkSize size = chunk_size(args.lists.num);
+    const ChunkSize size = chunk_size(args.grid);
     const int64_t checkpoint = size.checkpoint(chunk.tile_start, chunk.number);
     for (int k = 0; k < kStateSize; ++k) state[k] = checkpoints[state_at(checkpoint, k, number)];
   }
@@ -204,7 +204,7 @@ __device__ __forceinline__ void go_through(const RasterBwd& args, const Chunk& c
 
 // The tile that a chunk belongs to: the last one that begins at or before it.
 __device__ int64_t tile_of_chunk(const RasterBwd& args, int64_t chunk) {
-  const ChunkSize size = chunk_size(args.lists.num);
+  const ChunkSize size = chunk_size(args.grid);
   int64_t low = 0, high = args.grid.num_tiles() - 1;
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
@@ -218,7 +218,7 @@ __device__ int64_t tile_of_chunk(const RasterBwd& args, int64_t chunk) {
 }
 
 __device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
-  const ChunkSize size = chunk_size(args.lists.num);
+  const ChunkSize size = chunk_size(args.grid);
   Chunk chunk = {};
   chunk.tile = tile_of_chunk(args, index);
   chunk.origin = origin_of(args.grid, chunk.tile);
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
 }  // namespace
 
 void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) {
-  const ChunkSize size = chunk_size(args.lists.num);
+  const ChunkSize size = chunk_size(args.grid);
   const int64_t num_chunks = size.first_chunk(args.grid.num_tiles(), args.lists.num);
   const bool with_depth = args.v_depth_sum != nullptr;
   const auto kernel =
@@ -353,9 +353,11 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) 
           : (args.absgrad ? raster_bwd_kernel<false, true> : raster_bwd_kernel<false, false>);
   launch("raster_bwd", kernel, blocks_for(num_chunks, kWarpsOfBlock), kWarp * kWarpsOfBlock, stream,
          args, checkpoints, num_chunks);
-  const bool plain = slab_size_of(args) == kPlainSlabSize;
-  launch("gather", plain ? gather_kernel<true> : gather_kernel<false>, blocks_for(args.splats.num),
-         kThreads, stream, args);
+}
+
+void gather_slab(const RasterBwd& args, Stream stream) {
+  const auto kernel = args.slab_size == kPlainSlabSize ? gather_kernel<true> : gather_kernel<false>;
+  launch("gather", kernel, blocks_for(args.splats.num), kThreads, stream, args);
 }
 
 }  // namespace splat::cuda

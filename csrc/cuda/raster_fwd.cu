@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
-  const ChunkSize chunk = chunk_size(args.lists.num);
+  const ChunkSize chunk = chunk_size(args.grid);
   PixelState p = {pixel.inside ? 1.0f : -1.0f, 0.0f, 0.0f, 0.0f, 0.0f, begin};
   if (thread == 0) tile_end = begin;
   for (int32_t first = begin; first < end; first += kThreads) {
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
 
 }  // namespace
 
-int64_t num_checkpoints(int64_t num_instances) {
-  return ((num_instances >> chunk_size(num_instances).shift) + 1) * kStateSize * kPixels;
+int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances) {
+  return ((num_instances >> chunk_size(grid).shift) + 1) * kStateSize * kPixels;
 }
 
 int64_t num_ends(const ImageGrid& grid) { return grid.num_tiles() * (1 + kPixels); }

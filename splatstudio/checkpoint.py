@@ -33,7 +33,7 @@ from splatstudio.corrections_file import (
     write_corrections,
 )
 from splatstudio.durable import sync_folder
-from splatstudio.gaussians import Gaussians, concatenated
+from splatstudio.gaussians import Gaussians
 from splatstudio.manifest import (
     DOOMED_FOLDER,
     REPLACED_FOLDER,
@@ -42,7 +42,6 @@ from splatstudio.manifest import (
     step_of,
     write_sealed,
 )
-from splatstudio.optim import SplatAdam
 from splatstudio.shard_file import (
     Shard,
     named_tensors,
@@ -52,6 +51,7 @@ from splatstudio.shard_file import (
     write_shard_file,
 )
 from splatstudio.strategy import Population
+from splatstudio.strategy.parts import joined, shard_rows
 
 log = logging.getLogger(__name__)
 
@@ -150,38 +150,6 @@ def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Sh
 def abandon_checkpoint(staging: Path) -> None:
     """Remove the folder of a checkpoint that could not be written."""
     shutil.rmtree(staging, ignore_errors=True)
-
-
-def shard_rows(population: Population, rank: int, num_ranks: int) -> Population:
-    """Return the share of a rank when the rows are split evenly, in order, as views."""
-    num = len(population)
-    return rows_of(population, slice(num * rank // num_ranks, num * (rank + 1) // num_ranks))
-
-
-def rows_of(population: Population, rows: slice) -> Population:
-    """Return some rows of a population, as views."""
-    optimizer = population.optimizer
-    return Population(
-        population.gaussians[rows],
-        SplatAdam(optimizer.exp_avg[rows], optimizer.exp_avg_sq[rows], optimizer.num_steps),
-        {name: count[rows] for name, count in population.counts.items()},
-    )
-
-
-@torch.no_grad()
-def copied(population: Population) -> Population:
-    """Return the same population with tensors of its own, on the CPU."""
-
-    def copy(tensor: Tensor) -> Tensor:
-        return tensor.detach().to("cpu", copy=True)
-
-    optimizer = population.optimizer
-    moments = optimizer.exp_avg.map(copy), optimizer.exp_avg_sq.map(copy)
-    return Population(
-        population.gaussians.map(copy),
-        SplatAdam(*moments, optimizer.num_steps),
-        {name: copy(count) for name, count in population.counts.items()},
-    )
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -329,24 +297,6 @@ def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
     for folder in removed:
         remove_checkpoint(folder)
     return removed
-
-
-def joined(parts: Sequence[Population], num_steps: int) -> Population:
-    """Return the rows of all `parts`, in order, as one population whose optimiser made `num_steps` updates.
-
-    Raises ValueError when `num_steps` is no whole number.
-    """
-    if type(num_steps) is not int:
-        raise ValueError(f"the optimiser's num_steps is {num_steps!r}")
-    return Population(
-        concatenated([part.gaussians for part in parts]),
-        SplatAdam(
-            concatenated([part.optimizer.exp_avg for part in parts]),
-            concatenated([part.optimizer.exp_avg_sq for part in parts]),
-            num_steps,
-        ),
-        {name: torch.cat([part.counts[name] for part in parts]) for name in parts[0].counts},
-    )
 
 
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:

@@ -12,7 +12,6 @@ import torch
 from splatstudio.checkpoint import (
     Checkpoint,
     checkpoint_folders,
-    copied,
     prune_checkpoints,
     read_manifest,
     remove_checkpoint,
@@ -20,6 +19,7 @@ from splatstudio.checkpoint import (
     step_of,
 )
 from splatstudio.distributed.failures import unless_out_of_memory
+from splatstudio.strategy.parts import copied
 
 SPARE_BYTES = 256 << 20  # left free beside the copy, for the training's own ups and downs
 

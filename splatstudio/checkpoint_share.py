@@ -12,17 +12,15 @@ from splatstudio.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
     commit_checkpoint,
-    copied,
-    joined,
     load_checkpoint,
     load_shard,
-    rows_of,
     save_checkpoint,
     write_shard,
 )
 from splatstudio.distributed import Ranks
 from splatstudio.manifest import read_manifest
 from splatstudio.shard_file import Shard
+from splatstudio.strategy.parts import copied, joined, rows_of
 
 
 def load_share(folder: Path, ranks: Ranks) -> Checkpoint:

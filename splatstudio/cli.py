@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +16,11 @@ from tyro.conf import OmitArgPrefixes, Positional
 from splatstudio.camera_path import FrameFormat
 from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+from splatstudio.durable import refuse_existing, refuse_unwritable
+from splatstudio.error_text import in_words
 from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
+from splatstudio.mistyped import mistake_in
+from splatstudio.open_options import WAIT_FOR_START, AtOnce
 from splatstudio.placement import AS_IN_THE_FILES, Placement
 from splatstudio.presets import PRESETS, PresetName
 from splatstudio.render_modes import DrawnMode
@@ -26,31 +31,10 @@ from splatstudio.trimming import KEEP_ALL, Trim
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 
-app = tyro.extras.SubcommandApp()
-
 # A setting is an option of its own: --steps, and for those of a group --optim.means-lr.
 Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
-@dataclass(frozen=True)
-class AtOnce:
-    """What `open` does without being asked in the page.
-
-    Args:
-        train: Start training at once.
-        merge: Merge one rank's part of a model with the others beside it, and open the whole.
-        browser: Open the default browser, where there is a display.
-    """
-
-    train: bool = False
-    merge: bool = False
-    browser: bool = True
-
-
-WAIT_FOR_START = AtOnce()
-
-
-@app.command(name="open")
 def open_(
     path: Positional[Path],
     /,
@@ -91,7 +75,6 @@ def open_(
     return 0
 
 
-@app.command(name="train")
 def train_(
     scene: Positional[Path],
     /,
@@ -104,26 +87,26 @@ def train_(
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
-        scene: Folder with a COLMAP reconstruction, a transforms.json or Blender's transforms files.
+        scene: A COLMAP folder, or one with transforms.json or Blender's files; with --resume a run will do.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
         devices: What trains, and how much fits there.
         run: Folder of the run; a new one below runs/ by default.
-        resume: Go on from the newest good checkpoint of --run, with its settings, to --steps if given.
+        resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
     """
-    _say_starting()
-    from splatstudio.train_command import train_scene
-
     if preset and resume:
         raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
+    _say_starting()
+    from splatstudio.train_command import scene_and_run, train_scene
+
     if config.init and not resume:
         _tell_part(Path(config.init), "Use splatstudio merge.")
+    scene, run = scene_and_run(scene, run, resume=resume)
     config = with_whole_paths(config, scene)
     return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
 
 
-@app.command(name="eval")
 def eval_(
     path: Positional[Path],
     /,
@@ -143,11 +126,11 @@ def eval_(
         part: What is judged where the path is one rank's part of a model.
         files: Where the scores are written beside the terminal.
     """
+    files.check()
     _say_starting()
     from splatstudio.eval_command import evaluate_and_print, measures_wanted
     from splatstudio.scoring import EvaluationTask
 
-    files.check()
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     part.check(path)
     task = EvaluationTask(
@@ -163,7 +146,6 @@ def eval_(
     return 0
 
 
-@app.command(name="merge")
 def merge_(
     paths: Positional[tuple[str, ...]],
     /,
@@ -174,16 +156,15 @@ def merge_(
 
     Args:
         paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step, of one folder or several; a pattern or
-            their folder will do), or a checkpoint of splatstudio.
+            their folder will do), or a run or checkpoint of splatstudio.
         output: What to write: .pt (gsplat's own layout), .ply or another format of `export`; a name without
             an ending is a checkpoint folder.
         overwrite: Replace a file that is there already.
     """
-    from splatstudio.durable import refuse_existing
+    refuse_existing(output, overwrite)
     from splatstudio.merging import merged_parts
     from splatstudio.terminal import console
 
-    refuse_existing(output, overwrite)
     merged = merged_parts(paths)
     merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
@@ -192,7 +173,6 @@ def merge_(
     return 0
 
 
-@app.command
 def export(
     path: Positional[Path],
     /,
@@ -214,12 +194,12 @@ def export(
             the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
         overwrite: Replace files that are there already.
     """
-    from splatstudio.durable import refuse_existing
+    for written in (output, placement.cameras):
+        refuse_existing(written, overwrite)
+    refuse_unwritable(output)
     from splatstudio.exporting import export_model
     from splatstudio.terminal import console
 
-    for written in (output, placement.cameras):
-        refuse_existing(written, overwrite)
     _tell_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
@@ -235,7 +215,6 @@ def export(
     return 0
 
 
-@app.command
 def render(
     path: Positional[Path],
     /,
@@ -244,6 +223,7 @@ def render(
     frames: OmitArgPrefixes[FrameFormat],
     quality: Literal["full", "small"] = "full",
     mode: DrawnMode = "color",
+    overwrite: bool = False,
 ) -> int:
     """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
 
@@ -254,21 +234,23 @@ def render(
         frames: The frames' size, rate and number.
         quality: Look like the frames themselves, or be quick to send.
         mode: What to show of the model.
+        overwrite: Replace a video that is there already.
     """
+    route.check()
+    if output.suffix and output.is_file():
+        refuse_existing(output, overwrite)
     _say_starting()
     from splatstudio.render_command import render_and_print
     from splatstudio.video import check_output
 
-    route.check()
     check_output(output)
     _tell_part(path, "Use splatstudio merge.")
     render_and_print(path, output, route, frames, quality, mode)
     return 0
 
 
-@app.command
 def info(path: Positional[Path], /, images: str = "") -> int:
-    """Say what a scene folder, a file of Gaussians, a checkpoint or a run holds.
+    """Say what a scene folder, a file of Gaussians, a checkpoint, a run or a folder of runs holds.
 
     Args:
         path: What to look at; nothing is changed.
@@ -276,20 +258,24 @@ def info(path: Positional[Path], /, images: str = "") -> int:
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    from splatstudio.terminal import print_model, print_run, print_scene
+    from splatstudio.run import Run
+    from splatstudio.terminal import print_model, print_run, print_runs, print_scene
 
     if (path / "run.json").exists():
         from splatstudio.checkpoint import newest_checkpoint
-        from splatstudio.run import Run
 
         print_run(Run.open(path))
         if newest_checkpoint(path) is None:
             return 0
-    if path.is_file() or any((path / name).exists() for name in ("run.json", "manifest.json")):
-        from splatstudio.api import load_model
+    ours = any((path / name).exists() for name in ("run.json", "manifest.json"))
+    parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
+    if path.is_file() or ours or parts:
+        from splatstudio.model import load_model
 
         _tell_part(path, "Use splatstudio merge.")
         print_model(path, load_model(path))
+    elif runs := sorted(file.parent for file in path.glob("*/run.json")):
+        print_runs([Run.open(run) for run in runs])
     else:
         from splatstudio.scene import load_scene
 
@@ -297,7 +283,6 @@ def info(path: Positional[Path], /, images: str = "") -> int:
     return 0
 
 
-@app.command
 def doctor() -> int:
     """Say what this machine offers a training and whether the installation works."""
     from splatstudio.terminal import print_findings
@@ -305,7 +290,6 @@ def doctor() -> int:
     return print_findings()
 
 
-@app.command(name="attach")
 def attach_(
     address: Positional[str],
     /,
@@ -332,6 +316,21 @@ def attach_(
 
     open_attached(address, token, network=listen.network, browser=browser).run_forever()
     return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{"info": info, "doctor": doctor, "attach": attach_},
+}
+ABOUT = (
+    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE\n\n"
+    "Every command explains itself with --help; splatstudio --version says which release this is."
+)
+app = tyro.extras.SubcommandApp()
+for _name, _command in COMMANDS.items():
+    # What --help says of an option is broken where the window ends, not where a line of this file does.
+    _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
+    app.command(name=_name)(_command)
 
 
 def _say_starting() -> None:
@@ -376,16 +375,22 @@ def main() -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    if sys.argv[1:] == ["--version"]:
+    arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
+    if arguments[0] == "help":
+        arguments = [*arguments[1:2], "--help"]
+    if arguments in (["--version"], ["-V"], ["version"]):
         sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
-        sys.exit(app.cli(prog="splatstudio", args=with_fit_batch(sys.argv[1:])))
+        if (mistake := mistake_in(arguments, COMMANDS)) is not None:
+            raise ValueError(mistake)
+        sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
     except BrokenPipeError:
         # Who reads has seen enough, as `head`; nothing more can be printed, not even at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # as a shell counts SIGPIPE
     except (ValueError, OSError) as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+        words = escape(in_words(error))
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

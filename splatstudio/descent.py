@@ -226,13 +226,10 @@ def draw(
     if options.sh_degree is not None:
         sh_degree = min(options.sh_degree, sh_degree)
     settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
-    shown = gaussians if dropout is None else dropout.drawn(gaussians)
     if stages_for(gaussians.means) is not ops:
-        probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
-        rendering = render(shown, camera, options, probe)
-        depth_sum = rendering.depth * rendering.alpha.clamp_min(1e-10)
-        pictures = (rendering.rgb, rendering.alpha, depth_sum)
-        return Drawing(*pictures, rendering.radii, gaussians, None, probe, camera, settings)
+        return _draw_by_autograd(gaussians, camera, options, settings, observed, dropout)
+    # The way back ends at what was projected: opacities then need no slopes, see `gain`.
+    shown = gaussians if dropout is None else dropout.drawn(gaussians.detach())
     projected = optimizer.project(shown, camera=camera, settings=settings)
     leaves = _stand_ins(projected)
     color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
@@ -241,9 +238,43 @@ def draw(
     absgrad = observed and options.absgrad
     probe = torch.zeros_like(projected.means2d, requires_grad=True) if absgrad else None
     raster = rasterize_for(leaves, projected, raster_settings, probe, absgrad=absgrad)
-    pictures = (raster.rgb, raster.alpha, raster.depth_sum)
-    described = (leaves.radii, gaussians, leaves, probe, camera, settings)
-    return Drawing(*pictures, *described, raster.num_instances, 1.0 if dropout is None else dropout.gain)
+    return Drawing(
+        raster.rgb,
+        raster.alpha,
+        raster.depth_sum,
+        radii=leaves.radii,
+        gaussians=gaussians,
+        projected=leaves,
+        probe=probe,
+        camera=camera,
+        settings=settings,
+        num_instances=raster.num_instances,
+        gain=1.0 if dropout is None else dropout.gain,
+    )
+
+
+def _draw_by_autograd(
+    gaussians: Gaussians,
+    camera: Camera,
+    options: RenderOptions,
+    settings: ProjectSettings,
+    observed: bool,
+    dropout: Dropout | None,
+) -> Drawing:
+    shown = gaussians if dropout is None else dropout.drawn(gaussians)
+    probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
+    rendering = render(shown, camera, options, probe)
+    return Drawing(
+        rendering.rgb,
+        rendering.alpha,
+        depth_sum=rendering.depth * rendering.alpha.clamp_min(1e-10),
+        radii=rendering.radii,
+        gaussians=gaussians,
+        projected=None,
+        probe=probe,
+        camera=camera,
+        settings=settings,
+    )
 
 
 def backward(drawing: Drawing, loss: Tensor, others: tuple[Tensor, ...] = ()) -> Gradients:

@@ -17,6 +17,21 @@ def essence(error: BaseException) -> str:
     return f"{lines[0]}: {lines[-1]}"
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an exception says; of a file that the system refuses, its name and why."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename} cannot be read or written: {error.strerror}"
+    return str(error)
+
+
 def printable(text: str, limit: int = 2000) -> str:
     """Return what another program says without what would steer a terminal, `limit` characters at most."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
+
+
+def as_sentence(text: str) -> str:
+    """Return `text` with a capital letter and a full stop; a path that it begins with stays as it is."""
+    first = text.split(maxsplit=1)[0] if text.strip() else ""
+    if first.rstrip(",;:").isalpha():
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from splatstudio.camera import similarity_scale
 from splatstudio.gaussians import Gaussians
-from splatstudio.reference import sh_basis
 from splatstudio.sky import Sky
+from splatstudio.spherical_harmonics import sh_basis
 
 
 def transformed(gaussians: Gaussians, similarity: np.ndarray) -> Gaussians:

@@ -10,6 +10,7 @@ from pathlib import Path
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.config import FREE_ON_RESUME, TrainConfig, changed, value_of
 from splatstudio.device_options import DeviceOptions
+from splatstudio.model import with_images_found
 from splatstudio.run import Run, is_taken
 from splatstudio.worker.flat_report import ScoreFlat, flat_sentence
 from splatstudio.worker.launched import train_launched
@@ -59,7 +60,9 @@ def launched_job(
             f"the run in {run_dir} goes on with its own settings, but {', '.join(fixed)} would change; leave"
             " that away, or name another folder with --run"
         )
-    latest = run.config if checkpoint is None else config_of_checkpoint(checkpoint)
+    latest = run.config
+    if checkpoint is not None:
+        latest = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
     free = {name: getattr(config, name) for name in FREE_ON_RESUME if name in wished}
     limit = ((LIMIT, value_of(config, LIMIT)),) if LIMIT in wished else ()
     job = TrainJob(scene_path, run_dir, replace(latest, **free), checkpoint, limit, attempt=1)

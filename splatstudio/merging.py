@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from splatstudio.checkpoint import Checkpoint, load_checkpoint, verify_checkpoint, write_manifest, write_shard
+from splatstudio.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    verify_checkpoint,
+    write_manifest,
+    write_shard,
+)
 from splatstudio.config import TrainConfig
 from splatstudio.durable import sync_folder
 from splatstudio.formats import format_to_write
@@ -95,9 +102,9 @@ class Merged:
 def merge(paths: Iterable[Path | str] | Path | str, output: Path | str | None = None) -> Model:
     """Merge the ranks' files of one step, write the model to `output` if that is given, and return it.
 
-    `paths` are files, patterns or a folder: gsplat's `ckpt_{step}_rank{r}.pt`, one of our checkpoints or its
-    shards. `output` is as in `Merged.write`. Raises ValueError, naming the file and the reason, when a rank
-    is missing, the parts do not belong together, or a file is damaged.
+    `paths` are files, patterns or a folder: gsplat's `ckpt_{step}_rank{r}.pt`, one of our runs or checkpoints
+    or its shards. `output` is as in `Merged.write`. Raises ValueError, naming the file and the reason, when a
+    rank is missing, the parts do not belong together, or a file is damaged.
     """
     merged = merged_parts([paths] if isinstance(paths, (str, Path)) else paths)
     if output is not None:
@@ -107,7 +114,7 @@ def merge(paths: Iterable[Path | str] | Path | str, output: Path | str | None = 
 
 def merged_parts(paths: Iterable[Path | str], report: Report = _silent) -> Merged:
     """Read and join the parts as `merge` does, telling `report` of each."""
-    files = files_to_merge(paths)
+    files = files_to_merge([_of_run(path) for path in paths])
     folders = {_checkpoint_folder(file) for file in files}
     if None not in folders:
         if len(folders) > 1:
@@ -120,6 +127,12 @@ def merged_parts(paths: Iterable[Path | str], report: Report = _silent) -> Merge
     if len(folders) > 1:
         raise ValueError("parts of a checkpoint of splatstudio and of gsplat do not belong together")
     return _merged_gsplat(in_order_of_ranks(files), report)
+
+
+def _of_run(path: Path | str) -> Path | str:
+    """Return the newest good checkpoint where `path` is a run, else the path itself."""
+    is_run = (Path(path) / "run.json").exists()
+    return (newest_checkpoint(Path(path)) or path) if is_run else path
 
 
 def whole_of(part: RankPart) -> Path | None:

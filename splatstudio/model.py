@@ -217,3 +217,17 @@ def remember_images(run: Run, images: str) -> Run:
     except ValueError:
         return run.with_images(with_whole_paths(replace(run.config, images=images), run.scene_path).images)
     return run  # other photographs of the scene, for once
+
+
+def with_images_found(config: TrainConfig, run: Run, scene_path: Path) -> TrainConfig:
+    """Return the settings of a checkpoint of `run` with where the photographs of its scene lie now.
+
+    What the checkpoint says wins where it holds: who went on with other photographs goes on with those.
+    """
+    if config.images == run.config.images:
+        return config
+    try:
+        load_training_scene(scene_path, config)
+    except ValueError:
+        return replace(config, images=run.config.images)
+    return config

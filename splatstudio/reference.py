@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from splatstudio.camera import Camera
 from splatstudio.depth_order import in_order_of_depth
+from splatstudio.projections import PROJECTIONS
+from splatstudio.spherical_harmonics import shade
 from splatstudio.stages import (
     ALPHA_THRESHOLD,
     EPS2D,
@@ -77,8 +79,7 @@ def _project_rows(
     viewmat = torch.as_tensor(camera.viewmat, dtype=means.dtype, device=means.device)
     rotation = viewmat[:3, :3]
     points = means @ rotation.T + viewmat[:3, 3]
-    project_points = {"pinhole": _pinhole, "ortho": _ortho, "fisheye": _fisheye}[camera.model]
-    means2d, jacobians = project_points(points, camera)
+    means2d, jacobians = PROJECTIONS[camera.model](points, camera)
     axes = jacobians @ rotation @ (rotation_matrices(quats) * scales[:, None, :])  # [N, 2, 3]
     covariances = axes @ axes.transpose(1, 2)
     xx, xy, yy = covariances[:, 0, 0], covariances[:, 0, 1], covariances[:, 1, 1]
@@ -112,97 +113,6 @@ def rotation_matrices(quats: Tensor) -> Tensor:
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
-
-
-def _pinhole(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    """Return the pixels [N, 2] of camera-space `points` [N, 3] and the Jacobians [N, 2, 3] there."""
-    x, y, z = points.unbind(-1)
-    fx, fy, cx, cy = _intrinsics(camera)
-    # Far outside the image the linearisation explodes: it is taken at most 15 % outside.
-    margin_x, margin_y = 0.15 * camera.width / fx, 0.15 * camera.height / fy
-    u = (x / z).clamp(-(cx / fx + margin_x), (camera.width - cx) / fx + margin_x)
-    v = (y / z).clamp(-(cy / fy + margin_y), (camera.height - cy) / fy + margin_y)
-    zero = torch.zeros_like(z)
-    jacobians = _matrices([fx / z, zero, -fx * u / z], [zero, fy / z, -fy * v / z])
-    return torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1), jacobians
-
-
-def _ortho(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    x, y, z = points.unbind(-1)
-    fx, fy, cx, cy = _intrinsics(camera)
-    zero, one = torch.zeros_like(z), torch.ones_like(z)
-    jacobians = _matrices([fx * one, zero, zero], [zero, fy * one, zero])
-    return torch.stack([fx * x + cx, fy * y + cy], dim=-1), jacobians
-
-
-def _fisheye(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    """Project equidistantly: the distance from the principal point is the angle from the axis."""
-    x, y, z = points.unbind(-1)
-    fx, fy, cx, cy = _intrinsics(camera)
-    eps = 1e-7
-    # sqrt has no gradient at 0, that is for a point on the axis.
-    radius = (x * x + y * y).clamp_min(1e-30).sqrt() + eps
-    scale = torch.atan2(radius, z + eps) / radius
-    x2, y2 = x * x + eps, y * y
-    s = x2 + y2
-    q = 1 / (s + z * z)
-    a = z * q / s
-    b = torch.atan2(radius, z) / (radius * s)
-    jacobians = _matrices(
-        [fx * (x2 * a + y2 * b), fx * x * y * (a - b), -fx * x * q],
-        [fy * x * y * (a - b), fy * (y2 * a + x2 * b), -fy * y * q],
-    )
-    return torch.stack([fx * x * scale + cx, fy * y * scale + cy], dim=-1), jacobians
-
-
-def _intrinsics(camera: Camera) -> tuple[float, float, float, float]:
-    K = camera.K
-    return float(K[0, 0]), float(K[1, 1]), float(K[0, 2]), float(K[1, 2])
-
-
-def _matrices(first_row: list[Tensor], second_row: list[Tensor]) -> Tensor:
-    return torch.stack([torch.stack(first_row, dim=-1), torch.stack(second_row, dim=-1)], dim=-2)
-
-
-def shade(directions: Tensor, sh: Tensor) -> Tensor:
-    """Return the colours [N, 3] of the coefficients `sh` [N, K, 3] seen along `directions` [N, 3].
-
-    The directions point from the camera to the Gaussian and may have any length. Colours are at least 0.
-    """
-    degree = {1: 0, 4: 1, 9: 2, 16: 3}[sh.shape[1]]
-    basis = sh_basis(degree, directions / directions.norm(dim=-1, keepdim=True))
-    return ((basis[:, :, None] * sh).sum(dim=1) + 0.5).clamp_min(0.0)
-
-
-def sh_basis(degree: int, directions: Tensor, dim: int = -1) -> Tensor:
-    """Return the real spherical harmonics [N, (degree + 1)^2] of unit `directions` [N, 3], degree 0..3.
-
-    Order l * l + l + m with the Condon-Shortley sign, as in usual PLY files; `dim` 0: [(degree + 1)^2, N].
-    """
-    x, y, z = directions.unbind(-1)
-    basis = [torch.full_like(x, 0.282094791773878)]
-    if degree >= 1:
-        basis += [-0.488602511902920 * y, 0.488602511902920 * z, -0.488602511902920 * x]
-    xx, yy, zz = x * x, y * y, z * z
-    if degree >= 2:
-        basis += [
-            1.092548430592079 * x * y,
-            -1.092548430592079 * y * z,
-            0.315391565252520 * (3 * zz - 1),
-            -1.092548430592079 * x * z,
-            0.546274215296040 * (xx - yy),
-        ]
-    if degree >= 3:
-        basis += [
-            -0.590043589926644 * y * (3 * xx - yy),
-            2.890611442640554 * x * y * z,
-            -0.457045799464466 * y * (5 * zz - 1),
-            0.373176332590115 * z * (5 * zz - 3),
-            -0.457045799464466 * x * (5 * zz - 1),
-            1.445305721320277 * z * (xx - yy),
-            -0.590043589926644 * x * (xx - 3 * yy),
-        ]
-    return torch.stack(basis, dim=dim)
 
 
 def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | None = None) -> Raster:

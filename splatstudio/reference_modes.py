@@ -9,7 +9,8 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.depth_order import in_order_of_depth
-from splatstudio.reference import _fisheye, _ortho, _pinhole, rotation_matrices
+from splatstudio.projections import PROJECTIONS
+from splatstudio.reference import rotation_matrices
 from splatstudio.stages import (
     ALPHA_THRESHOLD,
     EPS2D,
@@ -21,7 +22,6 @@ from splatstudio.stages import (
     SolidRaster,
 )
 
-PROJECTIONS = {"pinhole": _pinhole, "ortho": _ortho, "fisheye": _fisheye}
 AMBIENT = 0.35  # how bright a solid surface is that is seen edge-on
 ROWS = 8  # image rows that are worked on together; bounds the memory, has no influence on the image
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.gaussians import SH_C0, Gaussians
-from splatstudio.reference import rotation_matrices, sh_basis
+from splatstudio.reference import rotation_matrices
+from splatstudio.spherical_harmonics import sh_basis
 
 # The noise falls with the opacity by a logistic curve, which is a half at `min_opacity`.
 NOISE_STEEPNESS = 100.0

@@ -37,8 +37,8 @@ def config_to_go_on(
         check_agreement(config)
     if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
         raise ValueError(
-            f"{folder} was trained in another frame than {scene.path} has now: its cameras have"
-            " changed since; train the scene anew"
+            f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
+            " changed since; name the run's own scene, or train this one anew"
         )
     if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
         raise ValueError(

@@ -26,6 +26,10 @@ OTHER_FRAME = (
     "gsplat's trainer turns and scales the scene unless it is given --no-normalize-world-space: such a model"
     " does not lie where the cameras of the scene's files look, and these scores say nothing about it"
 )
+BESIDE = (
+    "such scores have models that are not where the cameras look: it may be of another scene, or lie in other"
+    " coordinates than the scene's files, as what nerfstudio exports does"
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,9 @@ def evaluate_task(
 
     report(0, total, None)
     evaluation = replace(model.evaluate(scene, measures, count), against=against)
-    if task.path.suffix == ".pt" and evaluation.psnr < BESIDE_THE_SCENE:
-        evaluation = replace(evaluation, notes=(*evaluation.notes, OTHER_FRAME))
+    if origin is None and evaluation.psnr < BESIDE_THE_SCENE:
+        why = OTHER_FRAME if task.path.suffix == ".pt" else BESIDE
+        evaluation = replace(evaluation, notes=(*evaluation.notes, why))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
         evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, images)))
@@ -95,9 +100,13 @@ def evaluate_task(
     file = None
     if run is not None and own is not None and model.step is not None and model.part is None:
         if against == own:
-            file = write_evaluation(run, model.step, evaluation)
-            if task.images:
-                remember_images(Run.open(run), task.images)
+            try:
+                file = write_evaluation(run, model.step, evaluation)
+                if task.images:
+                    remember_images(Run.open(run), task.images)
+            except OSError as error:  # what was measured is told all the same
+                note = f"the scores could not be written to {run}: {error.strerror or error}"
+                evaluation = replace(evaluation, notes=(*evaluation.notes, note))
         else:
             same = (own.scene, own.downscale) == (against.scene, against.downscale)
             what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"

@@ -16,6 +16,7 @@ from splatstudio.checkpoint_saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory, together
 from splatstudio.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.flat_curve import Score
+from splatstudio.lost_scores import set_lost_scores_aside
 from splatstudio.run import Run
 from splatstudio.run_lock import RunLock
 from splatstudio.score_watch import FlatNews, ScoreWatch, evaluation_interval
@@ -95,12 +96,12 @@ class Session:
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
+        self._lost_note = set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
         self._evaluator = evaluator or partial(evaluate_alone, trainer)
-        self._started = time.monotonic()
+        self._began = clock()  # later by as long as it has rested
         self._resting_since: float | None = None
-        self._training_since = clock()
-        self._saving_since = self._training_since  # when the last checkpoint was begun, or the training
+        self._saved_after = 0.0  # seconds of training before the last checkpoint was begun
         self._saved_step = -1  # of the newest checkpoint that is complete or under way
         self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
         self._watch = ScoreWatch(
@@ -113,9 +114,8 @@ class Session:
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about how the run was found."""
         left_by = self._lock.left_by
-        if left_by is None:
-            return ()
-        return (f"{left_by} left this run without ending properly; its lock is taken over.",)
+        left = f"{left_by} left this run without ending properly; its lock is taken over."
+        return tuple(filter(None, ("" if left_by is None else left, self._lost_note)))
 
     @property
     def lock_problem(self) -> str | None:
@@ -150,7 +150,7 @@ class Session:
         be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
         """
         if self._resting_since is not None:
-            self._started += time.monotonic() - self._resting_since
+            self._began += self._clock() - self._resting_since
             self._resting_since = None
         stats = self.trainer.train_step()
         evaluation, flat, problems, unsaved = None, None, [], None
@@ -182,8 +182,9 @@ class Session:
         return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
 
     def rest(self) -> None:
-        """Count no time of the training, as metrics.jsonl tells it, until the next step."""
-        self._resting_since = time.monotonic()
+        """Count no time until the next step, neither in metrics.jsonl nor towards an autosave."""
+        if self._resting_since is None:
+            self._resting_since = self._clock()
 
     def settle(self, *, wait: bool = True) -> Settled:
         """Return what became of saves since this or `advance` last told it, waiting for one under way."""
@@ -287,15 +288,20 @@ class Session:
 
     def _checkpoint(self) -> Checkpoint:
         self.saving()
-        self._saving_since = self._clock()
+        self._saved_after = self._seconds
         return self.trainer.checkpoint()
+
+    @property
+    def _seconds(self) -> float:
+        """Return how long the training has taken so far, without rests."""
+        return (self._clock() if self._resting_since is None else self._resting_since) - self._began
 
     def _autosave_due(self) -> bool:
         # A disk that takes longer than the time between two saves is not waited for.
         # At first as soon as what would be lost is as much as what was saved.
         seconds = self.trainer.config.save_minutes * 60.0
-        wait = min(seconds, max(FIRST_SAVE_SECONDS, self._saving_since - self._training_since))
-        return seconds > 0 and self._clock() - self._saving_since >= wait and not self._saver.busy
+        wait = min(seconds, max(FIRST_SAVE_SECONDS, self._saved_after))
+        return seconds > 0 and self._seconds - self._saved_after >= wait and not self._saver.busy
 
     def _evaluation_due(self) -> bool:
         config, step = self.trainer.config, self.trainer.step
@@ -318,7 +324,7 @@ class Session:
                 "psnr": stats.psnr,
                 "view": stats.view,
                 "num_gaussians": stats.num_gaussians,
-                "elapsed_s": round(time.monotonic() - self._started, 3),
+                "elapsed_s": round(self._seconds, 3),
                 **({} if change is None else {"densified": asdict(change)}),
             }
         )

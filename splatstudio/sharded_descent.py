@@ -146,8 +146,16 @@ def _round(
         twists = _add_cameras(gradients, gaussians, shared, v_sent, cameras, work.plan, turns)
         gradients = [_plus(one, other) for one, other in zip(found.gradients, gradients, strict=True)]
         seen = _observations(shared, v_sent, cameras)
-        seen = [seen[number] for number in turns]
-        new = _Round(losses, costs, num_all, found.pictures, gradients, found.others, seen, [])
+        new = _Round(
+            losses,
+            costs,
+            num_all,
+            found.pictures,
+            gradients,
+            found.others,
+            observations=[seen[number] for number in turns],
+            poses=[],
+        )
         return (new if before is None else _after(before, new)), twists
 
     # The most memory of a step is taken here, and nobody has changed anything yet.
@@ -205,9 +213,17 @@ def _findings(gaussians: Gaussians, received: Received, shots: Sequence[Shot], w
         inputs = [leaf.requires_grad_() for leaf in inputs]
         probe = torch.zeros_like(leaves.means2d, requires_grad=True) if with_probe else None
         raster = _rasterized(leaves, shot, probe)
-        settings = project_settings(gaussians, work.plan.options)
-        pictures = (raster.rgb, raster.alpha, raster.depth_sum)
-        drawing = Drawing(*pictures, leaves.radii, gaussians, leaves, probe, shot.camera, settings)
+        drawing = Drawing(
+            raster.rgb,
+            raster.alpha,
+            raster.depth_sum,
+            radii=leaves.radii,
+            gaussians=gaussians,
+            projected=leaves,
+            probe=probe,
+            camera=shot.camera,
+            settings=project_settings(gaussians, work.plan.options),
+        )
         loss = work.loss_of(shot, drawing)
         found.losses.append(float(loss.detach()))
         found.pictures.append(raster.rgb.detach())
@@ -340,6 +356,6 @@ def _summed(
     if ranks.num_ranks == 1 or not leaves:
         return tuple(gradients)
     given = [torch.zeros_like(leaf) if v is None else v for leaf, v in zip(leaves, gradients, strict=True)]
-    together = ranks.sum(torch.cat([v.reshape(-1) for v in given]))
-    parts = together.split([v.numel() for v in given])
+    total = ranks.sum(torch.cat([v.reshape(-1) for v in given]))
+    parts = total.split([v.numel() for v in given])
     return tuple(part.view_as(v) for part, v in zip(parts, given, strict=True))

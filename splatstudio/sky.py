@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatstudio.camera import Camera, CameraModel
 from splatstudio.gaussians import SH_C0
-from splatstudio.reference import sh_basis
+from splatstudio.spherical_harmonics import sh_basis
 from splatstudio.transfer import to_device
 
 

@@ -40,10 +40,12 @@ def plan_at(
     extent: float,
     poses: bool,
     room: InstanceRoom | None,
+    dropout: Dropout | None,
 ) -> DescentPlan:
     """Return how the step after `index` others goes down; `strategy` follows `config`.
 
-    `extent` is the unit of learning rates, in scene units; `poses` and `room` are as of `DescentPlan`.
+    `extent` is the unit of learning rates, in scene units; `poses`, `room` and `dropout` are as of
+    `DescentPlan`.
     """
     return DescentPlan(
         options=options_at(index, config, scene, strategy),
@@ -54,6 +56,7 @@ def plan_at(
         poses=poses,
         room=room,
         scored=(index + 1) % PSNR_EVERY == 0,
+        dropout=dropout,
     )
 
 

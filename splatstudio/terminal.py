@@ -1,11 +1,16 @@
-"""What the command line prints: the progress of a training and tables of results."""
+"""What the command line prints: the progress of a training and tables of results.
+
+What needs torch is imported by the functions that print it: a scene is described in a moment.
+"""
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -14,15 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from splatstudio.api import Model
-from splatstudio.checkpoint import checkpoint_folders, step_of
-from splatstudio.doctor import ADVICE, findings
-from splatstudio.evaluate import Evaluation
-from splatstudio.lpips import short_notes
 from splatstudio.run import Run
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.worker import messages
+
+if TYPE_CHECKING:
+    from splatstudio.evaluate import Evaluation
+    from splatstudio.model import Model
+    from splatstudio.worker import messages
 
 # No markup: what is printed are paths and the words of errors, which may have brackets.
 console = Console(highlight=False, markup=False)
@@ -94,6 +98,8 @@ SCORE_TITLES = {
 
 def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
     """Print the mean scores of an evaluation on one line, and what could not be measured."""
+    from splatstudio.lpips import short_notes
+
     means = [f"PSNR {evaluation.psnr:.2f} dB", f"SSIM {evaluation.ssim:.4f}"]
     for name in evaluation.measured[2:]:
         title = SCORE_TITLES[name]
@@ -115,7 +121,7 @@ def print_scores(evaluation: Evaluation) -> None:
     for image in evaluation.worst_first:
         values = [(name, getattr(image, name)) for name in measured]
         table.add_row(image.name, *(f"{value:.{2 if 'psnr' in name else 4}f}" for name, value in values))
-    console.print(table)
+    _print_table(table)
 
 
 def print_error(sentence: str) -> None:
@@ -137,20 +143,39 @@ def print_model(path: Path, model: Model) -> None:
 
 def print_run(run: Run) -> None:
     """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
-    config, rows = run.config, run.metrics().rows
+    from splatstudio.checkpoint import checkpoint_folders, step_of
+
+    config, far = run.config, _how_far(run)
     steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]
-    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
-    planned = next((row["value"] for row in reversed(rows) if row.get("setting") == "steps"), config.steps)
     told = [
         ("Run", str(run.path.resolve())),
         ("Scene", str(run.scene_path)),
         ("Photographs", f"1/{config.downscale} of their size" if config.downscale > 1 else "full size"),
         ("Strategy", config.strategy),
-        ("Steps", f"{rows[-1]['step'] if rows else 0:,} of {planned:,}"),
-        ("Test PSNR", f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else "none yet"),
+        ("Steps", far[0]),
+        ("Test PSNR", far[1] or "none yet"),
         ("Checkpoints", ", ".join(f"{step:,}" for step in steps) or "none yet"),
     ]
     _print_rows(told)
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print a line for each run: its scene, how far it has come, its last score."""
+    table = Table("run", "scene", "strategy", "steps", "test PSNR", box=None)
+    for run in runs:
+        table.add_row(str(run.path), run.scene_path.name, run.config.strategy, *_how_far(run))
+    _print_table(table)
+
+
+def _how_far(run: Run) -> tuple[str, str]:
+    """Return how many of its steps a run has made, and its last score or nothing, in words."""
+    rows = run.metrics().rows
+    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
+    planned = next(
+        (row["value"] for row in reversed(rows) if row.get("setting") == "steps"), run.config.steps
+    )
+    score = f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else ""
+    return f"{rows[-1]['step'] if rows else 0:,} of {planned:,}", score
 
 
 def print_scene(scene: Scene) -> None:
@@ -164,11 +189,24 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")  # a path is needed whole
     for label, text in rows:
         table.add_row(label, Text(text))
-    console.print(table)
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    """Print a table as wide as the terminal; elsewhere each row is one line that ends with its last word."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, width=100_000, highlight=False, markup=False, color_system=None).print(table)
+    for line in text.getvalue().splitlines():
+        console.print(line.rstrip())
 
 
 def print_findings() -> int:
     """Print what a look at the machine finds, one by one; return the exit code, 1 where all is not well."""
+    from splatstudio.doctor import ADVICE, findings
+
     bad = 0
     for finding in findings():
         mark = Text("ok", "green") if finding.good else Text("!!", "red")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
@@ -17,7 +18,7 @@ from splatstudio.config import TrainConfig, resumed
 from splatstudio.device_options import AS_FOUND, DeviceOptions
 from splatstudio.evaluate import evaluation_from_json
 from splatstudio.launched_command import launched_job, train_as_rank
-from splatstudio.model import remember_images
+from splatstudio.model import remember_images, with_images_found
 from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
@@ -49,6 +50,24 @@ LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kep
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
+def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
+    """Return the scene and the folder of the run: a run that goes on may stand where the scene does.
+
+    Raises ValueError for a run that is not to go on, and for one whose scene is not where it was.
+    """
+    if run_dir is not None or not (path / "run.json").exists():
+        return path, run_dir
+    if not resume:
+        raise ValueError(f"{path} is a run, not a scene: add --resume to go on with it")
+    scene = Run.open(path).scene_path
+    if not scene.exists():
+        raise ValueError(
+            f"the scene of the run is no longer at {scene}: say where it is now, as in"
+            f" splatstudio train SCENE --run {quote(str(path))} --resume"
+        )
+    return scene, path
+
+
 def train_scene(
     scene_path: Path,
     config: TrainConfig,
@@ -72,19 +91,22 @@ def train_scene(
     if resume:
         if devices.fit_batch:
             raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
-        config, checkpoint = _to_resume(config, run_dir, given)
+        config, checkpoint = _to_resume(config, scene_path, run_dir, given)
     if devices.nodes > 1:
         raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
     devices.check_alone()
     scene = load_training_scene(scene_path, config)
     print_scene(scene)
     run_dir = run_dir or new_run_path(scene.path)
+    _refuse_unwritable(run_dir)
     first = 0
     if checkpoint is not None:
         first = step_of(checkpoint) or 0
         console.print(f"Resuming at step {first} from {checkpoint}")
         if first >= config.steps:
-            console.print(f"Nothing to do: the run is at step {first} of {config.steps} already.")
+            console.print(
+                f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more."
+            )
             return 0
         _take_over(run_dir)
         if (run := Run.open(run_dir)).config.images != config.images:
@@ -107,16 +129,30 @@ def train_scene(
     return _Attendance(job, first, chosen).run()
 
 
-def _to_resume(config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> tuple[TrainConfig, Path]:
+def _to_resume(
+    config: TrainConfig, scene_path: Path, run_dir: Path | None, given: Collection[str]
+) -> tuple[TrainConfig, Path]:
     """Return the settings and the checkpoint with which a run goes on."""
     if run_dir is None:
-        raise ValueError("--resume needs --run: the folder of the run to go on with")
-    Run.open(run_dir)  # what is no run is told as that
+        raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
+    run = Run.open(run_dir)  # what is no run is told as that
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
         raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
     # What was changed while it trained is in the checkpoint alone.
-    return resumed(config_of_checkpoint(checkpoint), config, given), checkpoint
+    config = resumed(config_of_checkpoint(checkpoint), config, given)
+    return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
+
+
+def _refuse_unwritable(run_dir: Path) -> None:
+    """Raise ValueError where the folder of a run cannot be made or written to, before anything is started."""
+    there = run_dir
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{there} may not be written to: change its permissions, or name another run folder with --run"
+        )
 
 
 def _take_over(run_dir: Path) -> None:
@@ -257,4 +293,4 @@ class _Attendance:
         return saved_sentence(self._job.run_dir, self._client.step)
 
     def _go_on(self) -> str:
-        return f"Go on with: splatstudio train SCENE --run {self._job.run_dir} --resume"
+        return f"Go on with: splatstudio train {quote(str(self._job.run_dir))} --resume"

@@ -23,24 +23,21 @@ from splatstudio.depth_guide import DepthGuide
 from splatstudio.descent import Descent, DescentPlan, Drawing, LossNotFinite, Shot, Work
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together
-from splatstudio.evaluate import alpha_of, target_of
 from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.growth import grow, with_lower_limit
-from splatstudio.half_photos import half_of
 from splatstudio.instance_room import room_for
 from splatstudio.lookahead import Course, Lookahead
 from splatstudio.losses import photometric, psnr
 from splatstudio.optim import SplatAdam
 from splatstudio.photo_queue import Batch, PhotoQueue
-from splatstudio.photo_uploads import PhotoUploads
 from splatstudio.precision import halves_for
 from splatstudio.rendering import RenderOptions, fastest_device, options_for_display
-from splatstudio.resolution import divisor_at, reduced, sh_degree_at
+from splatstudio.resolution import sh_degree_at
 from splatstudio.resuming import config_to_go_on
-from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.shapes import ShapeLimits
+from splatstudio.shots import ShotMaker
 from splatstudio.starting_model import first_gaussians
 from splatstudio.step_plan import dropout_at, is_quiet, options_at, plan_at
 from splatstudio.step_stats import StepStats, TrainingDiverged
@@ -145,11 +142,12 @@ class Trainer:
 
     def _take(self, population: Population) -> None:
         self._population = population
-        self._uploads = PhotoUploads(population.gaussians.device)
         self.halves = halves_for(self.config.precision, self.ranks)  # what ranks send in 16 bits
         self._room = room_for(population.gaussians.device)
         population.amid_edit = lambda: self.fail_if_asked("growth")
-        self._corrections = Corrections(self.config, self.scene, population.gaussians.device)
+        device = population.gaussians.device
+        self._corrections = Corrections(self.config, self.scene, device)
+        self._shots = ShotMaker(self.scene, self._queue, self._corrections, self._generator, device)
         course = Course(
             quiet=lambda index, now: is_quiet(index, now, self._strategy),
             plan=self._plan,
@@ -242,10 +240,16 @@ class Trainer:
         )
 
     def _plan(self, index: int, config: TrainConfig) -> DescentPlan:
-        poses, known = self._corrections.refines_poses(index, config), (self.scene, self._strategy)
-        plan = plan_at(index, config, *known, extent=self._extent, poses=poses, room=self._room)
-        dropout = dropout_at(index, config, len(self.scene.train_indices), self._population)
-        return plan if dropout is None else replace(plan, dropout=dropout)
+        return plan_at(
+            index,
+            config,
+            self.scene,
+            self._strategy,
+            extent=self._extent,
+            poses=self._corrections.refines_poses(index, config),
+            room=self._room,
+            dropout=dropout_at(index, config, len(self.scene.train_indices), self._population),
+        )
 
     def _descend_on_next(
         self, plan: DescentPlan, config: TrainConfig
@@ -262,7 +266,7 @@ class Trainer:
                     batch, shots, descent = made
                     return batch, shots[0], descent or self._descend(batch, [shots], plan), problem
                 batch = together(self.ranks, self._next_photographs)
-                rounds = together(self.ranks, partial(self._shots_of, batch))
+                rounds = together(self.ranks, partial(self._shots.of_batch, batch, self._index, self.config))
                 return batch, rounds[0][0], self._descend(batch, rounds, plan), problem
             except OutOfMemory as error:
                 short = error.ranks
@@ -279,10 +283,15 @@ class Trainer:
     def _descend(self, batch: Batch, rounds: Sequence[Sequence[Shot]], plan: DescentPlan) -> Descent:
         self.whole, self._index = True, self.step  # whole also where a gate has kept a step from changing it
         work = Work(self._loss_of, plan, self._corrections.begin(batch.indices), self.halves)
-        model = (self._population.gaussians, self._population.optimizer)
         try:
             return descend_on(
-                self.ranks, *model, rounds, work, order=batch.drawn, before_change=self._begin_change
+                self.ranks,
+                self._population.gaussians,
+                self._population.optimizer,
+                rounds,
+                work,
+                order=batch.drawn,
+                before_change=self._begin_change,
             )
         except LossNotFinite as error:
             name = self.scene.views[batch.indices[error.number]].name
@@ -353,31 +362,11 @@ class Trainer:
         """Stop the threads that decode photographs, and let those go that were copied ahead."""
         self._lookahead.take_back()
         self._queue.close()
-        self._uploads.send({})
+        self._shots.close()
 
     def _shots_ahead(self, index: int, batch: Batch) -> tuple[Shot, ...]:
         self._index = index
-        return tuple(shot for one in self._shots_of(batch) for shot in one)
-
-    def _shots_of(self, batch: Batch) -> list[list[Shot]]:
-        """Return this rank's shots of a step, a round at a time, each over a background of its own."""
-        backgrounds = [self._corrections.behind(self.config, self._generator) for _ in batch.indices]
-
-        def shot_at(place: int) -> Shot:
-            number = batch.drawn[place]
-            shot = self._shot(batch.indices[place], batch.photos[place], backgrounds[number])
-            return half_of(shot, self._index, self.config, number)
-
-        rounds = [[shot_at(place) for place in places] for places in batch.rounds]
-        self._uploads.send(self._queue.following(self.config))
-        return rounds
-
-    def _shot(self, index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
-        name, pixels = self.scene.views[index].name, self._uploads.take(index, photo)
-        target, mask = target_of(pixels, background)
-        alpha = alpha_of(pixels) if self.config.sky.enabled else None
-        shot = Shot(index, name, self._corrections.camera(index), target, mask, background, alpha)
-        return self._corrections.before_sky(reduced(shot, divisor_at(self._index, self.config)))
+        return tuple(shot for one in self._shots.of_batch(batch, index, self.config) for shot in one)
 
     def _survey(self, step: int, num_views: int | None) -> Iterator[Tensor]:
         """Yield what this rank's Gaussians contribute to photographs drawn for the step; None: to all."""
@@ -385,7 +374,7 @@ class Trainer:
 
         def shot_of(index: int) -> Shot:
             self.alive()
-            return self._shot(index, self._queue.photo(index), background)
+            return self._shots.of_photo(index, self._queue.photo(index), background, self._index, config)
 
         return survey(
             self._population,

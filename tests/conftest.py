@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 
+# Before torch, as everywhere: with it, threads that wait for work sleep; else they take the time of others.
+import splatstudio  # noqa: F401
+
+# isort: split
+import pytest
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
 from blob_scenes import blob_folder, blob_scene, write_blob_scene  # noqa: F401 - fixtures of most tests
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
@@ -26,3 +31,8 @@ def pytest_configure() -> None:
     longer = {"max_examples": 3000, "derandomize": False}
     settings.register_profile("long", settings.get_profile("same"), **longer)
     settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests of the page be the last: their browser holds the only event loop of the main thread."""
+    items.sort(key=lambda item: item.get_closest_marker("gui") is not None)

@@ -59,8 +59,9 @@ PAGE_TEST = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    """Start Chromium once for all tests; each page is one of a profile of its own, with nothing in it."""
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
@@ -159,8 +160,8 @@ class Screen:
 
     def picture(self) -> np.ndarray:
         """Return what the user sees beside the dock, [H, W, 3] uint8."""
-        box, viewpoint = self.page.locator(CANVAS).bounding_box(), self.viewpoint
-        clip = {"x": box["x"], "y": box["y"], "width": viewpoint.width, "height": viewpoint.height}
+        box = self.page.locator(CANVAS).bounding_box()
+        clip = {"x": box["x"], "y": box["y"], "width": round(box["width"]), "height": round(box["height"])}
         png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
         decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
         assert decoded is not None
@@ -190,7 +191,7 @@ class Screen:
         deadline = time.monotonic() + TIMEOUT
         while not condition():
             assert time.monotonic() < deadline, f"never: {what}; {self.studio.controller.status}"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
 
 def open_screen(

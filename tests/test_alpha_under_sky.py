@@ -78,9 +78,8 @@ def test_nothing_transparent_moves_anything(half_cut_out: Scene, truth: TrainCon
     empty._tables["sky"].values.fill_(0.4)
     index, camera = half_cut_out.train_indices[0], half_cut_out.cameras[half_cut_out.train_indices[0]]
     nothing = np.zeros((camera.height, camera.width), np.uint8)
-    shot = trainer._shot(
-        index, Photo(np.zeros((*nothing.shape, 3), np.uint8), alpha=nothing), (0.0, 0.0, 0.0)
-    )
+    photo = Photo(np.zeros((*nothing.shape, 3), np.uint8), alpha=nothing)
+    shot = trainer._shots.of_photo(index, photo, (0.0, 0.0, 0.0), 0, config)
     with torch.no_grad():
         trainer.gaussians.means[:] += 500.0  # out of sight
     leaves = empty.begin([index])

@@ -254,7 +254,7 @@ def test_who_sends_slowly_or_comes_in_crowds_takes_no_place_for_ever(
 def test_one_who_does_not_read_is_let_go_and_the_others_are_heard(
     server: SteeringServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "SEND_SECONDS", 3.0)
+    monkeypatch.setattr(handshake, "SEND_SECONDS", 1.0)
     long = Warned("x" * 1_000_000)
     deaf, good = connected(server), connected(server)
     with deaf.socket, good.socket:

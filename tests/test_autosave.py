@@ -80,6 +80,22 @@ def test_the_first_come_after_one_two_four_and_eight_minutes(session: Session, c
     assert [after_step(session, clock, minutes) for minutes in (7.75, 0.25, 9.75, 0.25)][-2:] == [[10], [12]]
 
 
+def test_a_rest_is_no_time_of_the_training(session: Session, clock: Clock) -> None:
+    session.trainer.config = replace(session.trainer.config, save_steps=())
+    assert after_step(session, clock, 0.5) == []
+    session.rest()
+    assert after_step(session, clock, 60.0) == [], "half a minute of training could be lost"
+    assert after_step(session, clock, 0.5) == [3]
+    session.rest()
+    clock.minutes += 60.0
+    session.rest()  # as who stops a training that pauses
+    clock.minutes += 60.0
+    session.save()
+    assert after_step(session, clock, 60.0) == [3]
+    assert after_step(session, clock, 0.75) == [3]
+    assert after_step(session, clock, 0.25) == [3, 6], "counted from what was saved in the rest"
+
+
 def test_the_one_before_stays_until_the_new_one_is_complete(
     session: Session, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from splatstudio import run_lock
 from splatstudio.checkpoint import load_checkpoint
 from splatstudio.cli import main
 from splatstudio.formats.ply import read_ply
@@ -129,9 +130,11 @@ def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFix
     assert code == 0 and "Resuming at step 60" in output
     checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")
     assert (checkpoint.config.downscale, checkpoint.config.test_every) == (8, 16), "the run's own settings"
-    # The run's length is kept when no other is asked for: there is nothing left to do.
-    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume")
-    assert code == 0 and "Nothing to do" in output
+    # The run's length is kept when no other is asked for: there is nothing left to do. It knows its scene.
+    code, output = command(capsys, "train", run_dir, "--resume")
+    assert code == 0 and "Nothing to do" in output and f"Resuming at step 70 from {run_dir}" in output
+    code, output = command(capsys, "train", run_dir)
+    assert code == 2 and "is a run, not a scene: add --resume" in output
 
 
 def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,8 +145,9 @@ def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
     arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
     lock = RunLock(run_dir)
     code, output = command(capsys, *arguments)
@@ -221,7 +225,7 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     assert process.returncode == 130
     saved = re.search(r"Saved (\S+step_\d+)", output)
     assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output
-    assert f"--run {folder} --resume" in output
+    assert f"Go on with: splatstudio train {folder} --resume" in output
 
 
 def test_a_checkpoint_alone_knows_its_scene(
@@ -250,7 +254,7 @@ def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str])
         (("train", "no-such-folder"), "no-such-folder"),
         (("train", DEMO, "--steps", "0"), "setting steps is 0"),
         (("train", DEMO, "--optim.means-lr", "nan"), "setting optim.means_lr is nan"),
-        (("train", DEMO, "--resume"), "--run"),
+        (("train", DEMO, "--resume"), "splatstudio train RUN --resume"),
         (("eval", DEMO), "holds no model"),
         (("export", DEMO, "-o", "model.obj"), ".ply"),
         (("info", "no-such-file.ply"), "does not exist"),

@@ -61,7 +61,7 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
     views = views_of_step(blob_scene, 42, 5, 3)
 
     def whole(index: int) -> Shot:
-        return trainer._shot(index, blob_scene.photo(index), (0.0, 0.0, 0.0))
+        return trainer._shots.of_photo(index, blob_scene.photo(index), (0.0, 0.0, 0.0), 0, trainer.config)
 
     full = list(survey(population, blob_scene, views, whole, RenderOptions(), 1.0))
     for view, found in zip(views, full, strict=True):

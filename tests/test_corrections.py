@@ -28,7 +28,7 @@ from splatstudio.gaussian_transform import transformed_sky
 from splatstudio.manifest import read_manifest
 from splatstudio.merging import merge
 from splatstudio.model import load_model
-from splatstudio.reference import _fisheye, _pinhole
+from splatstudio.projections import fisheye, pinhole
 from splatstudio.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -194,7 +194,7 @@ def test_a_pixel_looks_where_a_point_there_would_be_drawn(blob_scene: Scene, mod
     camera = replace(blob_scene.views[3].camera, model=model)
     directions = viewing_directions(camera, torch.device("cpu")).double().T
     points = directions @ torch.as_tensor(camera.viewmat[:3, :3]).T  # in the camera's axes
-    pixels = (_pinhole if model == "pinhole" else _fisheye)(points, camera)[0].numpy()
+    pixels = (pinhole if model == "pinhole" else fisheye)(points, camera)[0].numpy()
     y, x = np.mgrid[: camera.height, : camera.width]
     np.testing.assert_allclose(pixels, np.stack([x, y], -1).reshape(-1, 2) + 0.5, atol=1e-3)
 

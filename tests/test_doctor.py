@@ -118,7 +118,7 @@ def test_the_words_of_an_error_are_printed_as_they_are_and_what_to_do_below(
 ) -> None:
     words = "cannot work together: [/third_party/gloo/pair.cc:538] Connection closed by peer [::1]:4711"
     rows = [Finding("memory", "[much] is free"), Finding("ranks, gloo", words, good=False)]
-    monkeypatch.setattr(terminal, "findings", lambda: iter(rows))
+    monkeypatch.setattr(doctor, "findings", lambda: iter(rows))
     monkeypatch.setattr(terminal.console, "width", 1000)
     assert terminal.print_findings() == 1
     lines = capsys.readouterr().out.splitlines()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import os
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +11,11 @@ from typing import Any
 import pytest
 import viser
 from gate_client import TOKEN, wait
-from studio_page import CANVAS, TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 
 from splatstudio.studio.gate import GatedServer, open_server
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.gui,
-    # A build server must not pass by leaving the browser away.
-    pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine"),
-]
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = PAGE_TEST
 
 FOREIGN_PAGE = """<script>
 const outcome = {};
@@ -51,14 +35,6 @@ function page(name) {
 Promise.all([socket("127.0.0.1"), socket("localhost"), page("127.0.0.1"), page("localhost")])
   .then(results => { document.title = results.join(" "); });
 </script>"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from scipy.spatial.transform import Rotation
 from splatstudio.camera import Camera, CameraModel, look_at
 from splatstudio.gaussian_transform import sh_band_matrix, transformed
 from splatstudio.gaussians import Gaussians
-from splatstudio.reference import shade
 from splatstudio.rendering import render
+from splatstudio.spherical_harmonics import shade
 
 
 def random_gaussians(num: int, degree: int, seed: int = 0) -> Gaussians:

@@ -30,8 +30,8 @@ from splatstudio.worker.blame import (
     read_report,
     write_report,
 )
-from splatstudio.worker.process import end_within
 from splatstudio.worker.reports import error_sentence
+from splatstudio.worker.signals import end_within
 
 CPU = torch.device("cpu")
 NCCL = "NCCL error in: /torch/csrc/NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"

@@ -14,6 +14,8 @@ from test_cli import command
 
 from splatstudio.api import train
 from splatstudio.config import TrainConfig, with_whole_paths
+from splatstudio.device_options import AS_FOUND
+from splatstudio.launched_command import launched_job
 from splatstudio.run import Run
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.studio.panels.status import header_html
@@ -60,14 +62,31 @@ def test_each_command_finds_them_and_says_how(scene: Path, capsys: pytest.Captur
     code, told = command(capsys, "eval", run, *shot)
     assert code == 2 and "photos is not there: name another one with --images FOLDER" in told
     assert command(capsys, "eval", run, *shot, "--images", scene.parent / "moved")[0] == 0
-    on = ("--resume", "--run", run, "--steps", 5)  # 3 are done
-    assert command(capsys, "train", scene, *on)[0] == 2
     asked = with_whole_paths(TrainConfig(steps=5, images=str(scene.parent / "moved")), scene)
-    config, checkpoint = _to_resume(asked, run, {"steps", "images"})
+    config, checkpoint = _to_resume(asked, scene, run, {"steps", "images"})
     trainer = Trainer.resume(load_training_scene(scene, config), checkpoint, steps=5, images=config.images)
     trainer.train_step()
     assert (trainer.step, trainer.config.images) == (4, str(scene.parent / "moved"))
     trainer.close()
+
+
+def test_a_run_goes_on_with_those_that_were_named_to_another_command(
+    scene: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(scene, run_dir="run", config=SHORT)
+    shutil.copytree("photos", "others")
+    Path("photos").rename("moved")
+    moved, run = str(Path("moved").resolve()), Path("run")
+    assert command(capsys, "eval", run, "--lpips", "--images", "moved")[0] == 0
+    assert _to_resume(TrainConfig(steps=5), scene, run, {"steps"})[0].images == moved
+    for given in ((), ("images",)):
+        asked = TrainConfig(images=moved if given else "")
+        job, _ = launched_job(scene, asked, run, resume=True, given=given, devices=AS_FOUND)
+        assert job.config.images == moved
+    asked = TrainConfig(images="others")
+    assert _to_resume(asked, scene, run, {"images"})[0].images == "others"
+    Path("moved").rename("photos")
+    assert _to_resume(TrainConfig(), scene, run, ())[0].images == str(Path("photos").resolve())
 
 
 def test_the_studio_finds_them_and_says_how(scene: Path) -> None:

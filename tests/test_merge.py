@@ -293,6 +293,8 @@ def test_wrong_lists_are_named(trained: Gaussians, trainer: Trainer, tmp_path: P
         merge([ours, first])
     with pytest.raises(ValueError, match="is there already"):
         merge(ours, tmp_path / "a")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert len(merge(tmp_path / "run")) == len(trainer.gaussians), "of a run the newest checkpoint"
     with pytest.raises(ValueError, match=r"must end in one of .*\.ply"):
         merge(ours, tmp_path / "model.obj")
 

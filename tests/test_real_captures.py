@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from splatstudio.config import TrainConfig
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.descent import Shot
 from splatstudio.rendering import RenderOptions, render
-from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.sky import _rays, viewing_directions
 from splatstudio.trainer import Trainer
@@ -61,11 +61,12 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     trainer = Trainer(blob_scene, config)
     values = trainer._corrections._tables[learnt].values
     values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
-    shot_of, gaussians = trainer._shot, trainer.gaussians
+    shots, gaussians = trainer._shots, trainer.gaussians
+    shot_of = shots.of_photo
 
-    def perfect(index: int, photo: Photo, background: tuple[float, float, float]) -> Shot:
+    def perfect(index: int, *how: Any) -> Shot:
         """Return the photograph as the model shows it with what was learnt."""
-        shot = shot_of(index, photo, background)
+        shot = shot_of(index, *how)
         with torch.no_grad():
             options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
             rgb = render(gaussians, shot.camera, options).rgb
@@ -74,11 +75,11 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
         return replace(shot, target=rgb)
 
     scene_row = {index: row for row, index in enumerate(blob_scene.train_indices)}
-    trainer._shot = perfect  # type: ignore[method-assign]
+    shots.of_photo = perfect  # type: ignore[method-assign]
     for found in trainer._survey(5, 3):
         assert float(found[:, 1].sum()) < 1e-4 * float(found[:, 2].sum())
     values.zero_()
-    trainer._shot = shot_of  # type: ignore[method-assign]
+    shots.of_photo = shot_of  # type: ignore[method-assign]
     assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
     trainer.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ LAYERS = [
     "dropout",
     "stages",
     "depth_order",
+    "projections",
+    "spherical_harmonics",
     "transfer",
     "scene",
     "reference",
@@ -83,6 +86,7 @@ LAYERS = [
     "shared_saver",
     "run",
     "run_lock",
+    "lost_scores",
     "rank_parts",
     "gsplat_parts",
     "checkpoint_catalog",
@@ -98,6 +102,7 @@ LAYERS = [
     "starting_model",
     "dealing",
     "photo_queue",
+    "shots",
     "lookahead",
     "resuming",
     "trainer",
@@ -116,11 +121,14 @@ LAYERS = [
     "score_files",
     "eval_options",
     "eval_command",
+    "open_options",
     "render_options",
     "render_command",
     "launched_command",
     "train_command",
     "attach_command",
+    "command_options",
+    "mistyped",
     "cli",
 ]
 
@@ -242,3 +250,8 @@ def test_public_functions_say_what_they_do() -> None:
             if not ast.get_docstring(node):
                 silent.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert not silent, "\n".join(silent)
+
+
+def test_torchs_idle_threads_sleep_in_the_process_of_the_tests_too() -> None:
+    loaded = list(sys.modules)
+    assert loaded.index("splatstudio") < loaded.index("torch"), "the setting comes too late otherwise"

@@ -95,6 +95,8 @@ def test_distortion_that_folds_back_never_shows_pixels_from_outside(tmp_path):
     assert photo.rgb.shape == (scene.cameras[0].height, scene.cameras[0].width, 3)
     assert scene.cameras[0].width < 240
     assert scene.notes[-1] == "no view is held out for the test: too few photographs"
+    write_colmap(tmp_path / "two", tiny_scene(2))
+    assert load_scene(tmp_path / "two", test_every=1).notes[-1].endswith("for the test: test_every is 1")
     assert scene.notes[0].startswith("1 photographs show more than 130 degrees or bend too much")
 
 

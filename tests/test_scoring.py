@@ -10,15 +10,18 @@ import pytest
 import torch
 from conftest import blobs
 
+from splatstudio import scoring
+from splatstudio.checkpoint import save_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Against, evaluation_from_json
 from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
+from splatstudio.formats.ply import write_ply
 from splatstudio.model import load_model
 from splatstudio.rendering import render
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.scoring import OTHER_FRAME, EvaluationTask, evaluate_task
+from splatstudio.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
 from splatstudio.session import Session
 from splatstudio.trainer import Trainer
 
@@ -50,6 +53,10 @@ def test_a_model_in_a_frame_of_its_own_is_told(blob_folder: Path, tmp_path: Path
     write_gsplat_checkpoint(file, moved, step=29)
     beside = evaluate_task(EvaluationTask(file, blob_folder))
     assert beside.evaluation.notes == (OTHER_FRAME,)
+    write_ply(tmp_path / "of_nerfstudio.ply", moved)
+    assert evaluate_task(EvaluationTask(tmp_path / "of_nerfstudio.ply", blob_folder)).evaluation.notes == (
+        BESIDE,
+    )
 
 
 def test_an_evaluation_of_another_size_or_scene_leaves_the_runs_own_scores(
@@ -76,3 +83,20 @@ def test_an_evaluation_of_another_size_or_scene_leaves_the_runs_own_scores(
     scored = evaluate_task(EvaluationTask(run.path, downscale=1))
     assert scored.file is not None and scored.file.samefile(file) and scored.evaluation.against == against
     assert file.read_bytes() != own, "its time per image is another"
+
+
+def test_scores_of_a_run_that_may_not_be_written_are_told_all_the_same(
+    blob_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", blob_scene.path, TrainConfig(steps=1, sh_degree=0))
+    trainer = Trainer(blob_scene, run.config)
+    save_checkpoint(run.path, trainer.checkpoint())
+    trainer.close()
+
+    def refuse(*_: object) -> Path:
+        raise PermissionError(13, "Permission denied", "x.tmp-1")
+
+    monkeypatch.setattr(scoring, "write_evaluation", refuse)
+    scored = evaluate_task(EvaluationTask(run.path))
+    assert scored.file is None and scored.evaluation.psnr > 0
+    assert scored.evaluation.notes[-1] == f"the scores could not be written to {run.path}: Permission denied"

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from splatstudio import shared_saver
-from splatstudio.checkpoint import Checkpoint, load_checkpoint, shard_rows
+from splatstudio.checkpoint import Checkpoint, load_checkpoint
 from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
 from splatstudio.shared_saver import PartSaver, SharedSaver
+from splatstudio.strategy.parts import shard_rows
 from splatstudio.trainer import Trainer
 
 

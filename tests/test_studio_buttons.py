@@ -169,11 +169,11 @@ def test_every_button_of_the_page_is_pressed_in_a_test(screen: Screen) -> None:
 
 def test_undo_brings_back_the_settings_of_the_run(screen: Screen) -> None:
     screen.page.get_by_text("Live settings").click()
-    before = field(screen, "means").input_value()
-    enter(screen, "means", "5e-4")
+    before = field(screen, "Positions").input_value()
+    enter(screen, "Positions", "5e-4")
     seen(screen, "Apply 1 change").wait_for()
     seen(screen, "Undo").click()
-    screen.wait(lambda: field(screen, "means").input_value() == before, "the run's value is back")
+    screen.wait(lambda: field(screen, "Positions").input_value() == before, "the run's value is back")
     screen.wait(lambda: seen(screen, "Apply").is_disabled(), "nothing is left to apply")
     assert screen.studio.controller.project.config.optim == TrainConfig().optim
     screen.page.get_by_text("Live settings").click()

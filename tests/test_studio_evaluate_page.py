@@ -73,7 +73,11 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     screen.wait(lambda: screen.text("test-psnr") == f"{psnr:.2f} dB", "the head shows it, too")
 
     def told_of() -> list[str]:
-        return [item.notice.text for item in screen.studio._news.items if "PSNR" in item.notice.title]
+        return [
+            item.notice.text
+            for item in screen.studio._news.items
+            if item.notice.title.startswith("Evaluated")
+        ]
 
     screen.wait(lambda: told_of() == [str(scores)], "it is told once")
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)

@@ -24,7 +24,7 @@ from splatstudio.studio.look import Look
 from splatstudio.studio.panels.render_output import OutputSection
 from splatstudio.studio.path_scene import PathScene
 from splatstudio.studio.project import open_project
-from splatstudio.studio.viewport import Stream
+from splatstudio.studio.stream import Stream
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import (
     Frame,

@@ -118,7 +118,7 @@ def test_a_picture_is_of_the_model_that_is_shown(
 ) -> None:
     training, shown = Worker(), Worker()
     controller = path_page.controller
-    controller.send = training.send
+    controller.send, controller.replacements = training.send, []
     board = JobBoard(controller, notices.append)
     section = PictureSection(path_page, board)
     client: Any = SimpleNamespace(camera=fake_camera())
@@ -136,7 +136,10 @@ def test_a_picture_is_of_the_model_that_is_shown(
     board.cancel(taken.command.job)
     assert shown.sent[-1] == CancelJob(taken.command.job) and len(training.sent) == 1
     shown.hearers[0](JobCancelled(taken.command.job))
-    assert "cancelled" in notices[-1].title
+    assert "cancelled" in notices[-1].title and notices[-1].text == "Nothing of it was kept."
+    first: Any = shown.sent[0]
+    shown.hearers[0](JobCancelled(first.job))
+    assert notices[-1].text == "Its model was taken out of the view; nothing of the file was kept."
     controller.beside.worker = None
     section.refresh()
     assert section._take.disabled
@@ -151,7 +154,9 @@ def gui() -> Iterator[viser.GuiApi]:
 
 @pytest.mark.parametrize("end", [None, JobFailed(2, "no"), JobCancelled(2)])
 def test_a_download_belongs_to_the_task_that_is_shown(gui: viser.GuiApi, tmp_path: Path, end: Any) -> None:
-    controller: Any = SimpleNamespace(status=Status(has_model=True), send=lambda command: None)
+    controller: Any = SimpleNamespace(
+        status=Status(has_model=True), send=lambda command: None, replacements=[]
+    )
     board = JobBoard(controller, lambda notice: None)
     bar = JobBar(gui, board, Export)
     first: JobCommand = Export(tmp_path / "a.ply")

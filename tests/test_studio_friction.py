@@ -29,7 +29,7 @@ from splatstudio.studio.viser_private import _SAY_LOST, PAGE_SCRIPTS
 def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
     """Return the run and the step that are chosen; not while a callback of the page is changing them."""
     with panel._lock:
-        return panel._run.value, panel._selected and panel._selected.step
+        return panel._list._run.value, panel._list.selected and panel._list.selected.step
 
 
 def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:  # noqa: F811
@@ -40,14 +40,14 @@ def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: An
     save_checkpoint(other, example(20))
     panel = evaluate_panel(page)
     assert chosen(panel) == (run.name, 10)
-    panel._run.value = other.name
-    panel._look_elsewhere()
+    panel._list._run.value = other.name
+    panel._list.look_elsewhere()
     assert chosen(panel) == (other.name, 20), "the user's choice stays"
     page.controller.project = replace(page.controller.project, run_dir=anew)
-    panel._scan()
+    panel._list.scan()
     assert chosen(panel) == (other.name, 20), "there is nothing to see yet"
     save_checkpoint(anew, example(30))
-    panel._scan()
+    panel._list.scan()
     assert chosen(panel) == (anew.name, 30)
 
 

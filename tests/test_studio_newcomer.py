@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -199,8 +198,6 @@ def test_a_pause_is_no_time_of_the_training(
     blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
-    monkeypatch.setattr("splatstudio.session.time", clock)
     config = TrainConfig(steps=40, eval_steps=(), save_steps=(), eval_every=0, sh_degree=0)
     trainer = Trainer(load_training_scene(blob_folder, config), config)
     train_step = trainer.train_step
@@ -211,7 +208,7 @@ def test_a_pause_is_no_time_of_the_training(
         return train_step()
 
     monkeypatch.setattr(trainer, "train_step", half_a_second)
-    session = Session(trainer, Run.create(tmp_path / "run", blob_folder, config))
+    session = Session(trainer, Run.create(tmp_path / "run", blob_folder, config), clock=lambda: now)
     for step in range(1, 31):
         session.advance()
         if step in (7, 15):

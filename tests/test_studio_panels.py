@@ -18,15 +18,17 @@ from splatstudio.checkpoint import checkpoint_folders, save_checkpoint
 from splatstudio.checkpoint_catalog import CatalogEntry
 from splatstudio.config import TrainConfig
 from splatstudio.evaluate import Against, evaluate, write_evaluation
+from splatstudio.formats.ply import write_ply
 from splatstudio.free_path import free_path
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.scoring import EvaluationTask
 from splatstudio.studio.app import Studio
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Panel
 from splatstudio.studio.panels.evaluate import EvaluatePanel
 from splatstudio.studio.panels.export import ExportPanel
-from splatstudio.studio.project import Project
+from splatstudio.studio.project import Project, open_project
 from splatstudio.studio.status import Notice, Status
 from splatstudio.worker.file_tasks import FileTask, TaskEnd
 from splatstudio.worker.messages import Export
@@ -72,7 +74,7 @@ def steps(run: Path) -> list[str]:
 
 
 def entry_of(panel: EvaluatePanel, step: int) -> CatalogEntry:
-    (entry,) = (entry for entry in panel._entries if entry.step == step)
+    (entry,) = (entry for entry in panel._list.entries if entry.step == step)
     return entry
 
 
@@ -80,8 +82,8 @@ def test_what_was_asked_about_is_deleted_whatever_is_chosen_now(page: Any, run: 
     for step in (10, 20):
         save_checkpoint(run, example(step))
     panel = evaluate_panel(page)
-    panel._ask(entry_of(panel, 10))
-    panel._selected = entry_of(panel, 20)  # as a look at the disk may have it
+    panel._question.ask(entry_of(panel, 10))
+    panel._list.selected = entry_of(panel, 20)  # as a look at the disk may have it
     panel._answered("Delete it")
     assert steps(run) == ["step_00000020"]
 
@@ -91,7 +93,7 @@ def test_what_has_changed_since_the_question_is_not_deleted(
 ) -> None:
     save_checkpoint(run, example(10))
     panel = evaluate_panel(page)
-    panel._ask(entry_of(panel, 10))
+    panel._question.ask(entry_of(panel, 10))
     save_checkpoint(run, example(10, seed=1))
     panel._answered("Delete it")
     assert steps(run) == ["step_00000010"] and "has changed since you were asked" in notices[-1].text
@@ -126,6 +128,7 @@ def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
 
 def test_a_cancelled_task_says_what_stays(page: Any, notices: list[Notice], tmp_path: Path) -> None:
     panel, task = evaluate_panel(page), FileTask("Evaluating step 10", (tmp_path,))
+    assert panel._scene is None, "the page has a scene of its own"
     panel._ended(task, TaskEnd(cancelled=True))
     assert notices[-1].text == "Nothing of it was kept."
     panel._ended(task, TaskEnd(cancelled=True, output=tmp_path / "merged.ply"))
@@ -181,3 +184,38 @@ def test_a_panel_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFi
     assert record.exc_info is not None and "Broken" in record.getMessage()
     (sentence,) = told
     assert sentence.startswith("Broken may show old figures: PermissionError") and "go on" in sentence
+
+
+def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
+    page: Any, notices: list[Notice], blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lone" / "cloud.ply"
+    path.parent.mkdir()
+    write_ply(path, blobs())
+    page.controller.project = open_project(path, TrainConfig(), None)
+    panel = evaluate_panel(page)
+    named = panel._scene
+    assert named is not None
+    started: list[FileTask] = []
+    monkeypatch.setattr(panel._worker, "start", lambda task: not started.append(task))
+    assert named.button.label == "Evaluate cloud.ply" and named.button.visible
+    assert not panel._evaluate.visible and "name the folder of its scene below" in panel._facts.content
+    panel._evaluate_file(named)
+    assert not started and "Type the folder of the scene that cloud.ply shows" in notices[-1].text
+    named._field.value = str(blob_folder)
+    panel._evaluate_file(named)
+    assert [task.evaluation for task in started] == [EvaluationTask(path, blob_folder)]
+    assert started[0].title == "Evaluating cloud.ply"
+
+
+def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, run: Path) -> None:
+    path = run / "exports" / "cloud.ply"
+    path.parent.mkdir()
+    write_ply(path, blobs())
+    page.controller.project = replace(open_project(path, TrainConfig(), None), scene=None)
+    panel = evaluate_panel(page)
+    named = panel._scene
+    assert named is not None and named._field.value == str(Run.open(run).scene_path)
+    panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
+    panel._draw()
+    assert not named.button.visible and panel._evaluate.visible

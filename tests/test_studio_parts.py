@@ -26,9 +26,9 @@ from splatstudio.studio.panels.plot import axis_ranges
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.panels.train import joined
 from splatstudio.studio.stage import frustum_size
+from splatstudio.studio.stream import RETRY_SECONDS, Stream
 from splatstudio.studio.theme import duration, size
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
-from splatstudio.studio.viewport import RETRY_SECONDS, Stream
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 from splatstudio.worker.messages import ViewOptions
 

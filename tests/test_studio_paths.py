@@ -19,7 +19,7 @@ from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.studio import keyframes
 from splatstudio.studio.controller import Controller, Notice
-from splatstudio.studio.job_bar import progress_text
+from splatstudio.studio.job_bar import end_text, progress_text
 from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.path_store import PathStore, plain_name
@@ -168,6 +168,7 @@ class FakeController:
 
     has_model: bool = True
     sent: list[Command] = field(default_factory=list)
+    replacements: list[str] = field(default_factory=list)
 
     @property
     def status(self) -> Any:
@@ -200,9 +201,19 @@ def test_the_board_follows_each_task_to_its_end(tmp_path: Path) -> None:
     assert notices[-1].title == "Rendered a.mp4 (2.0 MB)" and [event.job for event in done] == jobs[:1]
     board.cancel(jobs[2])
     assert controller.sent[-1] == CancelJob(jobs[2])
+    controller.replacements.append("The training was resumed")
     board.follow(JobCancelled(jobs[2]))
     assert "cancelled" in notices[-1].title and not notices[-1].bad
+    assert notices[-1].text == "Nothing of it was kept.", "the user has cancelled it"
     board.follow(JobDone(99, tmp_path, 1))  # of somebody else
     assert len(notices) == 3
+    fourth = board.submit(video)
+    controller.replacements += ["The training was started anew", "Another model was opened"]
+    assert fourth is not None
+    board.follow(JobFailed(fourth.command.job, "The process ended."))  # it had no time to cancel
+    told = "The training was started anew, which put the model away; nothing of the file was kept."
+    assert notices[-1] == Notice("Rendering a.mp4: cancelled", told)
+    newest = board.newest(RenderPath)
+    assert newest and end_text(newest) == f"Rendering a.mp4: cancelled. {told}"
     controller.has_model = False
     assert board.submit(video) is None and notices[-1].bad

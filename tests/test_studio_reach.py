@@ -23,7 +23,7 @@ from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.look import Look
 from splatstudio.studio.panels.photo_list import tile_html
 from splatstudio.studio.sky_there import SkyThere
-from splatstudio.studio.viewport import Stream
+from splatstudio.studio.stream import Stream
 from splatstudio.trainer import Trainer
 from splatstudio.trimming import Trim
 

@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.connection import Connection
 
 from splatstudio.camera import Camera
-from splatstudio.studio import controller as controller_module
+from splatstudio.studio import present_worker
 from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network
 from splatstudio.worker.channel import NUM_SLOTS
@@ -77,7 +77,7 @@ def training(
     blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Training]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(controller_module, "plan_for", lambda *_: QUICK)
+    monkeypatch.setattr(present_worker, "plan_for", lambda *_: QUICK)
     studio = Studio(blob_folder, network=Network(port=0), config=MANY)
     made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
     wait(lambda: studio.controller.status.state == "ready", "the process is there")

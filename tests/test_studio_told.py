@@ -20,10 +20,10 @@ from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.score_watch import FlatNews
 from splatstudio.studio.controller import Controller
-from splatstudio.studio.panels.settings import SettingsForm
+from splatstudio.studio.panels.settings import SettingsForm, hint_of, live_settings
 from splatstudio.studio.panels.train import settings_html
 from splatstudio.studio.project import open_project
-from splatstudio.studio.setting_names import setting_text
+from splatstudio.studio.setting_names import HELP, LABELS, label_of, setting_text
 from splatstudio.studio.status import Notice, notice_of
 from splatstudio.worker.flat_report import score_flat
 from splatstudio.worker.messages import Job, SettingChanged, TrainJob
@@ -98,7 +98,7 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
     )
     controller.change_settings({"ssim_weight": 0.5})
     jobs: list[Job] = []
-    monkeypatch.setattr(controller, "_replace_worker", lambda job: bool(jobs.append(job)))
+    monkeypatch.setattr(controller, "_replace_worker", lambda job, _: bool(jobs.append(job)))
     controller.press_primary()
     (job,) = jobs
     assert isinstance(job, TrainJob) and job.checkpoint is not None
@@ -123,9 +123,20 @@ def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Pa
 def test_settings_are_called_as_in_the_form() -> None:
     notice = notice_of(SettingChanged(75, "densify.max_gaussians", 225_000))
     assert notice == Notice("Changed", "Densification: Max splats is 225,000 from step 76 on.")
-    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: means is 0.0002"
-    assert setting_text("densify.enabled", False) == "Densification: Enabled is off"
+    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: Positions is 0.0002"
+    assert setting_text("densify.enabled", False) == "Densification: Add and remove splats is off"
     assert setting_text("background", (0.0, 0.5, 1.0)) == "Background is 0, 0.5, 1"
+
+
+def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command_line_knows_it() -> None:
+    settings = list(live_settings(TrainConfig()))
+    labels = [(each.group, label_of(each.path)) for each in settings]
+    assert len(set(labels)) == len(labels) and all(label[:1].isupper() for _, label in labels)
+    assert LABELS.keys() | HELP.keys() <= {each.path for each in settings}, "none that is no more"
+    hints = {each.path: hint_of(each) for each in settings}
+    assert all(hint.endswith(f" Also called {path}.") for path, hint in hints.items())
+    told = "How fast splats grow and shrink. From 0 to 1. Also called optim.scales_lr."
+    assert hints["optim.scales_lr"] == told
 
 
 def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:  # noqa: F811

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
-from studio_page import MANY, PAGE_TEST, Screen
+from studio_page import DRAWN, MANY, PAGE_TEST, Screen
 
 from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.model import Model, load_model
@@ -87,10 +88,18 @@ def standing_in(screen: Screen, scene: Scene) -> int:
 
 def looks_like(screen: Screen, expected: np.ndarray, what: str, tolerance: float = 4.0) -> None:
     """Wait until the picture is the expected one, seam and dividers aside."""
-    screen.wait(
-        lambda: float(np.abs(screen.picture().astype(int) - expected).mean()) < tolerance,
-        f"{what}, off by {np.abs(screen.picture().astype(int) - expected).mean():.1f}",
-    )
+    screen.wait(lambda: off(screen.picture(), expected) < tolerance, what)
+
+
+def off(picture: np.ndarray, other: np.ndarray) -> float:
+    """Return by how much two pictures of bytes differ, on average."""
+    return float(cv2.absdiff(picture, other).mean())
+
+
+def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
+    """Return which of the pictures is the most like what is on the screen, and how far off that is."""
+    picture = screen.picture()
+    return min((off(picture, other), name) for name, other in seen.items())
 
 
 def test_the_photo_and_the_model_in_one_picture(open_page: Callable[..., Screen], blob_folder: Path) -> None:
@@ -179,27 +188,22 @@ def test_every_mode_shows_another_picture_and_what_its_colors_mean(
     looks_like(
         screen, render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options), "the model"
     )
-    seen = {"Color": screen.picture().astype(int)}
+    seen = {"Color": screen.picture()}
     legend = screen.page.locator('[data-splatstudio="legend"]')
     for name in MODES:
         if name == "Color":
             continue
         screen.choose("Mode", name)
-        screen.wait(
-            lambda: min(np.abs(screen.picture() - other).mean() for other in seen.values()) > 1.0,
-            f"{name} differs from {', '.join(seen)}",
-        )
+        screen.wait(lambda: nearest(screen, seen)[0] > 1.0, f"{name} differs from {', '.join(seen)}")
         wanted = int(name not in ("Normals", "Ellipsoids", "Points"))
         screen.wait(lambda wanted=wanted: legend.count() == wanted, f"{wanted} legends of {name}")
-        time.sleep(1.0)
-        seen[name] = screen.picture().astype(int)
+        screen.wait(screen.still_is_sent, f"all of {name}")
+        screen.page.evaluate(DRAWN)
+        seen[name] = screen.picture()
     press(screen, "m")
     # The browser may draw with other numbers of pixels than before, so that it is never quite the same.
-    screen.wait(
-        lambda: min(seen, key=lambda name: np.abs(screen.picture() - seen[name]).mean()) == "Color",
-        "M goes round to the colors",
-    )
-    screen.wait(lambda: np.abs(screen.picture() - seen["Color"]).mean() < 6.0, "and these are as they were")
+    screen.wait(lambda: nearest(screen, seen)[1] == "Color", "M goes round to the colors")
+    screen.wait(lambda: off(screen.picture(), seen["Color"]) < 6.0, "and these are as they were")
     screen.wait(lambda: legend.count() == 0, "colors need no legend")
     slide(screen, "Splat size", "0.05")
     screen.wait(

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_scene_is_refused(start: Any, tmp_path: Path) ->
     moved = np.eye(4)
     moved[0, 3] = 0.5
     scene = replace(trainer.scene, transform=moved @ trainer.scene.transform)
-    with pytest.raises(ValueError, match="was trained in another frame"):
+    with pytest.raises(ValueError, match="is another scene, or its cameras have changed"):
         Trainer.resume(scene, trainer.save(tmp_path))
 
 

@@ -17,6 +17,7 @@ from splatstudio.studio.controller import Notice
 from splatstudio.studio.keyframes import PathEditor
 from splatstudio.studio.panels.evaluate import EvaluatePanel
 from splatstudio.studio.panels.export import CHOICES, ExportPanel
+from splatstudio.studio.panels.model_list import ModelList
 from splatstudio.studio.panels.render_output import OutputSection
 from splatstudio.studio.project import open_project
 from splatstudio.typed_path import typed_path
@@ -80,15 +81,15 @@ def test_fields_of_the_page_say_it_and_start_nothing() -> None:
 def test_a_folder_of_models_that_is_none_is_said_once() -> None:
     run = SimpleNamespace(options=("old",), value="old")
     panel, told = section(
-        EvaluatePanel,
+        ModelList,
         _root=SimpleNamespace(value=NOBODY),
         _run=run,
         _folders=(Path("old"),),
-        _selected=None,
+        selected=None,
         _refused="",
         _lock=threading.RLock(),
         _draw=lambda: None,
     )
-    panel._scan()
-    panel._scan()
-    assert refused(told) and run.options == ("–",) and panel._entries == ()
+    panel.scan()
+    panel.scan()
+    assert refused(told) and run.options == ("–",) and panel.entries == ()

@@ -242,6 +242,9 @@ def test_the_command_renders_a_path_file(
     options = ("--path", tmp_path / "path.json", "--fps", 8, "--width", 64, "--seconds", 1)
     code, printed = command(capsys, ply, *options, "-o", tmp_path / "out.mp4")
     assert code == 0 and "8 frames" in printed and "out.mp4" in printed
+    code, printed = command(capsys, ply, *options, "-o", tmp_path / "out.mp4")
+    assert code == 2 and "out.mp4 is there already" in printed
+    assert command(capsys, ply, *options, "-o", tmp_path / "out.mp4", "--overwrite")[0] == 0
     frames = iio.imread(tmp_path / "out.mp4", plugin="pyav")
     assert frames.shape == (8, 42, 64, 3)  # 64 x 43 as the path's shape has it, made even
     camera = replace(path, width=64, height=43).cameras()[6].resized(64, 42)  # frame 6 of 12: half way

@@ -22,7 +22,7 @@ import torch
 import zstandard
 from format_models import model
 from scipy.spatial.transform import Rotation
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT, browser  # noqa: F401  (a fixture)
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 from test_cli import command
 
 from splatstudio.exporting import export_model
@@ -202,7 +202,7 @@ class TestInABrowser:
 
     pytestmark = PAGE_TEST
 
-    def shot(self, browser: Any, path: Path, ours: np.ndarray, enough: float) -> tuple[float, np.ndarray]:  # noqa: F811
+    def shot(self, browser: Any, path: Path, ours: np.ndarray, enough: float) -> tuple[float, np.ndarray]:
         """Return the PSNR against `ours` and the picture of a page, as soon as that is `enough`."""
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.set_default_timeout(1000 * TIMEOUT)
@@ -225,7 +225,7 @@ class TestInABrowser:
             score = psnr(torch.from_numpy(picture) / 255.0, torch.from_numpy(ours) / 255.0)
             if score > enough or time.monotonic() > deadline:
                 break
-            time.sleep(0.5)
+            time.sleep(0.1)
         page.close()
         assert errors == []
         assert not [url for url in asked if url.startswith("http")]  # nothing is fetched
@@ -233,7 +233,7 @@ class TestInABrowser:
 
     def compare(
         self,
-        browser: Any,  # noqa: F811
+        browser: Any,
         path: Path,
         gaussians: Gaussians,
         view: PageView,
@@ -247,7 +247,7 @@ class TestInABrowser:
         score, theirs = self.shot(browser, path, ours, enough)
         return score, np.hstack([theirs, ours])
 
-    def test_the_nearer_splat_covers_the_farther_one(self, browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    def test_the_nearer_splat_covers_the_farther_one(self, browser: Any, tmp_path: Path) -> None:
         """Also from a disk, where a browser starts no worker for the sorting the usual way."""
         colors = torch.eye(3)
         for order in ([0, 1, 2], [2, 1, 0]):
@@ -266,17 +266,17 @@ class TestInABrowser:
             assert middle[0] > 150 and middle[0] > 2 * max(middle[1:]), (order, middle)
             assert score > 30.0
 
-    def test_the_background_is_the_model_s(self, browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    def test_the_background_is_the_model_s(self, browser: Any, tmp_path: Path) -> None:
         view = PageView(np.eye(4), background=(0.2, 0.6, 1.0))
         score, both = self.compare(browser, tmp_path / "a.html", model(200, 0, extent=1.0), view, 27.0)
         assert np.abs(both[5, 5].astype(int) - (51, 153, 255)).max() <= 2
         assert score > 27.0
 
-    def test_a_real_model_looks_as_our_own_render(self, browser: Any, tmp_path: Path) -> None:  # noqa: F811
+    def test_a_real_model_looks_as_our_own_render(self, browser: Any, tmp_path: Path) -> None:
         if not (PLY.exists() and BANANA.exists()):
             pytest.skip("the shared model and its scene are not at hand")
         scene = load_scene(BANANA, downscale=8)
-        gaussians = read_ply(PLY)
+        gaussians = read_ply(PLY)[::4]  # fewer are drawn sooner by a browser without a GPU
         camera = scene.cameras[0].transformed(np.linalg.inv(scene.transform))
         view = PageView(scene.transform, camera)
         score, both = self.compare(browser, tmp_path / "a.html", gaussians, view, 27.0)

@@ -14,6 +14,10 @@ from splatstudio.worker.messages import Event, Stop, TrainJob, Warned
 from splatstudio.worker.training import Training
 
 
+class Rested(Event):
+    """The time of the training stands still."""
+
+
 def full_disk() -> Path:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -28,9 +32,9 @@ def training(told: list[Event], tmp_path: Path) -> Training:
     desk = SimpleNamespace(emit=told.append)
     made = Training(TrainJob(tmp_path, tmp_path / "run", TrainConfig()), cast(Any, desk))
     nothing = SimpleNamespace(close=lambda: None)
-    made._session = cast(
-        Any, SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=nothing, finished=False)
-    )
+    session = SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=nothing, finished=False)
+    session.rest = lambda: told.append(Rested())
+    made._session = cast(Any, session)
     made._state = "training"
     return made
 
@@ -49,4 +53,5 @@ def test_a_closed_training_promises_no_second_try(training: Training, told: list
 
 def test_a_stopped_training_keeps_its_model(training: Training, told: list[Event]) -> None:
     training.execute(Stop())
+    assert isinstance(told[0], Rested), "it may go on later"
     assert sentences(told)[0].endswith("The model is kept: make room on the disk, then save again.")

@@ -76,6 +76,11 @@ def _read_torch(path: Path) -> Gaussians:
         return gaussians_of_gsplat(path, content)
     if is_inria_checkpoint(content):
         return gaussians_of_inria(path, content)
+    if isinstance(content, dict) and "pipeline" in content:
+        raise ValueError(
+            f"{path} is a checkpoint of nerfstudio's, which cannot be read: write a .ply with nerfstudio's"
+            " `ns-export gaussian-splat`, and name that"
+        )
     raise ValueError(f"{path} is a file of PyTorch, but no checkpoint of gsplat's or the original trainer")
 
 
@@ -242,6 +247,11 @@ def read_gaussians(path: Path | str) -> Gaussians:
     if path.name.lower() == "meta.json":
         return read_sog(path)
     reader = _reader_by_content(path) or (form.read if form else None)
+    if reader is None and form is not None:
+        raise ValueError(
+            f"{path} cannot be read: {form.name} is a format that is only written; name the run or the file"
+            " that it was made from"
+        )
     if reader is None:
         endings = ", ".join(ending for form in FORMATS if form.read for ending in form.endings)
         raise ValueError(f"{path} is no model that can be read; files are known by the endings {endings}")

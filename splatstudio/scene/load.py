@@ -163,7 +163,8 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     )
     held_out = capture.test_names if capture.test_names is not None else test_every
     if held_out and not scene.test_indices:
-        return replace(scene, notes=(*scene.notes, "no view is held out for the test: too few photographs"))
+        why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photographs"
+        return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
 
 

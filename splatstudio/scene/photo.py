@@ -55,7 +55,8 @@ def picture_header(path: Path) -> PictureHeader:
                 width, height = image.size
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
-        raise ValueError(f"the photograph {path} cannot be read: {reason}; replace the file") from error
+        remedy = "change its permissions" if isinstance(error, PermissionError) else "replace the file"
+        raise ValueError(f"the photograph {path} cannot be read: {reason}; {remedy}") from error
     orientation = orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
     return PictureHeader(width, height, orientation)
 

@@ -22,6 +22,7 @@ from splatstudio.studio.gate import open_server
 from splatstudio.studio.hotkeys import Hotkeys
 from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.last_save import save_before_closing
+from splatstudio.studio.milestones import Milestones
 from splatstudio.studio.network import LOOPBACK, Network, advice
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Page, Panel
@@ -87,6 +88,7 @@ class Studio:
         self._panels: list[Panel] = []
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
         self._build_page()
+        self.controller.listen(Milestones(self.controller, self._news.note).follow)
         self.controller.listen(self._follow)
         self.controller.open()
         self._ticker = threading.Thread(target=self._tick, name="page", daemon=True)

@@ -132,9 +132,7 @@ class AttachedController(Controller):
     def _load_history(self) -> None:
         rows: list[dict[str, Any]] = json.loads(self._plan.line.card.rows)
         self.history.load(rows)
-        if len(self.history.test_psnr):
-            last = float(self.history.test_psnr.arrays()[1][-1])
-            self.status = replace(self.status, test_psnr=last)
+        self._show_last_figures()
 
 
 class AttachedStudio(Studio):

@@ -1,83 +1,27 @@
-"""What the buttons do: holds the worker, follows its events, and decides what is possible in each state."""
+"""What the buttons do: decides what is possible in each state, and gives the worker its orders."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from splatstudio.camera import Camera
-from splatstudio.config import changed, value_of
-from splatstudio.run import Run
-from splatstudio.studio.beside import Beside
-from splatstudio.studio.frame_source import FrameSource, ModelState
-from splatstudio.studio.history import History, evaluated_in, newest_scores, offer_in
+from splatstudio.studio.history import History
+from splatstudio.studio.present_worker import PresentWorker
 from splatstudio.studio.project import Project
-from splatstudio.studio.status import Choice, Notice, Status, choice_of, followed, notice_of
-from splatstudio.studio.viewport import FRAME_SECONDS
-from splatstudio.worker.client import ReceivedFrame, WorkerClient, plan_for
-from splatstudio.worker.messages import (
-    Close,
-    Command,
-    Event,
-    Exported,
-    Failed,
-    Frame,
-    Job,
-    JobCancelled,
-    JobDone,
-    JobFailed,
-    Pause,
-    Resume,
-    Save,
-    Saved,
-    SettingChanged,
-    SetView,
-    Start,
-    Started,
-    StateChanged,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    ViewJob,
-    ViewOptions,
-)
-
-log = logging.getLogger(__name__)
+from splatstudio.studio.status import Choice, Notice, Status, choice_of
+from splatstudio.worker.client import plan_for
+from splatstudio.worker.messages import Pause, Resume, Save, Start, Stop, TrainJob, UpdateSettings, ViewJob
 
 
-class Controller(FrameSource):
+class Controller(PresentWorker):
     """The studio's side of the worker. Methods may be called from any thread."""
 
     def __init__(self, project: Project, notify: Callable[[Notice], None]):
-        self.project = project
-        self.history = History()
-        self.status = Status(total_steps=project.config.steps if project.can_train else 0)
-        self.last_export: Exported | None = None
-        self.last_saved: Saved | None = None
-        self.beside = Beside(notify)
-        self._notify = notify
-        self._lock = threading.RLock()
-        self._following = threading.Lock()  # news come from more than one process
-        self._seq = count(1)
-        self._listeners: list[Callable[[Event], None]] = []
-        self._resume_step = project.resume_step
         self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
-        self._worker = self._new_worker(project.first_job())
-        self._load_history()
-
-    def open(self) -> None:
-        """Start the worker, with what the project has to show; call it when all listeners are there."""
-        self._worker.start()
-
-    def listen(self, listener: Callable[[Event], None]) -> None:
-        """Call `listener` with every event of the worker, after the status has taken it in."""
-        self._listeners.append(listener)
+        super().__init__(project, notify)
 
     # ---- what the user can do
 
@@ -129,7 +73,7 @@ class Controller(FrameSource):
             if self.can_start_over:
                 old = self._worker
                 self._turn_to_new_run()
-                if self._replace_worker(self.project.first_job()):
+                if self._replace_worker(self.project.first_job(), "A new run was begun with Start over"):
                     old.close()
 
     def train_at_once(self) -> None:
@@ -213,6 +157,14 @@ class Controller(FrameSource):
         job = self._worker.job
         return self.beside.path or (job.model_path if isinstance(job, ViewJob) else None)
 
+    @property
+    def other_model(self) -> Path | None:
+        """Return the model in the view where it is not of this project's run, None where it is."""
+        job = self._worker.job
+        if not isinstance(job, ViewJob) or not self.project.can_train or self.project.owns(job):
+            return None
+        return job.model_path
+
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
 
@@ -230,109 +182,38 @@ class Controller(FrameSource):
             self._resume_step = self.project.resume_step
             self._untrained = self.project.can_train and not self.project.run_folder_taken
             self.status = replace(self.status, state="loading", message="", has_model=False)
-            if not self._replace_worker(ViewJob(path, frame)):
+            if not self._replace_worker(ViewJob(path, frame), "Another model was opened"):
                 return
             if not self.project.can_train:
                 self.project = replace(self.project, path=path, model_path=path)
         old.close()
 
-    def send(self, command: Command) -> None:
-        """Give the worker an order."""
-        self._worker.send(command)
-
     def stop(self) -> None:
         """Save and end the training."""
         self.send(Stop())
-
-    def take_scores(self, file: Path) -> None:
-        """Take in an evaluation by another process, where it is the newest one of this project's run."""
-        run_dir, scores = self.project.run_dir, evaluated_in(file)
-        own = run_dir is not None and file.resolve().parent == (run_dir / "eval").resolve()
-        if own and scores is not None and not scores.step < self.history.test_psnr.last_step:
-            self._take(self._worker, scores)
 
     def save(self) -> None:
         """Write a checkpoint now."""
         self.send(Save())
 
-    def close(self) -> None:
-        """Let the worker save what is unsaved and leave."""
-        self._worker.send(Close())  # a model beside the training does not keep it waiting
-        self.beside.close()
-        self._worker.close()
-
-    def kill(self) -> None:
-        """End the worker at once; what is unsaved is lost."""
-        self.beside.kill()
-        self._worker.kill()
-
-    @property
-    def log_path(self) -> Path:
-        """Return the file with everything that the worker printed."""
-        return self._worker.log_path
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the ranks, empty while there are none."""
-        worker = self._worker
-        return worker.pids if worker.alive else ()
-
-    # ---- where pictures come from
-
-    def model_state(self) -> ModelState:
-        """Return whether there is a model to see, its step, and whether it trains now."""
-        other, status = self.beside.worker, self.status
-        if other is not None:
-            return ModelState(other.step, False)
-        return ModelState(status.step if status.has_model else None, status.state == "training")
-
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
-        """Return a picture of the model, None when there was none within FRAME_SECONDS."""
-        seq, worker = next(self._seq), self.beside.worker or self._worker
-        worker.send(SetView(view, seq, camera, options))
-        return worker.wait_for_frame(view, seq, FRAME_SECONDS)
-
-    def forget(self, view: int) -> None:
-        """Note that nobody looks at this view any more."""
-        for worker in (self.beside.worker, self._worker):
-            if worker is not None:
-                worker.drop_view(view)
-
     # ---- the worker
-
-    def _new_worker(self, job: Job) -> WorkerClient:
-        worker = WorkerClient(job, plan_for(job, self.project.devices))
-        worker.subscribe(lambda event: self._take(worker, event))
-        return worker
 
     def _begin(self, *, resume: bool) -> None:
         """Train in a new process; the one before, which only shows a model or has died, leaves."""
         old = self._worker
         self.status = replace(self.status, state="loading", message="", has_model=False)
-        job = self.project.training_job(resume=resume)
-        if resume:
+        if not resume:
+            job = self.project.training_job(resume=False)
+        else:
+            job, damaged = self.project.resumed_job()
+            self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
-        if not self._replace_worker(job):
+        why = "The training was resumed" if resume else "The training was started anew"
+        if not self._replace_worker(job, why):
             return
         self._to_set, self._untrained = {}, False
         self._worker.send(Start())
         old.close()
-
-    def _replace_worker(self, job: Job) -> bool:
-        """Start another worker in place of the present one; tell why and keep that one when it cannot."""
-        old = self._worker
-        try:
-            # Known before it starts: the events of a worker that is not the present one are dropped.
-            self._worker = self._new_worker(job)
-            self._worker.start()
-        except OSError as error:
-            self._worker = old
-            sentence = f"The worker could not be started: {error}. What is saved is safe; try it again."
-            log.exception("no new worker")
-            self.status = replace(self.status, state="failed", message=sentence)
-            self._notify(Notice("Failed", sentence, bad=True))
-            return False
-        return True
 
     def _start_first(self) -> None:
         """Start the training that the worker waits with, or another one if its settings have been changed."""
@@ -346,54 +227,9 @@ class Controller(FrameSource):
         self.project = self.project.started_over()
         self.history = History()
         self.status = Status(total_steps=self.project.config.steps)
+        self._anew, self.last_step = True, None
         self._resume_step, self._to_set, self._untrained = None, {}, False
 
     def _start_anew(self) -> None:
         self._turn_to_new_run()
         self._begin(resume=False)
-
-    def _take(self, worker: WorkerClient, event: Event) -> None:
-        """Follow an event; those of a worker that has been replaced no longer matter."""
-        # The long tasks of a worker that has been replaced end as well.
-        replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
-        if replaced or isinstance(event, Frame):
-            return
-        if isinstance(event, Failed) or (isinstance(event, StateChanged) and event.state == "ended"):
-            # Known before the status changes: from then on the button may be pressed.
-            self._resume_step = self.project.resume_step
-        with self._following:
-            known = event == self.status.flat  # told again after a restart, or when a run goes on
-            self.status = followed(self.status, event)
-            self.history.follow(event)
-            if isinstance(event, Started):
-                self.status = replace(self.status, test_psnr=self.history.last_test_psnr)
-        if isinstance(event, SettingChanged):
-            known = not self._take_setting(event)
-        elif isinstance(event, Exported):
-            self.last_export = event
-        elif isinstance(event, Saved):
-            self.last_saved = event
-        elif isinstance(event, Failed):
-            log.error("%s (log: %s)", event.sentence, event.log_path)
-        notice = None if known else notice_of(event)
-        if notice is not None:
-            self._notify(notice)
-        for listener in self._listeners:
-            listener(event)
-
-    def _take_setting(self, event: SettingChanged) -> bool:
-        """Return whether a setting has changed; it may only be set again after a restart."""
-        if value_of(self.project.config, event.path) == event.value:
-            return False
-        self.project = replace(self.project, config=changed(self.project.config, event.path, event.value))
-        return True
-
-    def _load_history(self) -> None:
-        run_dir = self.project.run_dir
-        if run_dir is not None and (run_dir / "metrics.jsonl").exists():
-            run = Run.open(run_dir)
-            self.history.load(run.metrics().rows)
-            flat = offer_in(run, self.project.config, self._resume_step)
-            self.status = replace(self.status, flat=flat, test_psnr=self.history.last_test_psnr)
-            if (newest := newest_scores(run)) is not None:
-                self.take_scores(newest)

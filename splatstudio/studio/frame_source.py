@@ -9,13 +9,19 @@ from splatstudio.camera import Camera
 from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.messages import ViewOptions
 
+FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
+
 
 @dataclass(frozen=True)
 class ModelState:
-    """What of the model matters to a stream: whether there is one, its step, and whether it trains now."""
+    """What of the model matters to a stream: whether there is one, its step, and whether it trains now.
+
+    `anew`: there is none, and the one that was seen last is of a run that was left.
+    """
 
     step: int | None
     training: bool
+    anew: bool = False
 
 
 class FrameSource(Protocol):

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import evaluation_from_json
-from splatstudio.run import Run
-from splatstudio.score_watch import ScoreWatch
-from splatstudio.session import METRICS_EVERY
-from splatstudio.worker.flat_report import ScoreFlat, score_flat
 from splatstudio.worker.messages import Densified, Evaluated, Event, Progress, Started
 from splatstudio.worker.progress import RATE_SECONDS, running_mean
-from splatstudio.worker.reports import checkpoint_step
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 
@@ -94,13 +83,16 @@ class History:
         """Return the newest PSNR of the test photographs, dB, None where there is none."""
         return self.test_psnr.last if len(self.test_psnr) else None
 
+    @property
+    def last_loss(self) -> float | None:
+        """Return the newest loss, None where there is none."""
+        return self.loss.last if len(self.loss) else None
+
     def follow(self, event: Event) -> None:
         """Take in an event of the worker."""
         if isinstance(event, Started):
             # What came after an older checkpoint, or before the first one, is made again.
-            every = (self.loss, self.train_psnr, self.test_psnr, self.num_gaussians, self.rate)
-            for curve in (*every, self.densified, self.resets):
-                curve.cut(event.step)
+            self.cut(event.step)
         elif isinstance(event, Progress):
             self.loss.add(event.step, event.loss)
             self.num_gaussians.add(event.step, event.num_gaussians)
@@ -114,6 +106,12 @@ class History:
                 self.densified.add(event.step, event.num_gaussians)
         elif isinstance(event, Evaluated):
             self.test_psnr.add(event.step, event.psnr)
+
+    def cut(self, step: int) -> None:
+        """Drop what comes after a step: the training goes on from there."""
+        curves = (self.loss, self.train_psnr, self.test_psnr, self.num_gaussians, self.rate)
+        for curve in (*curves, self.densified, self.resets):
+            curve.cut(step)
 
     def load(self, rows: Iterable[dict]) -> None:
         """Take up the lines of an earlier part's metrics.jsonl, smoothed as while it was trained."""
@@ -158,41 +156,3 @@ class LoggedRate:
             steps.popleft()
         start, first = steps[0]
         return (step - first) / (elapsed - start) if len(steps) > 1 else None
-
-
-def newest_scores(run: Run) -> Path | None:
-    """Return the newest file in eval/ of a run, of the steps that it has come to; None: there is none.
-
-    What a later step left there is older: the training had to go back behind it since.
-    """
-    checkpoint, rows = newest_checkpoint(run.path), run.metrics().rows
-    last = max(checkpoint_step(checkpoint) if checkpoint else 0, rows[-1]["step"] if rows else 0)
-    files = sorted((run.path / "eval").glob("step_*.json"))
-    return next((file for file in reversed(files) if _step_of(file) < last + METRICS_EVERY), None)
-
-
-def _step_of(file: Path) -> float:
-    digits = file.stem.removeprefix("step_")
-    return int(digits) if digits.isdecimal() else math.inf
-
-
-def evaluated_in(file: Path) -> Evaluated | None:
-    """Return what eval/step_N.json of a run tells; None where it is gone or damaged."""
-    try:
-        values = json.loads(file.read_bytes())
-        scores = evaluation_from_json(values)
-        return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def offer_in(run: Run, config: TrainConfig, step: int | None) -> ScoreFlat | None:
-    """Return that the test score of a run stands still, where it goes on from `step` with `config`.
-
-    None where it does not, or does not go on.
-    """
-    if step is None:
-        return None
-    watch = ScoreWatch(run.metrics().rows, step, planned=run.config.steps, steps=config.steps)
-    news = watch.offer(config)
-    return None if news is None else score_flat(news, config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.studio.jobs import JobBoard, JobStatus
+from splatstudio.studio.jobs import JobBoard, JobStatus, why_ended
 from splatstudio.studio.theme import ACCENT, BAD, MUTED, duration, size
 from splatstudio.worker.jobs import num_bytes
 from splatstudio.worker.messages import JobCommand, JobDone, JobFailed
@@ -49,7 +49,7 @@ class JobBar:
             self._bar.animated = total == 0 or done == total
             self._bar.value = 100.0 * done / total if total else 100.0
         # The end stays to be read by who was not there when it came.
-        color = BAD if isinstance(status.end, JobFailed) else MUTED
+        color = BAD if isinstance(status.end, JobFailed) and not status.ended_by else MUTED
         text = progress_text(status) if running else end_text(status)
         self._text.content = (
             f'<div data-splatstudio="job" style="padding:0 10px;font-size:12px;overflow-wrap:anywhere;'
@@ -87,6 +87,8 @@ def end_text(status: JobStatus) -> str:
     end = status.end
     if isinstance(end, JobDone):
         return f"Complete: {end.path} ({size(end.num_bytes)})"
+    if status.ended_by:
+        return f"{status.doing}: cancelled. {why_ended(status)}"
     if isinstance(end, JobFailed):
         return f"{status.doing} failed: {end.sentence}"
     return f"{status.doing}: cancelled, nothing of it was kept."

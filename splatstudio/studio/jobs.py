@@ -33,6 +33,7 @@ class JobStatus:
     command: JobCommand
     progress: JobProgress | None = None
     end: JobDone | JobCancelled | JobFailed | None = None
+    ended_by: str = ""  # a clause: what took away the worker that had it, where nobody cancelled it
 
     @property
     def doing(self) -> str:
@@ -65,6 +66,8 @@ class JobBoard:
         self._jobs: dict[int, JobStatus] = {}
         self._then: dict[int, Callable[[JobDone], None]] = {}
         self._workers: dict[int, WorkerClient] = {}  # of tasks that are not the training's worker's
+        self._begun: dict[int, int] = {}  # of those that are: how often it had been replaced until then
+        self._cancelled: set[int] = set()  # by the user
         self._ids = count(1)
         self._lock = threading.Lock()
 
@@ -89,6 +92,8 @@ class JobBoard:
             unheard = worker is not None and worker not in self._workers.values()
             if worker is not None:
                 self._workers[command.job] = worker
+            else:
+                self._begun[command.job] = len(self._controller.replacements)
         if worker is None:
             self._controller.send(command)
         else:
@@ -101,6 +106,7 @@ class JobBoard:
         """Let a task end; what it was writing is removed."""
         with self._lock:
             worker = self._workers.get(job)
+            self._cancelled.add(job)
         (worker or self._controller).send(CancelJob(job))
 
     def newest(self, kind: type[JobCommand]) -> JobStatus | None:
@@ -127,11 +133,23 @@ class JobBoard:
             if isinstance(event, JobProgress):
                 self._jobs[event.job] = replace(status, progress=event)
                 return
-            self._jobs[event.job] = replace(status, end=event)
+            status = replace(status, end=event, ended_by=self._ended_by(event))
+            self._jobs[event.job] = status
             then = self._then.pop(event.job, None)
         self._notify(_notice(status, event))
         if isinstance(event, JobDone) and then is not None:
             then(event)
+
+    def _ended_by(self, event: JobDone | JobCancelled | JobFailed) -> str:
+        """Return what took away the worker of a task that has ended, "" where nothing did."""
+        if isinstance(event, JobDone) or event.job in self._cancelled:
+            return ""
+        if event.job in self._workers:
+            # Nobody else ends a task of a model that is shown beside the training.
+            return "Its model was taken out of the view" if isinstance(event, JobCancelled) else ""
+        for why in self._controller.replacements[self._begun[event.job] :]:
+            return f"{why}, which put the model away"
+        return ""
 
 
 _WORDS: dict[type[JobCommand], tuple[str, str]] = {
@@ -145,6 +163,13 @@ def _notice(status: JobStatus, event: JobDone | JobCancelled | JobFailed) -> Not
     if isinstance(event, JobDone):
         done = _WORDS[type(status.command)][1]
         return Notice(f"{done} {event.path.name} ({size(event.num_bytes)})", str(event.path))
+    if status.ended_by:
+        return Notice(f"{status.doing}: cancelled", why_ended(status))
     if isinstance(event, JobCancelled):
         return Notice(f"{status.doing}: cancelled", "Nothing of it was kept.")
     return Notice(f"{status.doing}: failed", event.sentence, bad=True)
+
+
+def why_ended(status: JobStatus) -> str:
+    """Return the sentence on a task whose worker was taken away."""
+    return f"{status.ended_by}; nothing of the file was kept."

@@ -63,6 +63,12 @@ class News:
         with self._lock:
             self._stays = (notice, shown) if notice.bad else None
 
+    def note(self, notice: Notice) -> None:
+        """Keep a notice for the Log tab, without showing it to anybody."""
+        with self._lock:
+            self._items.append(NewsItem(datetime.now(), notice))
+            self.num_told += 1
+
     def tell_failure(self, error: BaseException) -> None:
         """Tell of what a button, a field or a key did not do because of `error`."""
         if isinstance(error, (ValueError, OSError)):  # what the user did, or what his disk did

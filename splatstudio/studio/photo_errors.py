@@ -13,6 +13,7 @@ import numpy as np
 
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.studio.run_so_far import newest_scores
 
 BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
 BAD_DECIBELS = 2.0  # at least this much
@@ -85,17 +86,20 @@ class ErrorBook:
         self._lock = threading.Lock()
         self.clear()
 
-    def load(self, run_dir: Path) -> None:
-        """Take what an earlier training noted in its folder; what cannot be read is left out."""
+    def load(self, run_dir: Path, last_step: int | None = None) -> None:
+        """Take what an earlier training noted in its folder until `last_step`: what came later is lost.
+
+        What cannot be read is left out.
+        """
         try:
             rows = Run.open(run_dir).metrics().rows
         except (ValueError, OSError):
             return  # no training has begun there
-        for row in rows:
+        kept = [row for row in rows if last_step is None or row.get("step", 0) <= last_step]
+        for row in kept:
             if "view" in row and row.get("psnr") is not None:
                 self._take(row["step"], [(row["view"], row["psnr"])])
-        newest = max((run_dir / "eval").glob("step_*.json"), default=None)
-        self._note_scores(newest)
+        self._note_scores(newest_scores(run_dir, last_step))
 
     def note(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Take pairs of view name and PSNR in dB at `step`; names that are not in the scene are left out."""

@@ -50,6 +50,7 @@ class Project:
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
     before: Path | None = None  # the run that was started over, and stays
     problem: str = ""  # a sentence: why what is open is not all there
+    passed_over: tuple[str, ...] = ()  # a sentence on each damaged checkpoint that is newer than the one used
 
     @property
     def name(self) -> str:
@@ -106,8 +107,16 @@ class Project:
 
     def training_job(self, *, resume: bool) -> TrainJob:
         """Return the training to be started, from the newest good checkpoint on if `resume`."""
+        return self._training_from(self.checkpoint() if resume else None)
+
+    def resumed_job(self) -> tuple[TrainJob, tuple[str, ...]]:
+        """Return the training that goes on, and a sentence on each newer checkpoint that is damaged."""
+        assert self.run_dir is not None
+        checkpoint, passed_over = _newest_good(self.run_dir)
+        return self._training_from(checkpoint), passed_over
+
+    def _training_from(self, checkpoint: Path | None) -> TrainJob:
         assert self.scene is not None and self.run_dir is not None
-        checkpoint = self.checkpoint() if resume else None
         live = self.live_on_resume if checkpoint is not None else ()
         settings = tuple((name, value_of(self.config, name)) for name in live)
         path = self.scene.path.resolve()
@@ -240,7 +249,8 @@ def _notes_on_part(path: Path) -> tuple[str, ...]:
 def _open_run(
     path: Path, run: Run, chosen: Path | None, config: TrainConfig, given: Collection[str]
 ) -> Project:
-    model_path = chosen or newest_checkpoint(run.path)
+    newest, passed_over = _newest_good(run.path)
+    model_path = chosen or newest
     scene, notes, problem = None, (), ""
     images = config.images if "images" in given else run.config.images
     try:
@@ -261,11 +271,12 @@ def _open_run(
             asked = changed(asked, name, value_of(config, name))
         if _photographs(asked) != _photographs(run.config):
             scene = load_training_scene(run.scene_path, asked)
-        return Project(path, scene, None, run_dir, asked)
+        return Project(path, scene, None, run_dir, asked, passed_over=passed_over)
     if scene is not None:
         notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
     kept = _gone_on_with(run, config, given)
-    return Project(path, scene, model_path, run.path, kept, notes, problem=problem)
+    project = Project(path, scene, model_path, run.path, kept, notes, problem=problem)
+    return replace(project, passed_over=passed_over)
 
 
 def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
@@ -296,8 +307,15 @@ def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Co
     kept = _gone_on_with(existing, config, given)
     if _photographs(kept) != _photographs(config):
         scene = load_training_scene(path, kept)
-    checkpoint = newest_checkpoint(existing.path)
-    return Project(path, scene, checkpoint, existing.path, kept, scene.notes + notes)
+    checkpoint, passed_over = _newest_good(existing.path)
+    notes = scene.notes + notes
+    return Project(path, scene, checkpoint, existing.path, kept, notes, passed_over=passed_over)
+
+
+def _newest_good(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the newest good checkpoint of a run, and a sentence on each newer one that is damaged."""
+    passed_over: list[str] = []
+    return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
 
 
 def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:

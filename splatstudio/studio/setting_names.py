@@ -23,6 +23,30 @@ LABELS = {
     "eval_every": "Evaluate every",
     "save_minutes": "Save every, min",
     "keep": "Checkpoints kept",
+    "optim.means_lr": "Positions",
+    "optim.scales_lr": "Sizes",
+    "optim.quats_lr": "Rotations",
+    "optim.opacities_lr": "Opacities",
+    "optim.sh0_lr": "Base color",
+    "optim.shN_lr": "View-dependent color",
+    "optim.visible_only": "Visible splats only",
+    "densify.enabled": "Add and remove splats",
+    "densify.grow_grad": "Growth threshold",
+    "densify.prune_opacity": "Remove below opacity",
+    "absgrad.grow_grad": "Growth threshold",
+    "fast.grow_grad": "Growth threshold",
+    "exposure.stay": "Pull towards none",
+    "exposure.grid_smooth": "Smoothness of the grid",
+}
+
+# What a setting does, in plainer words than where it is declared, which speaks of tensors.
+HELP = {
+    "optim.means_lr": "How fast splats move, times the scene's extent. It falls until the last step.",
+    "optim.scales_lr": "How fast splats grow and shrink.",
+    "optim.quats_lr": "How fast splats turn.",
+    "optim.opacities_lr": "How fast splats become opaque or transparent.",
+    "optim.sh0_lr": "How fast the color changes that a splat shows from all sides.",
+    "optim.shN_lr": "How fast the color changes that depends on where one looks from, as gloss.",
 }
 
 # Numbers that stand for no number, and the word for each.
@@ -46,8 +70,6 @@ def label_of(path: str) -> str:
     name = path.rpartition(".")[2]
     if name == "lr":
         return "Learning rate"
-    if name.endswith("_lr"):
-        return name.removesuffix("_lr")  # of a tensor, which is called as everywhere
     words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")
     words = words.replace("gaussians", "splats")  # as the page calls them everywhere
     return words[:1].upper() + words[1:]

@@ -16,6 +16,7 @@ from typing import Any
 
 import simplejpeg
 
+from splatstudio.error_text import as_sentence
 from splatstudio.worker import messages
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 from splatstudio.worker.flat_report import ScoreFlat, ScoreRises
@@ -176,7 +177,7 @@ class AttachedRun:
             line = dial_again(self._plan.dialled, self._left)
         except ValueError as error:
             if not self._left.is_set():
-                why = f"{str(error)[:1].upper()}{str(error)[1:]}."
+                why = as_sentence(str(error))
                 self._listener.receive(Failed(f"{why} What it has saved is in its run folder.", 0, None, why))
             return None
         with self._sending:

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import threading
 import traceback
@@ -61,6 +60,7 @@ from splatstudio.worker.priority import TrainingPriority
 from splatstudio.worker.receipts import Receipt
 from splatstudio.worker.reports import error_sentence
 from splatstudio.worker.shared_frames import Round, SharedDrawing
+from splatstudio.worker.signals import end_within, leave_when_told, outlive_the_terminal
 from splatstudio.worker.training import Training
 from splatstudio.worker.training_part import TrainingPart
 from splatstudio.worker.viewing import Viewing
@@ -84,11 +84,7 @@ def activity_of(job: Job, desk: Desk) -> Activity | SharedPart:
 
 def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: MakeActivity) -> None:
     """Run one rank until it is told to leave; the process's entry point."""
-    # Ctrl-C reaches the whole foreground process group, but only the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nor does a terminal that is closed end it before it has saved: it sees that the parent has gone.
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    outlive_the_terminal(launched=place.launched)
     os.environ.update(place.environment)
     if place.log_path is not None:
         redirect_output(place.log_path)
@@ -105,7 +101,7 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     else:
         rank = Worker(place, job, studio, pulse, make_activity)
     # Leaving is what rank 0 decides for all of them.
-    signal.signal(signal.SIGTERM, lambda *_: rank.post(Close()))
+    leave_when_told(lambda: rank.post(Close()), launched=place.launched)
     # An error in any thread is an error of the worker.
     threading.excepthook = lambda arguments: rank.post(_ThreadError(arguments.exc_value))
     _watch_parent(rank.post)
@@ -124,17 +120,6 @@ def worker_main(place: Place, job: Job, studio: Studio | None, make_activity: Ma
     log.info("rank %d leaves", place.rank)
     if place.rank == 0:
         _clear_up(place, job)
-
-
-def end_within(seconds: int) -> None:
-    """End this process in so many seconds even where it cannot end by itself.
-
-    A GPU that waits for a rank that is gone keeps its own process from ending; Python's threads stand still
-    by then. Where there are no alarms, whoever has started the process ends it.
-    """
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
 
 
 class _ThreadError(Command):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from splatstudio.checkpoint import newest_checkpoint, step_of
-from splatstudio.error_text import essence
+from splatstudio.error_text import as_sentence, essence
 from splatstudio.run import read_metrics
 from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import Job, TrainJob
@@ -17,10 +17,10 @@ def error_sentence(error: BaseException) -> str:
     text = essence(error)
     if isinstance(error, ValueError):
         # A ValueError of ours already is a sentence about something the user can change.
-        return _as_sentence(text)
+        return as_sentence(text)
     if isinstance(error, MemoryError):
         return "The memory was not enough."
-    return _as_sentence(f"An unexpected error ended the background process ({type(error).__name__}: {text})")
+    return as_sentence(f"An unexpected error ended the background process ({type(error).__name__}: {text})")
 
 
 def failure_sentence(why: str, job: Job) -> str:
@@ -91,8 +91,3 @@ def _what_is_safe(job: Job) -> str:
         old = f" The run before, {job.before}, is as it was." if kept else ""
         return f"Nothing was saved yet; press Start to begin again.{old}"
     return f"The checkpoint of step {checkpoint_step(newest):,} is safe; press Resume to go on from it."
-
-
-def _as_sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else text + "."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,19 +12,16 @@ from torch import Tensor
 from splatstudio.model import Model
 from splatstudio.precision import note_on_precision
 from splatstudio.run import Run
-from splatstudio.score_watch import FlatNews
-from splatstudio.session import Advance, EvaluationAbandoned, Session
+from splatstudio.session import EvaluationAbandoned, Session
 from splatstudio.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
-from splatstudio.worker.flat_report import ScoreRises, score_flat
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.log_file import log_of
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import (
     Command,
     Evaluate,
-    Evaluated,
     Finished,
     Pause,
     Resume,
@@ -34,7 +30,6 @@ from splatstudio.worker.messages import (
     SetCap,
     SettingChanged,
     Start,
-    Started,
     State,
     StateChanged,
     Step,
@@ -44,11 +39,10 @@ from splatstudio.worker.messages import (
     Warned,
 )
 from splatstudio.worker.model_loaded import model_loaded
-from splatstudio.worker.progress import ProgressTeller
 from splatstudio.worker.receipts import PausesAt
-from splatstudio.worker.reports import checkpoint_step
 from splatstudio.worker.shared_frames import SharedFrames
 from splatstudio.worker.trainers import trainer_of
+from splatstudio.worker.training_news import TrainingNews, note_on_scores
 
 log = logging.getLogger("splatstudio.worker")
 
@@ -67,8 +61,7 @@ class Training:
         self._leader: Leader | None = None  # with the session
         self._state: State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
-        self._progress = ProgressTeller(desk.emit)
-        self._offer: FlatNews | None = None  # what was told of a score that stands still, where it holds
+        self._news = TrainingNews(desk.emit)
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -119,14 +112,14 @@ class Training:
             advance = self._session.advance()
         finally:
             # What memory has set holds for a process that takes this one's place, too.
-            self._tell_limit(self._session.trainer, limit)
+            self._news.limit(self._session.trainer, limit)
         assert self._leader is not None
         if (report := self._leader.after_step(advance.stats.seconds)) is not None:
             self._emit(report)
         if advance.stats.problem is not None:
             self._emit(Warned(advance.stats.problem))
         self._show(self._session)
-        self._report(self._session, advance)
+        self._news.advanced(self._session, advance)
         if self._session.finished or (advance.flat is not None and advance.flat.stops):
             self._finish(self._session)
         elif self._pause_at is not None and self.step >= self._pause_at:
@@ -136,7 +129,7 @@ class Training:
         """Tell of a save that was under way when the steps ended."""
         if self._session is not None:
             settled = self._session.settle(wait=False)
-            self._tell_saved(settled.saved, settled.problem)
+            self._news.saved(settled.saved, settled.problem)
             if self._unsaved_end(self._session) and self._session.saved is not None:
                 self._finish(self._session)  # what could not be saved at the last step has been since
 
@@ -166,11 +159,6 @@ class Training:
         if saved is not None:
             self._emit(Saved(self._session.trainer.step, saved))
 
-    def _tell_limit(self, trainer: Trainer, before: int) -> None:
-        limit = trainer.config.densify.max_gaussians
-        if limit != before:
-            self._emit(SettingChanged(trainer.step, "densify.max_gaussians", limit))
-
     def _change_state(self, state: State, *, unsaved: bool = False) -> None:
         self._state = state
         self._emit(StateChanged(state, unsaved))
@@ -195,17 +183,17 @@ class Training:
         if trainer.halves is not None:
             log.info("ranks send each other colours and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
-        for warning in filter(None, (session.lock_problem, note, _note_on_scores(trainer))):
+        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer))):
             self._emit(Warned(warning))
         self._show(session)
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
-        self._announce(session)
+        self._news.begun(session)
         if session.finished:
             self._finish(session)
         else:
             if self._job.checkpoint is not None and session.flat_offer is None:
-                self._emit(ScoreRises(self.step))  # who was told otherwise before knows it now
-            self._tell_offer(session)
+                self._news.rises(self.step)  # who was told otherwise before knows it now
+            self._news.offer(session)
             self._run(session, command.pause_at)
             if command.pause_at is not None and self.step >= command.pause_at:
                 self._pause(session, Pause())
@@ -217,14 +205,9 @@ class Training:
             return Run.open(job.run_dir)
         return Run.create(job.run_dir, job.scene_path, job.config)
 
-    def _announce(self, session: Session) -> None:
-        trainer, scene = session.trainer, session.trainer.scene
-        num_train, num_test = len(scene.train_indices), len(scene.test_indices)
-        self._emit(Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test))
-
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_after(pause_at)
-        self._progress.restart(session.trainer.step)
+        self._news.runs(session.trainer)
         self._change_state("training")
 
     def _pause_after(self, step: int | None) -> None:
@@ -234,7 +217,7 @@ class Training:
 
     def _pause(self, session: Session, command: Pause) -> None:
         if self.running:
-            self._progress.tell(session.trainer)  # the step at which it stands still, exactly
+            self._news.stands_still(session.trainer)
             session.rest()
             self._change_state("paused")
 
@@ -261,7 +244,7 @@ class Training:
             self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
             return
         if self._state == "finished":
-            self._announce(session)
+            self._news.begun(session)
         self._run(session, pause_at)
 
     def _stop(self, session: Session, command: Stop) -> None:
@@ -274,6 +257,7 @@ class Training:
 
     def _finish(self, session: Session, *, otherwise: str = KEPT) -> None:
         """Save and tell of the end, or why it cannot be saved and what becomes of the model `otherwise`."""
+        session.rest()  # it may be told to go on
         try:
             saved = session.save_if_needed()
         except OSError as error:
@@ -281,7 +265,7 @@ class Training:
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way
-        self._tell_saved(settled.saved, settled.problem)
+        self._news.saved(settled.saved, settled.problem)
         if saved is not None:
             self._emit(Saved(session.trainer.step, saved))
         self._change_state("finished")
@@ -306,21 +290,7 @@ class Training:
             session.note_setting(path, value)
         except OSError as error:
             self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
-        self._tell_offer(session)
-
-    def _tell_offer(self, session: Session) -> None:
-        """Tell where the test score begins to stand still, or to rise again."""
-        news = session.flat_offer
-        if news != self._offer:
-            self._offer = news
-            trainer = session.trainer
-            self._emit(ScoreRises(trainer.step) if news is None else score_flat(news, trainer.config))
-
-    def _tell_saved(self, saved: tuple[Path, ...], problem: str | None) -> None:
-        for path in saved:
-            self._emit(Saved(checkpoint_step(path), path))
-        if problem is not None:
-            self._emit(Warned(problem))
+        self._news.offer(session)
 
     def _save(self, session: Session, command: Save) -> None:
         session.save_in_background()  # a later step, or `idle`, tells when it is complete
@@ -342,11 +312,8 @@ class Training:
         except (OSError, ValueError) as error:
             self._emit(Warned(f"Not evaluated: {error}"))
             return
-        self._emit_evaluated(session, evaluation.psnr, evaluation.ssim, len(evaluation.images))
-        self._tell_offer(session)
-
-    def _emit_evaluated(self, session: Session, psnr: float, ssim: float, num_images: int) -> None:
-        self._emit(Evaluated(session.trainer.step, psnr, ssim, num_images, session.run.path / "eval"))
+        self._news.evaluated(session, evaluation)
+        self._news.offer(session)
 
     def _model(self, trainer: Trainer) -> Model:
         options = trainer.display_options
@@ -358,25 +325,6 @@ class Training:
         self._desk.publish(
             ShownModel(trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene)
         )
-
-    def _report(self, session: Session, advance: Advance) -> None:
-        trainer = session.trainer
-        if advance.evaluation is not None:
-            scores = advance.evaluation
-            self._emit_evaluated(session, scores.psnr, scores.ssim, len(scores.images))
-        if advance.flat is not None and advance.flat.stops:
-            self._emit(score_flat(advance.flat, trainer.config))
-            self._offer = None
-        self._tell_offer(session)
-        self._tell_saved(advance.saved, advance.problem)
-        self._progress.count(trainer, advance, last=session.finished)
-
-
-def _note_on_scores(trainer: Trainer) -> str | None:
-    """Return a sentence where there are no scores to stop by."""
-    if not trainer.config.stop_when_flat or trainer.scene.test_indices:
-        return None
-    return "There are no test photographs whose score could stand still: all steps are trained."
 
 
 def _is_memory(error: Exception) -> bool:

@@ -47,7 +47,7 @@ from splatstudio.optim import SplatAdam
 from splatstudio.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.strategy import Population, trainable
-from splatstudio.studio import viewport
+from splatstudio.studio import stream
 from splatstudio.studio.app import Studio
 from splatstudio.trainer import Trainer
 from splatstudio.worker.client import ReceivedFrame
@@ -179,15 +179,15 @@ class Probe:
         self.latencies: list[float] = []  # ms
         self.widths: list[float] = []  # px
         moved, render, push = (
-            viewport.Stream.camera_moved,
+            stream.Stream.camera_moved,
             studio.controller.render,
-            viewport.push_background_jpeg,
+            stream.push_background_jpeg,
         )
 
-        def camera_moved(stream: viewport.Stream) -> None:
+        def camera_moved(viewed: stream.Stream) -> None:
             with self._lock:
-                self._waiting.append((time.monotonic(), np.array(stream.client.camera.position)))
-            moved(stream)
+                self._waiting.append((time.monotonic(), np.array(viewed.client.camera.position)))
+            moved(viewed)
 
         def rendered(view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
             received = render(view, camera, options)
@@ -200,9 +200,9 @@ class Probe:
             push(client, jpeg)
 
         for place, name, wrapped in (
-            (viewport.Stream, "camera_moved", camera_moved),
+            (stream.Stream, "camera_moved", camera_moved),
             (studio.controller, "render", rendered),
-            (viewport, "push_background_jpeg", pushed),
+            (stream, "push_background_jpeg", pushed),
         ):
             setattr(place, name, wrapped)
 
@@ -246,9 +246,9 @@ class StepCounter:
 @contextmanager
 def every_pixel() -> Iterator[None]:
     """Let pictures of a moving camera have all pixels of the canvas, however long they take."""
-    least, viewport.LEAST_PIXELS = viewport.LEAST_PIXELS, WIDTH * HEIGHT
+    least, stream.LEAST_PIXELS = stream.LEAST_PIXELS, WIDTH * HEIGHT
     yield
-    viewport.LEAST_PIXELS = least
+    stream.LEAST_PIXELS = least
 
 
 def percentiles(values: list[float]) -> tuple[float, float]:

@@ -22,8 +22,8 @@ from splatstudio.studio.panels.photo_list import PhotoList, decibels
 from splatstudio.studio.photo_errors import ErrorBook, Errors
 from splatstudio.studio.photos import PhotoShelf
 from splatstudio.studio.stage import Frustums, Stage
+from splatstudio.studio.stream import Stream
 from splatstudio.studio.theme import MUTED
-from splatstudio.studio.viewport import Stream
 from splatstudio.worker.messages import Frame, ViewOptions
 
 MODES: dict[str, RenderMode] = {

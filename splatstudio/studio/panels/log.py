@@ -17,7 +17,7 @@ from splatstudio.studio.theme import BAD, MUTED
 
 NUM_LINES = 200
 NUM_NEWS = 50
-NEWS_HEIGHT = "22vh"
+NEWS_HEIGHT = "38vh"  # milestones and notices: the log below is short where all goes well
 TAIL_BYTES = 64 * 1024
 LOOK_SECONDS = 1.0
 MAX_DOWNLOAD_BYTES = 50_000_000

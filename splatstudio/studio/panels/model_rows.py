@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import shlex
 from pathlib import Path
 
 from splatstudio.checkpoint_catalog import CatalogEntry, bytes_of
@@ -33,8 +32,9 @@ def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
     `file` is the model that is open where it is one alone, of which no scene is known.
     """
     if entry is None and file is not None:
-        command = f"splatstudio eval {shlex.quote(str(file))} --scene FOLDER"
-        return note_html(f"No runs here. To compare the open file with the photographs of a scene: {command}")
+        return note_html(
+            f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
+        )
     if entry is None:
         return note_html("No models here yet: a checkpoint appears when it is saved.")
     rows = [

@@ -12,7 +12,7 @@ import viser
 from splatstudio.config import Setting, TrainConfig, value_of
 from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
-from splatstudio.studio.setting_names import GROUPS, WORDS, label_of, number_of
+from splatstudio.studio.setting_names import GROUPS, HELP, WORDS, label_of, number_of
 from splatstudio.studio.theme import BAD, MUTED
 
 
@@ -46,7 +46,7 @@ class _Input:
         self.path = setting.path
         self._kind = type(value)
         self._shown = self._displayed(value)
-        label, hint = label_of(setting.path), _hint(setting)
+        label, hint = label_of(setting.path), hint_of(setting)
         low, high = setting.declared.low, setting.declared.high
         self._handle: viser.GuiInputHandle[Any]
         if isinstance(value, bool):
@@ -179,14 +179,17 @@ def switched_off(config: TrainConfig, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if is_off(path)]
 
 
-def _hint(setting: LiveSetting) -> str:
+def hint_of(setting: LiveSetting) -> str:
+    """Return what is said of a setting to who points at it: what it does, its range, and its own name."""
     declared, words = setting.declared, WORDS.get(setting.path)
-    if words is not None:
-        return f"{declared.help} Type a number or: {', '.join(words.values())}."
     low, high = declared.low, declared.high
-    if low is not None and high is not None:
-        return f"{declared.help} From {low:g} to {high:g}."
-    return declared.help if low is None else f"{declared.help} At least {low:g}."
+    if words is not None:
+        allowed = f" Type a number or: {', '.join(words.values())}."
+    elif low is not None and high is not None:
+        allowed = f" From {low:g} to {high:g}."
+    else:
+        allowed = "" if low is None else f" At least {low:g}."
+    return f"{HELP.get(setting.path, declared.help)}{allowed} Also called {setting.path}."
 
 
 def _heading(text: str) -> str:

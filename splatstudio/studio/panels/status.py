@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import replace
+from pathlib import Path
 
 from splatstudio.studio.controller import Status
 from splatstudio.studio.hotkeys import Hotkey
@@ -62,16 +63,16 @@ class StatusPanel(Panel):
         choice = controller.choice()
         running = controller.can_order
         job = self._jobs.in_progress
-        name, problem = controller.project.name, controller.project.problem
-        shown = (name, problem, status, choice, num_viewers, controller.can_start_over, running, job)
+        name, problem, other = controller.project.name, controller.project.problem, controller.other_model
+        shown = (name, problem, other, status, choice, num_viewers, controller.can_start_over, running, job)
         if shown == self._shown:
             return
         self._shown = shown
-        self._head.content = header_html(
-            name, replace(status, message=status.message or problem), num_viewers, job
-        )
+        told = replace(status, message=status.message or problem)
+        self._head.content = header_html(name, told, num_viewers, job, other)
         done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.value = done
+        self._bar.visible = controller.project.can_train and other is None
         self._say_above(panel_label(status, done, job))
         self._primary.label = choice.label
         self._primary.disabled = not choice.enabled
@@ -113,20 +114,28 @@ def panel_label(status: Status, done: float, job: JobStatus | None = None) -> st
     return f"splatstudio · {word}{progress}{task}"
 
 
-def header_html(name: str, status: Status, num_viewers: int, job: JobStatus | None = None) -> str:
+def header_html(
+    name: str, status: Status, num_viewers: int, job: JobStatus | None = None, other: Path | None = None
+) -> str:
     """Return the head of the dock as HTML; everything from outside is escaped.
 
     A long task in progress, `job`, is told here as well: its own bar may be below what the window shows. It
-    takes the place of the number of viewers, so that nothing moves when it begins and ends.
+    takes the place of the number of viewers, so that nothing moves when it begins and ends. Of a model in the
+    view that is of no step of this run, `other`, only its own figures are shown.
     """
     word, color = state_word(status)
     aside = f"{num_viewers} viewers" if num_viewers > 1 else ""
     if job is not None:
         aside = _job_html(job)
-    figures = "".join(_figure(label, value) for label, value in _figures(status))
+    figures = "".join(_figure(label, value) for label, value in _figures(status, alone=other is not None))
     message = ""
-    if status.message:
+    if other is not None:
         message = (
+            f'<div data-splatstudio="other" style="margin-top:6px;font-size:12px;overflow-wrap:anywhere;'
+            f'color:{MUTED}">In the view: {html.escape(str(other))}, not of this run.</div>'
+        )
+    if status.message:
+        message += (
             '<div style="margin-top:8px;padding:8px 10px;border-radius:6px;font-size:12px;line-height:1.45;'
             f'background:rgba(255,92,92,.14);color:#ffb3b3">{html.escape(status.message)}</div>'
         )
@@ -153,10 +162,12 @@ def _job_html(job: JobStatus) -> str:
     return f'<span title="{whole}" data-splatstudio="task">{html.escape(text)}</span>'
 
 
-def _figures(status: Status) -> list[tuple[str, str]]:
+def _figures(status: Status, *, alone: bool) -> list[tuple[str, str]]:
+    """Return what the head shows; `alone`: of the model in the view, as it is not of this run."""
     splats = "–" if status.num_gaussians is None else f"{status.num_gaussians:,}"
-    if status.total_steps == 0:
-        return [("Splats", splats)]
+    if alone or status.total_steps == 0:
+        step = [("Step", f"{status.step:,}")] if status.step else []
+        return [*step, ("Splats", splats)]
     rate = status.steps_per_second
     figures = [
         ("Step", f"{status.step:,} / {status.total_steps:,}"),

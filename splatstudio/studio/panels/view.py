@@ -12,7 +12,7 @@ from splatstudio.studio.panels.browser_view import BrowserView, SceneParts
 from splatstudio.studio.photo_errors import ErrorBook
 from splatstudio.studio.sky_there import SkyThere
 from splatstudio.studio.stage import Frustums
-from splatstudio.studio.viewport import Stream
+from splatstudio.studio.stream import Stream
 from splatstudio.studio.viser_private import dress_page
 from splatstudio.worker.messages import Evaluated, Event, ModelLoaded, PhotoErrors, Started
 
@@ -30,7 +30,7 @@ class ViewPanel(Panel):
         if scene is not None and photos is not None:
             self._parts = SceneParts(scene, photos, Frustums.of_scene(scene), ErrorBook(scene))
             if page.controller.project.run_dir is not None:
-                self._parts.book.load(page.controller.project.run_dir)
+                self._parts.book.load(page.controller.project.run_dir, page.controller.last_step)
         # Each browser's controls go in here, beside those of the others, which it does not see.
         self._container = page.server.gui.add_folder(None)
         page.viewport.listen(self._open, self._close)

@@ -113,23 +113,23 @@ inline Bound<RasterFwd, std::tuple<Tensor, Tensor, Tensor>> raster_fwd_of(
   return {args, {rgb, alpha, depth_sum}};
 }
 
-// Returns v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe (empty if not wanted);
-// masks, ends and the slab are the backend's.
-inline Bound<RasterBwd, Six> raster_bwd_of(const Tensor& splats, const Tensor& order,
-                                           const Tensor& splat_starts, const Tensor& tile_starts,
-                                           const Tensor& instances, const Tensor& slots,
-                                           const Tensor& rgb, const Tensor& alpha,
-                                           const Tensor& depth_sum, const OptionalTensor& v_rgb,
-                                           const OptionalTensor& v_alpha,
-                                           const OptionalTensor& v_depth_sum, int64_t num,
-                                           double max_alpha, bool absgrad, bool with_probe) {
+// The lists of a picture.
+struct Lists {
+  const Tensor &splats, &order, &splat_starts, &tile_starts, &instances, &slots;
+};
+
+// What the way back is given of its picture, but for masks, ends and the slab, which are the
+// backend's, and for its outputs.
+inline RasterBwd raster_bwd_of(const Lists& lists, const Tensor& rgb, const Tensor& alpha,
+                               const Tensor& depth_sum, const OptionalTensor& v_rgb,
+                               const OptionalTensor& v_alpha, const OptionalTensor& v_depth_sum,
+                               double max_alpha, bool absgrad) {
   const int64_t height = alpha.size(0), width = alpha.size(1);
   RasterBwd args = {};
   args.grid = grid_of(width, height);
-  args.splats = splats_of(splats, order);
-  STD_TORCH_CHECK(args.splats.num <= num, "the lists are of ", args.splats.num,
-                  " Gaussians, more than ", num);
-  args.lists = lists_of(args.splats, args.grid, splat_starts, tile_starts, instances, slots);
+  args.splats = splats_of(lists.splats, lists.order);
+  args.lists = lists_of(args.splats, args.grid, lists.splat_starts, lists.tile_starts,
+                        lists.instances, lists.slots);
   args.max_alpha = static_cast<float>(max_alpha);
   args.rgb = floats(rgb, {height, width, 3}, "rgb");
   args.alpha = floats(alpha, {height, width}, "alpha");
@@ -138,6 +138,14 @@ inline Bound<RasterBwd, Six> raster_bwd_of(const Tensor& splats, const Tensor& o
   args.v_alpha = floats_or_null(v_alpha, {height, width}, "v_alpha");
   args.v_depth_sum = floats_or_null(v_depth_sum, {height, width}, "v_depth_sum");
   args.absgrad = absgrad;
+  return args;
+}
+
+// Returns v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe (empty if not wanted), of
+// `num` Gaussians.
+inline Six gradients_of(RasterBwd& args, int64_t num, bool with_probe) {
+  STD_TORCH_CHECK(args.splats.num <= num, "the lists are of ", args.splats.num,
+                  " Gaussians, more than ", num);
   const Tensor v_means2d = empty({num, 2}), v_conics = empty({num, 3}), v_depths = empty({num});
   const Tensor v_opacities = empty({num}), v_colors = empty({num, 3});
   const Tensor v_probe = empty(with_probe ? Sizes{num, 2} : Sizes{0});
@@ -148,7 +156,7 @@ inline Bound<RasterBwd, Six> raster_bwd_of(const Tensor& splats, const Tensor& o
   args.v_opacities = mutable_floats(v_opacities);
   args.v_colors = mutable_floats(v_colors);
   args.v_probe = with_probe ? mutable_floats(v_probe) : nullptr;
-  return {args, {v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe}};
+  return {v_means2d, v_conics, v_depths, v_opacities, v_colors, v_probe};
 }
 
 // Returns the value (a scalar) and, if wanted, its gradient with respect to the image (else empty).

@@ -114,9 +114,10 @@ struct RasterBwd {
   const int32_t* tile_ends;
   const float *rgb, *alpha, *depth_sum;        // as the forward pass gave them
   const float *v_rgb, *v_alpha, *v_depth_sum;  // null: zero
-  bool absgrad;  // v_probe is the sum of absolute contributions to v_means2d
-  float* slab;   // [M, slab_size_of(*this)] scratch; on a GPU [M, kSlabSize]
-  int64_t num;   // Gaussians; every row below is written
+  bool absgrad;   // v_probe is the sum of absolute contributions to v_means2d
+  float* slab;    // [M, slab_size_of(*this)] scratch
+  int slab_size;  // on a GPU, for who adds it up
+  int64_t num;    // Gaussians; every row below is written
   float *v_means2d, *v_conics, *v_depths, *v_opacities, *v_colors;
   float* v_probe;  // [N, 2] or null
 };
@@ -283,10 +284,12 @@ void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLi
 
 // `checkpoints` [num_checkpoints] takes the place of the masks, `tile_ends` has num_ends entries;
 // both may be null where nobody will go back.
-int64_t num_checkpoints(int64_t num_instances);
+int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances);
 int64_t num_ends(const ImageGrid& grid);
 void raster_fwd(const RasterFwd& args, float* checkpoints, Stream stream);
+// The way back in two parts: it fills the slab, from which the gradients are added up.
 void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream);
+void gather_slab(const RasterBwd& args, Stream stream);
 
 int64_t image_loss_scratch(const ImageLoss& args);  // bytes
 void image_loss(const ImageLoss& args, void* scratch, Stream stream);

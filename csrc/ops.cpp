@@ -91,9 +91,10 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
                const Tensor& depth_sum, const OptionalTensor& v_rgb, const OptionalTensor& v_alpha,
                const OptionalTensor& v_depth_sum, int64_t num, double max_alpha, bool absgrad,
                bool with_probe, int64_t num_threads) {
-  auto [args, outputs] =
-      raster_bwd_of(splats, order, splat_starts, tile_starts, instances, slots, rgb, alpha,
-                    depth_sum, v_rgb, v_alpha, v_depth_sum, num, max_alpha, absgrad, with_probe);
+  splat::RasterBwd args =
+      raster_bwd_of({splats, order, splat_starts, tile_starts, instances, slots}, rgb, alpha,
+                    depth_sum, v_rgb, v_alpha, v_depth_sum, max_alpha, absgrad);
+  const Six outputs = gradients_of(args, num, with_probe);
   args.masks = reinterpret_cast<uint32_t*>(ints<int32_t>(masks, {args.lists.num}, "masks"));
   args.tile_ends = ints<int32_t>(tile_ends, {args.grid.num_tiles()}, "tile_ends");
   const Tensor slab = empty({args.lists.num, splat::slab_size_of(args)});

@@ -114,7 +114,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> raster_fwd(
   check_aligned(splats, "splats");
   auto [args, pictures] = raster_fwd_of(splats, order, splat_starts, tile_starts, instances, slots,
                                         background, width, height, max_alpha);
-  const Tensor checkpoints = empty({splat::cuda::num_checkpoints(args.lists.num)});
+  const Tensor checkpoints = empty({splat::cuda::num_checkpoints(args.grid, args.lists.num)});
   const Tensor ends = empty({splat::cuda::num_ends(args.grid)}, ScalarType::Int);
   args.tile_ends = static_cast<int32_t*>(ends.data_ptr());
   splat::cuda::raster_fwd(args, mutable_floats(checkpoints), device.stream());
@@ -137,6 +137,28 @@ std::tuple<Tensor, Tensor, Tensor> raster_picture(const Tensor& splats, const Te
   return pictures;
 }
 
+// Returns a slab with what each instance says. Then neither checkpoints nor ends are needed any
+// more, and the gradients may lie where they were.
+Tensor slab_of(splat::RasterBwd& args, const Tensor& checkpoints, const Tensor& ends,
+               splat::cuda::Stream stream) {
+  args.tile_ends = ints<int32_t>(ends, {splat::cuda::num_ends(args.grid)}, "ends");
+  args.slab_size = splat::slab_size_of(args);
+  const Tensor slab = empty({args.lists.num, args.slab_size});
+  args.slab = mutable_floats(slab);
+  const Sizes sizes = {splat::cuda::num_checkpoints(args.grid, args.lists.num)};
+  splat::cuda::raster_bwd(args, floats(checkpoints, sizes, "checkpoints"), stream);
+  return slab;
+}
+
+// Adds up the slab that `args` has.
+Six gathered(splat::RasterBwd& args, int64_t num, bool with_probe, splat::cuda::Stream stream) {
+  STD_TORCH_CHECK(args.splats.num == num, "the lists are of ", args.splats.num, " Gaussians, not ",
+                  num);
+  const Six outputs = gradients_of(args, num, with_probe);
+  splat::cuda::gather_slab(args, stream);
+  return outputs;
+}
+
 Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
                const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
                const Tensor& checkpoints, const Tensor& ends, const Tensor& rgb,
@@ -145,17 +167,45 @@ Six raster_bwd(const Tensor& splats, const Tensor& order, const Tensor& splat_st
                double max_alpha, bool absgrad, bool with_probe, int64_t /*num_threads*/) {
   const OnDevice device(splats);
   check_aligned(splats, "splats");
-  auto [args, outputs] =
-      raster_bwd_of(splats, order, splat_starts, tile_starts, instances, slots, rgb, alpha,
-                    depth_sum, v_rgb, v_alpha, v_depth_sum, num, max_alpha, absgrad, with_probe);
-  STD_TORCH_CHECK(args.splats.num == num, "the lists are of ", args.splats.num, " Gaussians, not ",
-                  num);
-  args.tile_ends = ints<int32_t>(ends, {splat::cuda::num_ends(args.grid)}, "ends");
-  const Tensor slab = empty({args.lists.num, splat::kSlabSize});
+  splat::RasterBwd args =
+      raster_bwd_of({splats, order, splat_starts, tile_starts, instances, slots}, rgb, alpha,
+                    depth_sum, v_rgb, v_alpha, v_depth_sum, max_alpha, absgrad);
+  const Tensor slab = slab_of(args, checkpoints, ends, device.stream());
+  return gathered(args, num, with_probe, device.stream());
+}
+
+// The same in two parts, for who lets go the checkpoints between them.
+Tensor raster_slab(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
+                   const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
+                   const Tensor& checkpoints, const Tensor& ends, const Tensor& rgb,
+                   const Tensor& alpha, const Tensor& depth_sum, const OptionalTensor& v_rgb,
+                   const OptionalTensor& v_alpha, const OptionalTensor& v_depth_sum,
+                   double max_alpha, bool absgrad) {
+  const OnDevice device(splats);
+  check_aligned(splats, "splats");
+  splat::RasterBwd args =
+      raster_bwd_of({splats, order, splat_starts, tile_starts, instances, slots}, rgb, alpha,
+                    depth_sum, v_rgb, v_alpha, v_depth_sum, max_alpha, absgrad);
+  return slab_of(args, checkpoints, ends, device.stream());
+}
+
+Six gather_slab(const Tensor& splats, const Tensor& order, const Tensor& splat_starts,
+                const Tensor& slab, int64_t num, bool absgrad, bool with_probe) {
+  const OnDevice device(splats);
+  check_aligned(splats, "splats");
+  check_aligned(slab, "slab");
+  splat::RasterBwd args = {};
+  args.splats = splats_of(splats, order);
+  args.lists.splat_starts = ints<int64_t>(splat_starts, {num + 1}, "splat_starts");
+  args.lists.num = slab.size(0);
+  args.absgrad = absgrad;
+  args.slab_size = static_cast<int>(slab.size(1));
+  STD_TORCH_CHECK(
+      args.slab_size == splat::kSlabSize || (args.slab_size == splat::kPlainSlabSize && !absgrad),
+      "a slab has no rows of ", args.slab_size, " numbers");
+  floats(slab, {args.lists.num, args.slab_size}, "slab");
   args.slab = mutable_floats(slab);
-  const Sizes sizes = {splat::cuda::num_checkpoints(args.lists.num)};
-  splat::cuda::raster_bwd(args, floats(checkpoints, sizes, "checkpoints"), device.stream());
-  return outputs;
+  return gathered(args, num, with_probe, device.stream());
 }
 
 std::tuple<Tensor, Tensor> image_loss(const Tensor& image, const Tensor& target,
@@ -180,5 +230,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
   m.impl("raster_picture", TORCH_BOX(&raster_picture));
   m.impl("raster_bwd", TORCH_BOX(&raster_bwd));
+  m.impl("raster_slab", TORCH_BOX(&raster_slab));
+  m.impl("gather_slab", TORCH_BOX(&gather_slab));
   m.impl("image_loss", TORCH_BOX(&image_loss));
 }

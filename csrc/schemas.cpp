@@ -34,6 +34,14 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "float max_alpha, bool absgrad, bool with_probe, int num_threads) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "raster_slab(Tensor splats, Tensor order, Tensor splat_starts, Tensor tile_starts, "
+      "Tensor instances, Tensor slots, Tensor masks, Tensor tile_ends, Tensor rgb, Tensor alpha, "
+      "Tensor depth_sum, Tensor? v_rgb, Tensor? v_alpha, Tensor? v_depth_sum, float max_alpha, "
+      "bool absgrad) -> Tensor");
+  m.def(
+      "gather_slab(Tensor splats, Tensor order, Tensor splat_starts, Tensor slab, int num, "
+      "bool absgrad, bool with_probe) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "image_loss(Tensor image, Tensor target, Tensor? mask, float l1_weight, "
       "float ssim_weight, bool same_padding, bool with_grad, int num_threads) "
       "-> (Tensor, Tensor)");

@@ -25,6 +25,7 @@ from splatstudio.ops_training import (
     Regularization,
     StepGate,
     gradients_of_projected,
+    rasterize_for,
 )
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render, stages_for, training_stages_for
@@ -54,7 +55,9 @@ class Drawing:
     depth_sum: Tensor  # [H, W] sum of w z, see `Raster`
     radii: Tensor  # [N, 2] int32 px, 0 = not seen
     gaussians: Gaussians
-    projected: Projected | None  # None: autograd goes on to the Gaussians
+    # Leaves with the gradients of what was projected, of which but colours and radii have its values. None:
+    # autograd goes on to the Gaussians.
+    projected: Projected | None
     probe: Tensor | None  # see `render`
     camera: Camera
     settings: ProjectSettings
@@ -228,24 +231,20 @@ def draw(
     # The way back ends at what was projected: opacities then need no slopes, see `gain`.
     shown = gaussians if dropout is None else dropout.drawn(gaussians.detach())
     projected = optimizer.project(shown, camera=camera, settings=settings)
-    for tensor in _differentiable(projected):
-        tensor.requires_grad_()
+    leaves = _stand_ins(projected)
     color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
     background = to_device(color, gaussians.device)
     raster_settings = RasterSettings(camera.width, camera.height, background, room=room)
-    probe = None
-    if observed and options.absgrad:
-        probe = torch.zeros_like(projected.means2d, requires_grad=True)
-        raster = ops.rasterize_absgrad(projected, raster_settings, probe)
-    else:
-        raster = ops.rasterize(projected, raster_settings)
+    absgrad = observed and options.absgrad
+    probe = torch.zeros_like(projected.means2d, requires_grad=True) if absgrad else None
+    raster = rasterize_for(leaves, projected, raster_settings, probe, absgrad=absgrad)
     return Drawing(
         raster.rgb,
         raster.alpha,
         raster.depth_sum,
-        radii=projected.radii,
+        radii=leaves.radii,
         gaussians=gaussians,
-        projected=projected,
+        projected=leaves,
         probe=probe,
         camera=camera,
         settings=settings,
@@ -360,3 +359,17 @@ def improve(
 def _differentiable(projected: Projected) -> list[Tensor]:
     p = projected
     return [p.means2d, p.conics, p.depths, p.opacities, p.colors]
+
+
+def _stand_ins(projected: Projected) -> Projected:
+    """Return leaves for the gradients of what was projected, without memory but for colours and radii.
+
+    The optimiser's step looks at these alone.
+    """
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.new_empty(()).expand(tensor.shape).requires_grad_()
+
+    p = projected
+    colors = p.colors.detach().requires_grad_()
+    return Projected(leaf(p.means2d), leaf(p.conics), leaf(p.depths), leaf(p.opacities), colors, p.radii)

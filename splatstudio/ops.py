@@ -241,7 +241,7 @@ def _rasterize(
     followed = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
     if not followed and has_kernel("raster_picture", p.means2d.device.type):
         return _picture(p, settings)
-    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad))  # type: ignore[misc]
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, None))  # type: ignore[misc]
 
 
 def _picture(p: Projected, settings: RasterSettings) -> Raster:
@@ -267,14 +267,21 @@ def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tenso
 class _Rasterize(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913
-        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad
+        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad, projected
     ):
         ctx.set_materialize_grads(False)
-        lists = _lists((means2d, conics, depths, opacities, colors, radii), settings)
+        rows = (means2d, conics, depths, opacities, colors, radii)
+        if projected is not None:  # the others but stand in for it
+            p = projected
+            rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
+        lists = _lists(rows, settings)
         background = settings.background.detach().to(means2d).contiguous()
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
         )
+        ctx.masks = None
+        if projected is not None and has_kernel("raster_slab", means2d.device.type):
+            ctx.masks, masks = masks, masks.new_empty(0)
         ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
         ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
         splat_starts = lists[2]
@@ -286,10 +293,17 @@ class _Rasterize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *v_outputs):
         v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs[:3]]
-        with_probe = ctx.needs_input_grad[5]
-        options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
-        *gradients, v_probe = _native().raster_bwd(*ctx.saved_tensors, *v, *options)
-        return (*gradients, v_probe if with_probe else None, None, None, None)
+        with_probe, native = ctx.needs_input_grad[5], _native()
+        if ctx.masks is None:
+            options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
+            *gradients, v_probe = native.raster_bwd(*ctx.saved_tensors, *v, *options)
+        else:  # the gradients take the place of a GPU's checkpoints
+            (*lists, _), rest = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+            slab = native.raster_slab(*lists, ctx.masks, *rest, *v, ctx.max_alpha, ctx.absgrad)
+            ctx.masks = None
+            gathered = (*lists[:3], slab, ctx.num_gaussians, ctx.absgrad, with_probe)
+            *gradients, v_probe = native.gather_slab(*gathered)
+        return (*gradients, v_probe if with_probe else None, None, None, None, None)
 
 
 def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:

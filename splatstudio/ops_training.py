@@ -12,8 +12,8 @@ from torch import Tensor
 
 from splatstudio.camera import Camera
 from splatstudio.gaussians import Gaussians
-from splatstudio.ops import _native, camera_numbers, has_kernel, num_threads
-from splatstudio.stages import Projected, ProjectSettings
+from splatstudio.ops import _native, _Rasterize, camera_numbers, has_kernel, num_threads
+from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
 
 HISTORY = 128  # steps after which every row is brought up to date
 
@@ -103,6 +103,24 @@ class LateRows:
     def full(self, num_gaussians: int, used_columns: int) -> bool:
         """Return whether the next step, of so many rows and columns, cannot be remembered here."""
         return self.num_steps == HISTORY or self._size != (num_gaussians, used_columns)
+
+
+def rasterize_for(
+    leaves: Projected,
+    projected: Projected,
+    settings: RasterSettings,
+    probe: Tensor | None = None,
+    *,
+    absgrad: bool = False,
+) -> Raster:
+    """Composite as `rasterize` does, or `rasterize_absgrad`, but for `leaves`, which get the gradients.
+
+    Their values are not looked at, and nothing remembers `projected`: its memory is the caller's to free. One
+    can go back from the picture but once.
+    """
+    p = leaves
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, projected))  # type: ignore[misc]
 
 
 @torch.no_grad()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from splatstudio import ops
 from splatstudio.camera import Camera, look_at
@@ -14,6 +17,7 @@ from splatstudio.gaussians import Gaussians
 from splatstudio.ops_training import HISTORY, count_seen
 from splatstudio.optim import SplatAdam
 from splatstudio.rendering import RenderOptions, render
+from splatstudio.stages import Projected
 from splatstudio.strategy import Population, edit, trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
@@ -198,6 +202,26 @@ def test_counts_of_what_was_seen() -> None:
     assert torch.equal(ours[1], counts[1] + visible.float() + visible.float())
     radius = torch.where(visible, radii.amax(dim=1) / 300.0, 0.0)
     torch.testing.assert_close(ours[2], torch.maximum(counts[2], radius))
+
+
+def test_a_drawing_holds_of_what_was_projected_but_colours_and_radii(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, StorageWeakRef] = {}
+    real = SplatAdam.project
+
+    def noted(*args: Any, **kwargs: Any) -> Projected:
+        projected = real(*args, **kwargs)
+        kept.update({name: StorageWeakRef(one.untyped_storage()) for name, one in vars(projected).items()})
+        return projected
+
+    monkeypatch.setattr(SplatAdam, "project", noted)
+    gaussians = model()
+    options = RenderOptions(absgrad=True)
+    drawing = draw(gaussians, SplatAdam.zeros(gaussians), camera_at(1), options, observed=True)
+    loss = loss_of(drawing.rgb)
+    assert {name for name, one in kept.items() if not one.expired()} == {"colors", "radii"}
+    gradients = backward(drawing, loss)
+    assert [len(each) for each in gradients.projected] == [len(gaussians)] * 5
+    assert gradients.means2d is not None and float(gradients.means2d.sum()) > 0
 
 
 @pytest.mark.cpu_kernels

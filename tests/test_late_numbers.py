@@ -11,6 +11,7 @@ import torch
 from splatstudio import descent, findings, ops
 from splatstudio.config import TrainConfig
 from splatstudio.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
+from splatstudio.rendering import project
 from splatstudio.scene.scene import Scene
 from splatstudio.trainer import Trainer
 from splatstudio.transfer import ReadBack, to_device
@@ -94,7 +95,7 @@ def test_pictures_tell_how_many_instances_they_have(blob_scene: Scene) -> None:
         observed=True,
     )
     assert drawing.projected is not None and drawing.num_instances is not None
-    p = drawing.projected
+    p = project(trainer.gaussians, camera, drawing.settings)
     rows = [t.detach() for t in (p.means2d, p.conics, p.depths, p.opacities, p.colors)]
     lists = ops._native().bin(*rows, p.radii, camera.width, camera.height, 1)
     assert int(drawing.num_instances) == len(lists[4]) > 0

@@ -7,7 +7,7 @@ namespace splat::cuda {
 
 // Every thread must call it, and has it.
 template <typename T>
-__device__ T block_sum(T value) {
+static __device__ T block_sum(T value) {
   __shared__ T values[kThreads];
   __syncthreads();
   values[threadIdx.x] = value;

@@ -10,19 +10,36 @@
 namespace splat::cuda {
 
 constexpr int kBucket = 32;    // instances
-constexpr int kChunk = 128;    // instances: the memory of the states is 40 bytes an instance
 constexpr int kPixels = 256;   // of a tile
 constexpr int kStateSize = 5;  // transmittance, red, green, blue, depth
 static_assert(kPixels == kTileSize * kTileSize && kPixels == kThreads, "one thread a pixel");
 
-// A tile's first chunk, without a scan: every tile has room for one chunk more than it may need.
-__host__ __device__ __forceinline__ int64_t first_chunk(int64_t tile, int64_t tile_start) {
-  return tile_start / kChunk + tile;
-}
+// How many instances a chunk has, a power of two. It follows from the picture's size alone: where a
+// chunk begins, rounding begins anew, and gradients shall be the same to the bit whatever room the
+// lists have and however many ranks hold the Gaussians. The states take 40 bytes an instance in
+// chunks of 128, and half of that in chunks of 256, which would leave a small picture too few
+// warps.
+struct ChunkSize {
+  int shift;
 
-// Where the states at the beginning of a tile's chunk `number` lie, from 1 on; of all tiles apart.
-__device__ __forceinline__ int64_t checkpoint_of(int64_t tile_start, int64_t number) {
-  return tile_start / kChunk + number - 1;
+  __host__ __device__ int instances() const { return 1 << shift; }
+
+  // A tile's first chunk, without a scan: every tile has room for one chunk more than it may need.
+  __host__ __device__ int64_t first_chunk(int64_t tile, int64_t tile_start) const {
+    return (tile_start >> shift) + tile;
+  }
+
+  // Where the states at the beginning of a tile's chunk `number` lie, from 1 on; of all tiles
+  // apart.
+  __host__ __device__ int64_t checkpoint(int64_t tile_start, int64_t number) const {
+    return (tile_start >> shift) + number - 1;
+  }
+};
+
+constexpr int64_t kManyTiles = 4096;  // a million pixels
+
+__host__ __device__ __forceinline__ ChunkSize chunk_size(const ImageGrid& grid) {
+  return {grid.num_tiles() < kManyTiles ? 7 : 8};
 }
 
 // A pixel's place in a checkpoint; one number of all pixels lies together.

@@ -1,10 +1,10 @@
 // The way back: a warp a chunk of a tile's list, and of that a bucket after the other, a lane a
-// splat. The pixels that are not finished stream through the lanes, front to back, so that a
-// splat's gradients stay in registers; what leaves the last lane is how the next bucket meets the
-// pixel. Nothing is added in memory by two threads, and the result does not depend on who comes
-// first.
+// splat. The pixels that are not finished stream through the lanes, so that a splat's gradients
+// stay in registers; what leaves the last lane is how the next bucket meets the pixel. Nothing is
+// added in memory by two threads, and the result does not depend on who comes first.
 #include "../blend.h"
 #include "buckets.cuh"
+#include "slab.cuh"
 
 namespace splat::cuda {
 namespace {
@@ -24,18 +24,20 @@ struct PixelGradient {
   OutputGradient v;
 };
 
-// Of a warp: the pixels to which splats of its chunk have added, as the bucket at work meets them.
-struct LivePixels {
-  float transmittance[kPixels], suffix[kPixels];
-  uint8_t numbers[kPixels];      // in the tile
-  OutputGradient staged[kWarp];  // of those that enter the first lane next
+// A pixel as a splat meets it.
+struct alignas(8) PixelStart {
+  float transmittance, suffix;  // negative: none of the splats to come adds to it
 };
 
-// What one splat collects over its tile: a row of the slab; q = d loss / d sigma.
-struct alignas(16) Collected {
-  float red, green, blue, q, qx, qy, qxx, qxy, qyy, depth, abs_x, abs_y;
+// Of a warp: the pixels to which splats of its chunk have added, as the bucket at work meets them.
+struct LivePixels {
+  PixelStart starts[kPixels];
+  // Of those that enter the first lane next. The last lane writes `starts` meanwhile: a shuffle
+  // alone does not order what two lanes do to the shared memory.
+  PixelStart staged_starts[kWarp];
+  OutputGradient staged[kWarp];
+  uint8_t numbers[kPixels];  // in the tile
 };
-static_assert(sizeof(Collected) == kSlabSize * sizeof(float), "one slab row");
 
 template <bool with_depth, bool absgrad>
 __device__ __forceinline__ void collect(const cpu::Splat& s, float dx, float dy, float max_alpha,
@@ -93,11 +95,6 @@ struct Chunk {
   int32_t reached;      // one behind the last that added to a pixel, below `first` where none did
 };
 
-// A pixel as the chunk's first splat meets it.
-struct PixelStart {
-  float transmittance, suffix;  // negative: none of the chunk's splats adds to it
-};
-
 __device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoints,
                                   const Chunk& chunk, int number) {
   const Pixel pixel = pixel_at(args.grid, chunk.origin, number);
@@ -105,7 +102,8 @@ __device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoint
   if (!pixel.inside || ends[number] <= chunk.first) return {-1.0f, 0.0f};
   float state[kStateSize] = {1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
   if (chunk.number > 0) {
-    const int64_t checkpoint = checkpoint_of(chunk.tile_start, chunk.number);
+    const ChunkSize size = chunk_size(args.grid);
+    const int64_t checkpoint = size.checkpoint(chunk.tile_start, chunk.number);
     for (int k = 0; k < kStateSize; ++k) state[k] = checkpoints[state_at(checkpoint, k, number)];
   }
   const int64_t i = pixel.index(args.grid);
@@ -117,20 +115,44 @@ __device__ PixelStart pixel_start(const RasterBwd& args, const float* checkpoint
   return {state[0], suffix};
 }
 
-// Puts the pixels that are not finished side by side; returns how many they are. For whole warps.
+// Puts a pixel of each lane behind `num` others where it is not finished; returns how many they are
+// then. For whole warps.
+__device__ __forceinline__ int append_live(const PixelStart& start, int number, int lane, int num,
+                                           LivePixels& live) {
+  const unsigned all = __ballot_sync(kAllLanes, start.transmittance > 0.0f);
+  if (start.transmittance > 0.0f) {
+    const int place = num + __popc(all & ((1u << lane) - 1u));
+    live.starts[place] = start;
+    live.numbers[place] = static_cast<uint8_t>(number);
+  }
+  return num + __popc(all);
+}
+
+// Puts the pixels to which the chunk adds side by side; returns how many they are.
 __device__ int gather_live(const RasterBwd& args, const float* checkpoints, const Chunk& chunk,
                            int lane, LivePixels& live) {
   int num = 0;
   for (int first = 0; first < kPixels; first += kWarp) {
     const PixelStart start = pixel_start(args, checkpoints, chunk, first + lane);
-    const unsigned all = __ballot_sync(kAllLanes, start.transmittance > 0.0f);
-    if (start.transmittance > 0.0f) {
-      const int place = num + __popc(all & ((1u << lane) - 1u));
-      live.transmittance[place] = start.transmittance;
-      live.suffix[place] = start.suffix;
-      live.numbers[place] = static_cast<uint8_t>(first + lane);
+    num = append_live(start, first + lane, lane, num, live);
+  }
+  __syncwarp();
+  return num;
+}
+
+// Leaves out the pixels that the bucket before has finished; returns how many are left.
+__device__ int without_finished(int lane, int num_live, LivePixels& live) {
+  int num = 0;
+  for (int first = 0; first < num_live; first += kWarp) {
+    const int from = first + lane;
+    PixelStart start = {-1.0f, 0.0f};
+    int number = 0;
+    if (from < num_live) {
+      start = live.starts[from];
+      number = live.numbers[from];
     }
-    num += __popc(all);
+    __syncwarp();  // a lane's new place is another one's old one
+    num = append_live(start, number, lane, num, live);
   }
   __syncwarp();
   return num;
@@ -159,11 +181,13 @@ __device__ __forceinline__ void go_through(const RasterBwd& args, const Chunk& c
       if (turn + lane < num_live) {
         const Pixel pixel = pixel_at(args.grid, chunk.origin, live.numbers[turn + lane]);
         live.staged[lane] = output_gradient(args, pixel.index(args.grid));
+        live.staged_starts[lane] = live.starts[turn + lane];
       }
       __syncwarp();
     }
     if (lane == 0 && turn < num_live) {
-      p = {live.transmittance[turn], live.suffix[turn], live.staged[turn % kWarp]};
+      const PixelStart start = live.staged_starts[turn % kWarp];
+      p = {start.transmittance, start.suffix, live.staged[turn % kWarp]};
     }
     const int place = turn - lane;
     if (place < 0 || place >= num_live) continue;
@@ -173,20 +197,18 @@ __device__ __forceinline__ void go_through(const RasterBwd& args, const Chunk& c
                                    s.y - (static_cast<float>(pixel.y) + 0.5f), args.max_alpha, p,
                                    sum);
     }
-    if (lane == kWarp - 1) {  // its place was read by the first lane a warp's width of turns before
-      live.transmittance[place] = p.transmittance;
-      live.suffix[place] = p.suffix;
-    }
+    if (lane == kWarp - 1) live.starts[place] = {p.transmittance, p.suffix};
   }
   __syncwarp();
 }
 
 // The tile that a chunk belongs to: the last one that begins at or before it.
 __device__ int64_t tile_of_chunk(const RasterBwd& args, int64_t chunk) {
+  const ChunkSize size = chunk_size(args.grid);
   int64_t low = 0, high = args.grid.num_tiles() - 1;
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
-    if (first_chunk(middle, args.lists.tile_starts[middle]) <= chunk) {
+    if (size.first_chunk(middle, args.lists.tile_starts[middle]) <= chunk) {
       low = middle;
     } else {
       high = middle - 1;
@@ -196,23 +218,30 @@ __device__ int64_t tile_of_chunk(const RasterBwd& args, int64_t chunk) {
 }
 
 __device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
+  const ChunkSize size = chunk_size(args.grid);
   Chunk chunk = {};
   chunk.tile = tile_of_chunk(args, index);
   chunk.origin = origin_of(args.grid, chunk.tile);
   chunk.tile_start = args.lists.tile_starts[chunk.tile];
   const int32_t tile_stop = args.lists.tile_starts[chunk.tile + 1];
-  chunk.number = index - first_chunk(chunk.tile, chunk.tile_start);
+  chunk.number = index - size.first_chunk(chunk.tile, chunk.tile_start);
   // Compared in 64 bits: of the last tile there may be chunks far behind its end.
-  const int64_t first = chunk.tile_start + chunk.number * kChunk;
+  const int64_t first = chunk.tile_start + (chunk.number << size.shift);
   chunk.first = first < tile_stop ? static_cast<int32_t>(first) : tile_stop;
-  chunk.stop = first + kChunk < tile_stop ? chunk.first + kChunk : tile_stop;
+  chunk.stop = first + size.instances() < tile_stop ? chunk.first + size.instances() : tile_stop;
   const int32_t tile_end = args.tile_ends[chunk.tile];
   chunk.reached = tile_end < chunk.stop ? tile_end : chunk.stop;
   return chunk;
 }
 
+// So many blocks shall find room in a multiprocessor's registers: none spills for it, and left
+// alone the compiler takes more than one block's worth to save a few instructions between the
+// buckets.
 template <bool with_depth, bool absgrad>
-__global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
+constexpr int kBlocks = with_depth || absgrad ? 8 : 9;
+
+template <bool with_depth, bool absgrad>
+__global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absgrad>)
     raster_bwd_kernel(RasterBwd args, const float* checkpoints, int64_t num_chunks) {
   __shared__ LivePixels pixels[kWarpsOfBlock];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -226,6 +255,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     const int32_t instance = begin + lane;
     Collected sum = {};
     if (begin < chunk.reached) {
+      if (begin > chunk.first) num_live = without_finished(lane, num_live, live);
       const bool mine = instance < chunk.reached;
       PackedSplat s = {};
       if (mine) {
@@ -235,27 +265,12 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
       go_through<with_depth, absgrad>(args, chunk, lane, s, mine, live, num_live, sum);
     }
     if (instance < chunk.stop) {
-      reinterpret_cast<Collected*>(args.slab)[args.lists.slots[instance]] = sum;
+      store_row<!with_depth && !absgrad>(args, args.lists.slots[instance], sum);
     }
   }
 }
 
 __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-__device__ __forceinline__ void add(Collected& sum, const Collected& row) {
-  sum.red += row.red;
-  sum.green += row.green;
-  sum.blue += row.blue;
-  sum.q += row.q;
-  sum.qx += row.qx;
-  sum.qy += row.qy;
-  sum.qxx += row.qxx;
-  sum.qxy += row.qxy;
-  sum.qyy += row.qyy;
-  sum.depth += row.depth;
-  sum.abs_x += row.abs_x;
-  sum.abs_y += row.abs_y;
-}
 
 constexpr int64_t kFewRows = 32;  // that a thread adds up alone
 
@@ -270,37 +285,39 @@ __device__ Collected warp_sum(const Collected& x) {
           warp_sum(x.qyy), warp_sum(x.depth), warp_sum(x.abs_x), warp_sum(x.abs_y)};
 }
 
+template <bool plain>
 __device__ Collected sum_of_rows(const RasterBwd& args, int64_t begin, int64_t end, int stride) {
-  const Collected* rows = reinterpret_cast<const Collected*>(args.slab);
   Collected sum = {};
-  for (int64_t slot = begin; slot < end; slot += stride) add(sum, rows[slot]);
+  for (int64_t slot = begin; slot < end; slot += stride) add(sum, load_row<plain>(args, slot));
   return sum;
 }
 
 // The sum of each lane's rows. Those of a splat of many tiles are the whole warp's work: a splat
 // that covers the image would keep one thread for as long as all others take together.
+template <bool plain>
 __device__ Collected sums_of_warp(const RasterBwd& args, int64_t begin, int64_t end) {
   const int lane = threadIdx.x % kWarp;
   const bool many = end - begin > kFewRows;
-  Collected sum = sum_of_rows(args, begin, many ? begin : end, 1);
+  Collected sum = sum_of_rows<plain>(args, begin, many ? begin : end, 1);
   for (unsigned left = __ballot_sync(kAllLanes, many); left != 0; left &= left - 1) {
     const int owner = __ffs(static_cast<int>(left)) - 1;
     const int64_t its_begin = __shfl_sync(kAllLanes, begin, owner);
     const int64_t its_end = __shfl_sync(kAllLanes, end, owner);
-    const Collected all = warp_sum(sum_of_rows(args, its_begin + lane, its_end, kWarp));
+    const Collected all = warp_sum(sum_of_rows<plain>(args, its_begin + lane, its_end, kWarp));
     if (lane == owner) sum = all;
   }
   return sum;
 }
 
 // Adds up a splat's instances and turns the sums over pixels into gradients; one thread a splat.
+template <bool plain>
 __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   const int64_t i = global_index();
   const bool present = i < args.splats.num;
   // Of a list without room for all only what is in it has a row of the slab.
   const int64_t begin = present ? smaller(args.lists.splat_starts[i], args.lists.num) : 0;
   const int64_t end = present ? smaller(args.lists.splat_starts[i + 1], args.lists.num) : 0;
-  const Collected sum = sums_of_warp(args, begin, end);
+  const Collected sum = sums_of_warp<plain>(args, begin, end);
   if (!present) return;
   const int64_t at = args.splats.order[i];
   // A splat without a tile has nothing packed.
@@ -327,7 +344,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
 }  // namespace
 
 void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) {
-  const int64_t num_chunks = first_chunk(args.grid.num_tiles(), args.lists.num);
+  const ChunkSize size = chunk_size(args.grid);
+  const int64_t num_chunks = size.first_chunk(args.grid.num_tiles(), args.lists.num);
   const bool with_depth = args.v_depth_sum != nullptr;
   const auto kernel =
       with_depth
@@ -335,7 +353,11 @@ void raster_bwd(const RasterBwd& args, const float* checkpoints, Stream stream) 
           : (args.absgrad ? raster_bwd_kernel<false, true> : raster_bwd_kernel<false, false>);
   launch("raster_bwd", kernel, blocks_for(num_chunks, kWarpsOfBlock), kWarp * kWarpsOfBlock, stream,
          args, checkpoints, num_chunks);
-  launch("gather", gather_kernel, blocks_for(args.splats.num), kThreads, stream, args);
+}
+
+void gather_slab(const RasterBwd& args, Stream stream) {
+  const auto kernel = args.slab_size == kPlainSlabSize ? gather_kernel<true> : gather_kernel<false>;
+  launch("gather", kernel, blocks_for(args.splats.num), kThreads, stream, args);
 }
 
 }  // namespace splat::cuda

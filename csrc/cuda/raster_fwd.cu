@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
+  const ChunkSize chunk = chunk_size(args.grid);
   PixelState p = {pixel.inside ? 1.0f : -1.0f, 0.0f, 0.0f, 0.0f, 0.0f, begin};
   if (thread == 0) tile_end = begin;
   for (int32_t first = begin; first < end; first += kThreads) {
@@ -82,8 +83,9 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
       if (j % kBucket == 0) {
         const bool live = p.transmittance > 0.0f;
         if (__ballot_sync(kAllLanes, live) == 0) break;  // the warp has nothing more to do
-        if (live && checkpoints != nullptr && j % kChunk == 0 && first + j > begin) {
-          write_state(checkpoints, checkpoint_of(begin, (first + j - begin) / kChunk), thread, p);
+        const int number = (first + j - begin) >> chunk.shift;
+        if (live && checkpoints != nullptr && j % chunk.instances() == 0 && number > 0) {
+          write_state(checkpoints, chunk.checkpoint(begin, number), thread, p);
         }
       }
       if (p.transmittance > 0.0f) add(batch[j], x, y, args.max_alpha, first + j, p);
@@ -100,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
 
 }  // namespace
 
-int64_t num_checkpoints(int64_t num_instances) {
-  return (num_instances / kChunk + 1) * kStateSize * kPixels;
+int64_t num_checkpoints(const ImageGrid& grid, int64_t num_instances) {
+  return ((num_instances >> chunk_size(grid).shift) + 1) * kStateSize * kPixels;
 }
 
 int64_t num_ends(const ImageGrid& grid) { return grid.num_tiles() * (1 + kPixels); }

@@ -10,8 +10,9 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-// One block runs at a time, so what its threads share may be static.
-#define __shared__ static
+// One block runs at a time, so what its threads share may be static. It lies
+// together, for the emulator to spoil what the block before has left there.
+#define __shared__ static __attribute__((section("emulated_shared")))
 
 #define threadIdx (emulator::indices().thread)
 #define blockIdx (emulator::indices().block)
@@ -54,30 +55,37 @@ inline void __syncthreads() { emulator::block_barrier(0); }
 inline int __syncthreads_count(int value) {
   return emulator::block_barrier(value != 0 ? 1 : 0);
 }
-inline void __syncwarp(unsigned = 0xffffffffu) {
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  emulator::check_mask("__syncwarp", mask);
   emulator::warp_ballot("__syncwarp", false);
 }
 
-template <typename T> T __shfl_up_sync(unsigned, T value, unsigned delta) {
+template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+  emulator::check_mask("__shfl_up_sync", mask);
   const int lane = emulator::lane(), source = lane - static_cast<int>(delta);
   return emulator::shuffle("__shfl_up_sync", value, source < 0 ? lane : source);
 }
 
-template <typename T> T __shfl_down_sync(unsigned, T value, unsigned delta) {
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+  emulator::check_mask("__shfl_down_sync", mask);
   const int lane = emulator::lane(), source = lane + static_cast<int>(delta);
   return emulator::shuffle("__shfl_down_sync", value,
                            source > 31 ? lane : source);
 }
 
-template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
-  return emulator::shuffle("__shfl_xor_sync", value, emulator::lane() ^ mask);
+template <typename T> T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  emulator::check_mask("__shfl_xor_sync", mask);
+  return emulator::shuffle("__shfl_xor_sync", value, emulator::lane() ^ bits);
 }
 
-template <typename T> T __shfl_sync(unsigned, T value, int source) {
+template <typename T> T __shfl_sync(unsigned mask, T value, int source) {
+  emulator::check_mask("__shfl_sync", mask);
   return emulator::shuffle("__shfl_sync", value, source & 31);
 }
 
-inline unsigned __ballot_sync(unsigned, bool value) {
+inline unsigned __ballot_sync(unsigned mask, bool value) {
+  emulator::check_mask("__ballot_sync", mask);
   return emulator::warp_ballot("__ballot_sync", value);
 }
 

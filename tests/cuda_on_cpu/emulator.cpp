@@ -17,6 +17,10 @@
 
 #include "fibre.h"
 
+// Where the linker puts what blocks share (`__shared__` in cuda_runtime.h).
+extern "C" __attribute__((visibility("hidden"))) char __start_emulated_shared[];
+extern "C" __attribute__((visibility("hidden"))) char __stop_emulated_shared[];
+
 namespace emulator {
 namespace {
 
@@ -181,6 +185,10 @@ void run_thread() {
 }
 
 void prepare(int64_t index, int num_threads) {
+  // A number that is not written before it is read shall be seen: a NaN, or
+  // far too large.
+  std::memset(__start_emulated_shared, 0xff,
+              __stop_emulated_shared - __start_emulated_shared);
   const int num_warps = (num_threads + kWarp - 1) / kWarp;
   block.warps.assign(num_warps, Warp());
   block.barrier = Barrier();
@@ -346,6 +354,13 @@ int block_barrier(int value) {
 }
 
 int lane() { return block.running->lane; }
+
+void check_mask(const char *function, unsigned mask) {
+  if (mask != 0xffffffffu) {
+    throw std::runtime_error(std::string("emulator: ") + function +
+                             " is not for all lanes of a warp");
+  }
+}
 
 uint64_t warp_exchange(const char *function, uint64_t value, int source) {
   Thread &self = *block.running;

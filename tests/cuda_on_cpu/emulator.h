@@ -2,7 +2,8 @@
 // one after the other.
 //
 // It is stricter than a GPU. Every thread of a block must reach each barrier,
-// every lane of a warp must call the same warp function, and memory of a
+// every lane of a warp must call the same warp function and for all lanes,
+// memory that a block shares is spoilt before it begins, and memory of a
 // pretend device may be touched only by kernels (and copies) while that device
 // is current; each breach ends in an error that names the kernel. With
 // SPLATSTUDIO_EMULATOR_SEED set (or set_order_seed) blocks and threads run in
@@ -82,6 +83,9 @@ uint64_t warp_exchange(const char *function, uint64_t value, int source);
 // Bit i: what lane i passed was not 0.
 uint32_t warp_ballot(const char *function, bool value);
 int lane();
+// Throws where a warp function is not called for all lanes, which is all that
+// is emulated.
+void check_mask(const char *function, unsigned mask);
 
 template <typename T> T shuffle(const char *function, T value, int source) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);

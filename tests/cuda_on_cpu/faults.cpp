@@ -34,13 +34,31 @@ void missing_sync(int32_t *out) {
   out[threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
 }
 
+// The lanes below the middle of a warp take part in a function without the
+// others.
+void part_of_a_warp(int32_t *out) {
+  const unsigned lower = 0xffffu;
+  if (threadIdx.x % 32 < 16)
+    out[threadIdx.x] = __shfl_xor_sync(lower, 1, 2);
+}
+
+// Counts in memory that nobody has set to 0.
+void unwritten_shared(int32_t *out) {
+  __shared__ int32_t count;
+  atomicAdd(&count, 1);
+  __syncthreads();
+  out[threadIdx.x] = count;
+}
+
 } // namespace
 
 void run(const std::string &fault, int32_t *out) {
-  void (*kernel)(int32_t *) = fault == "missing barrier" ? missing_barrier
-                              : fault == "divided warp"  ? divided_warp
-                              : fault == "missing sync"  ? missing_sync
-                                                         : nullptr;
+  void (*kernel)(int32_t *) = fault == "missing barrier"    ? missing_barrier
+                              : fault == "divided warp"     ? divided_warp
+                              : fault == "missing sync"     ? missing_sync
+                              : fault == "part of a warp"   ? part_of_a_warp
+                              : fault == "unwritten shared" ? unwritten_shared
+                                                            : nullptr;
   if (kernel == nullptr)
     throw std::runtime_error("no such fault: " + fault);
   emulator::launch(fault.c_str(), 1, kThreads, nullptr, [&] { kernel(out); });

@@ -148,6 +148,7 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
     [
         ("missing barrier", "missing barrier: thread 0 waits at a barrier that other threads do not reach"),
         ("divided warp", "lanes of a warp disagree about"),
+        ("part of a warp", "__shfl_xor_sync is not for all lanes of a warp"),
     ],
 )
 def test_the_emulator_finds_mistakes_with_barriers(fault: str, sentence: str) -> None:
@@ -163,3 +164,7 @@ def test_a_race_shows_when_the_order_is_random() -> None:
         seen.append(native.faulty("missing sync"))
         native.set_order_seed(-1)
     assert any(not torch.equal(result, in_order) for result in seen)
+
+
+def test_what_a_block_shares_is_no_zeros_when_it_begins() -> None:
+    assert int(native.faulty("unwritten shared")[0]) != 64

@@ -9,11 +9,14 @@ import pytest
 import torch
 from test_emulation import native
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from splatstudio import ops, reference
+from splatstudio.ops_training import rasterize_for
 from splatstudio.stages import Projected, Raster, RasterSettings
 
 NUM, SIDE = 700, 24
+LARGE = 1024  # px, a side from which on chunks are of 256 instead of 128
 PLACES = ("means2d", "conics", "depths", "opacities", "colors")
 
 
@@ -42,20 +45,27 @@ def wide_splats() -> Projected:
     return replace(splats, means2d=4.0 * splats.means2d, conics=conics, radii=radii)
 
 
-def gradients(raster: Any, splats: Projected, side: int, *, depth: bool, dtype: torch.dtype) -> list[Tensor]:
-    """Return picture and gradients of a loss of all that is drawn."""
+def gradients(
+    raster: Any,
+    splats: Projected,
+    side: int,
+    *,
+    depth: bool,
+    dtype: torch.dtype = torch.float32,
+    room: int | None = None,
+    part: int | None = None,
+) -> list[Tensor]:
+    """Return picture and gradients of a loss of all that is drawn, or of `part` px in the corner."""
     leaves = {name: getattr(splats, name).to(dtype).requires_grad_() for name in PLACES}
     background = torch.full((3,), 0.3, dtype=dtype)
-    drawn: Raster = raster(replace(splats, **leaves), RasterSettings(side, side, background))
+    drawn: Raster = raster(replace(splats, **leaves), RasterSettings(side, side, background, room=room))
     random = torch.Generator().manual_seed(9)
-    weights = [
-        torch.rand(picture.shape, generator=random).to(dtype) - 0.5
-        for picture in (drawn.rgb, drawn.alpha, drawn.depth_sum)
-    ]
-    loss = (drawn.rgb * weights[0]).sum() + (drawn.alpha * weights[1]).sum()
+    pictures = [picture[:part, :part] for picture in (drawn.rgb, drawn.alpha, drawn.depth_sum)]
+    weights = [torch.rand(picture.shape, generator=random).to(dtype) - 0.5 for picture in pictures]
+    loss = (pictures[0] * weights[0]).sum() + (pictures[1] * weights[1]).sum()
     if depth:
-        loss = loss + (drawn.depth_sum * weights[2]).sum()
-    return [drawn.rgb.detach(), *torch.autograd.grad(loss, list(leaves.values()))]
+        loss = loss + (pictures[2] * weights[2]).sum()
+    return [pictures[0].detach(), *torch.autograd.grad(loss, list(leaves.values()))]
 
 
 @pytest.mark.parametrize("depth", [False, True])
@@ -65,11 +75,29 @@ def test_gradients_go_through_all_chunks_of_a_list(depth: bool, seed: int) -> No
     lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), SIDE, SIDE, 1)
     assert int(lists[3].diff().max()) > 3 * 128
     native.set_order_seed(seed)
-    ours = gradients(ops.rasterize, splats, SIDE, depth=depth, dtype=torch.float32)
+    ours = gradients(ops.rasterize, splats, SIDE, depth=depth)
     native.set_order_seed(-1)
     theirs = gradients(reference.rasterize, splats, SIDE, depth=depth, dtype=torch.float64)
     for mine, other in zip(ours, theirs, strict=True):
         assert float((mine - other).norm()) <= 1e-3 * float(other.norm())
+
+
+@pytest.mark.parametrize("depth", [False, True])
+def test_chunks_of_a_large_picture_are_longer_and_say_the_same(depth: bool) -> None:
+    splats, background = small_splats(), torch.zeros(3)
+    expected = gradients(ops.rasterize, splats, SIDE, depth=depth)
+    ours = gradients(ops.rasterize, splats, LARGE, depth=depth, part=SIDE)
+    assert torch.equal(ours[0], expected[0])
+    for mine, other in zip(ours[1:], expected[1:], strict=True):
+        assert float((mine - other).norm()) <= 1e-4 * float(other.norm())
+    # To the bit, whatever the room.
+    roomy = gradients(ops.rasterize, splats, LARGE, depth=depth, part=SIDE, room=2**19)
+    for mine, other in zip(roomy, ours, strict=True):
+        assert torch.equal(mine, other)
+    for side, bytes_each in [(LARGE - 16, 40), (LARGE, 20)]:
+        lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), side, side, 1)
+        states = native.raster_fwd(*lists, background, side, side, 0.999, 1)[3]
+        assert 0 < 4 * states.numel() - bytes_each * len(lists[4]) <= 5 * 256 * 4
 
 
 def test_a_splat_of_many_tiles_gets_the_gradient_of_all() -> None:
@@ -77,10 +105,42 @@ def test_a_splat_of_many_tiles_gets_the_gradient_of_all() -> None:
     lists = native.bin(*(getattr(splats, name) for name in (*PLACES, "radii")), side, side, 1)
     tiles = lists[2].diff()
     assert int((tiles > 32).sum()) > 20 and int(((tiles > 0) & (tiles <= 32)).sum()) > 20
-    ours = gradients(ops.rasterize, splats, side, depth=True, dtype=torch.float32)
+    ours = gradients(ops.rasterize, splats, side, depth=True)
     theirs = gradients(reference.rasterize, splats, side, depth=True, dtype=torch.float64)
     for mine, other in zip(ours, theirs, strict=True):
         assert float((mine - other).norm()) <= 1e-3 * float(other.norm())
+
+
+@pytest.mark.parametrize("absgrad", [False, True])
+def test_a_step_has_the_same_gradients_where_its_checkpoints_were(
+    absgrad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splats, settings = small_splats(), RasterSettings(SIDE, SIDE, torch.full((3,), 0.3))
+    checkpoints: list[StorageWeakRef] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            def call(*given: Any) -> Any:
+                if name == "raster_slab":
+                    checkpoints.append(StorageWeakRef(given[6].untyped_storage()))
+                assert name != "gather_slab" or checkpoints[0].expired()
+                return getattr(native, name)(*given)
+
+            return call
+
+    monkeypatch.setattr(ops, "_native", Watched)
+    found = []
+    for once in (False, True):
+        leaves = {name: getattr(splats, name).clone().requires_grad_() for name in PLACES}
+        leaf, probe = replace(splats, **leaves), torch.zeros(NUM, 2, requires_grad=True)
+        if once:
+            drawn = rasterize_for(leaf, splats, settings, probe, absgrad=absgrad)
+        else:
+            drawn = (ops.rasterize_absgrad if absgrad else ops.rasterize)(leaf, settings, probe)
+        loss = drawn.rgb.square().sum() + drawn.alpha.sum()
+        found.append([drawn.rgb, *torch.autograd.grad(loss, [*leaves.values(), probe])])
+    assert len(checkpoints) == 1
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_a_picture_without_gradients_is_the_same_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

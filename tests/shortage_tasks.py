@@ -13,7 +13,7 @@ from sharded_tasks import RATES, Case, model, options_of, shard_of, shot_of
 from sharded_training_tasks import Plan, Trained, train
 from torch import Tensor
 
-from splatstudio import trainer as trainer_module
+from splatstudio import shots
 from splatstudio.config import TrainConfig
 from splatstudio.descent import DescentPlan, Work
 from splatstudio.distributed.failures import OutOfMemory
@@ -90,13 +90,13 @@ def descend_short(
 
 def train_short_of_photographs(ranks: Ranks, plan: Plan, failing: int) -> Trained:
     """Train where a rank once has no memory for the photographs of its fourth step."""
-    calls, target_of = [0], trainer_module.target_of
+    calls, target_of = [0], shots.target_of
 
     def short(*args: Any) -> Any:
         calls[0] += 1
         return no_memory() if calls[0] == 4 and ranks.rank == failing else target_of(*args)
 
-    with replaced(trainer_module, "target_of", short):
+    with replaced(shots, "target_of", short):
         return train(ranks, plan)
 
 

@@ -13,6 +13,7 @@ from quiet_options import OPTIONS, guide_of
 from test_emulation import native
 from torch import Tensor
 
+from splatstudio import shots
 from splatstudio import trainer as trainer_module
 from splatstudio.evaluate import target_of
 from splatstudio.lookahead import Lookahead
@@ -33,8 +34,8 @@ def test_no_step_waits_for_the_device(
     option: str, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if option == "masked":
-        monkeypatch.setattr(trainer_module, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
-        monkeypatch.setattr(trainer_module, "alpha_of", lambda pixels: half(pixels).float())
+        monkeypatch.setattr(shots, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
+        monkeypatch.setattr(shots, "alpha_of", lambda pixels: half(pixels).float())
     with HostWatch() as watch, training(blob_scene, OPTIONS[option]) as one:
         for _ in range(3):
             one.train_step()

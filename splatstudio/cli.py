@@ -370,6 +370,15 @@ def _tell_part(path: Path, advice: str) -> None:
         console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
 
 
+def _nobody_reads() -> bool:
+    """Return whether who read our output has gone, having seen enough, as `head`; other pipes may break."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
     from rich.console import Console
@@ -384,11 +393,11 @@ def main() -> None:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
         sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
-    except BrokenPipeError:
-        # Who reads has seen enough, as `head`; nothing more can be printed, not even at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # as a shell counts SIGPIPE
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            # Nothing more can be printed, not even at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)  # as a shell counts SIGPIPE
         words = escape(in_words(error))
         Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
         sys.exit(2)

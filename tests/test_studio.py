@@ -293,6 +293,8 @@ def test_the_last_words_name_only_a_save_that_holds_the_last_step(
     # Whatever was said of it: the disk is asked.
     assert f"Saved {checkpoint}." in last_words(Status("failed", step=3, message="It died."), None, run)
     assert "holds no good checkpoint" in last_words(Status("failed", step=9), None, Path("runs/none"))
+    spaced = run.rename("runs/two words")
+    assert last_words(Status("failed", step=3), None, spaced).endswith("studio open 'runs/two words'")
 
 
 def test_starting_over_leaves_the_old_run_alone(

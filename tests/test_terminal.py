@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -42,6 +43,28 @@ def test_a_scene_is_described_without_torch_and_each_row_is_one_line(tmp_path: P
     lines = told.stdout.splitlines()
     assert lines[0].split() == ["Scene", str(DEMO)] and lines[1].split() == ["Format", "COLMAP"]
     assert len(lines) == 9 and all(line == line.rstrip() for line in lines)
+
+
+def test_output_that_nobody_reads_ends_without_a_word() -> None:
+    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "info", str(DEMO)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=250)
+    assert process.returncode and errors == ""
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cli(**_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("splatstudio.cli.app.cli", cli)
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "info", str(DEMO)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2 and "Broken pipe" in capsys.readouterr().err
 
 
 def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

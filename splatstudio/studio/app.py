@@ -10,6 +10,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Collection
 from pathlib import Path
+from shlex import quote
 
 import viser
 
@@ -295,7 +296,7 @@ def _light(scene: viser.SceneApi) -> None:
 
 def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
     """Return what became of a training that was closed before its end: `saved` is its last good save."""
-    go_on = f"Go on with: splatstudio open {run_dir}"
+    go_on = f"Go on with: splatstudio open {quote(str(run_dir))}"
     if status.state != "failed" and saved is not None and saved.step == status.step:
         return f"Saved {saved.path}. {go_on}"
     if status.state != "failed" and status.step == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from splatstudio.render_options import Route
 from splatstudio.score_files import TO_THE_TERMINAL, ScoreFiles
 from splatstudio.studio.network import THIS_MACHINE, Listen
 from splatstudio.trimming import KEEP_ALL, Trim
+from splatstudio.unread_output import leave_unread, nobody_reads
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 
@@ -370,15 +370,6 @@ def _tell_part(path: Path, advice: str) -> None:
         console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
 
 
-def _nobody_reads() -> bool:
-    """Return whether who read our output has gone, having seen enough, as `head`; other pipes may break."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
-
-
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
     from rich.console import Console
@@ -394,10 +385,8 @@ def main() -> None:
             raise ValueError(mistake)
         sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            # Nothing more can be printed, not even at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)  # as a shell counts SIGPIPE
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            leave_unread()
         words = escape(in_words(error))
         Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
         sys.exit(2)

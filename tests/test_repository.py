@@ -129,6 +129,7 @@ LAYERS = [
     "attach_command",
     "command_options",
     "mistyped",
+    "unread_output",
     "cli",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
@@ -17,8 +18,11 @@ def nobody_reads() -> bool:
     """
     if not hasattr(select, "poll"):  # Windows tells of it by another error
         return False
-    asked = select.poll()
-    asked.register(sys.stdout.fileno(), 0)
+    try:
+        asked = select.poll()
+        asked.register(sys.stdout.fileno(), 0)
+    except io.UnsupportedOperation:  # the output goes to a program's own object
+        return False
     return any(events & select.POLLERR for _, events in asked.poll(0))
 
 

@@ -156,15 +156,6 @@ def test_who_reads_only_the_beginning_gets_no_error() -> None:
     assert process.returncode == 141
 
 
-def test_a_pipe_that_breaks_elsewhere_is_told() -> None:
-    program = (
-        "import sys; from unittest.mock import patch; from splatstudio import cli\n"
-        "with patch.object(cli, 'mistake_in', side_effect=BrokenPipeError(32, 'Broken pipe')): cli.main()"
-    )
-    ended = subprocess.run([sys.executable, "-c", program, "info", "x"], capture_output=True, text=True)
-    assert ended.returncode == 2 and "Broken pipe" in ended.stderr
-
-
 def test_missing_weights_are_told_once() -> None:
     missing = [f"LPIPS ({name}){NOT_FOUND}, put them there" for name in ("AlexNet", "VGG16")]
     told = short_notes([missing[0], "a photograph is black", missing[1]])

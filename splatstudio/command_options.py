@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal
 
-OPTION = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]")  # not a negative number
+OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number does
+NUMBERS = ("-inf", "-infinity", "-nan")  # but for these
 KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -52,21 +53,28 @@ def most_alone(command: Callable[..., object]) -> int | None:
     return None if any(_num_values(hint) is None for hint in alone) else len(alone)
 
 
-def taken(arguments: Sequence[str], options: Mapping[str, Any]) -> Iterator[Taken]:
-    """Yield the arguments of a command with their values; an option that is not known has none."""
-    rest = list(arguments)
+def taken(arguments: Sequence[str], options: Mapping[str, Any], alone: int | None = 0) -> Iterator[Taken]:
+    """Yield the arguments of a command with their values; an option that is not known has none.
+
+    `alone` is how many have to stand without an option, None: any number. An option with any number of values
+    leaves the last ones of the line for them: --lpips alex RUN.
+    """
+    rest, missing = list(arguments), alone or 0
     while rest:
-        option, equals, value = rest.pop(0).partition("=")
-        if not OPTION.fullmatch(option):
-            yield Taken(None, (f"{option}{equals}{value}",))
+        argument = rest.pop(0)
+        if argument == "--":  # behind it are no options
+            yield from (Taken(None, (each,)) for each in rest)
+            return
+        if not _is_option(argument):
+            missing -= 1
+            yield Taken(None, (argument,))
             continue
+        option, values = _parted(argument, options)
         wanted = _num_values(options.get(plain(option), bool))
-        values = [value] if equals else []
-        while (
-            rest
-            and not OPTION.fullmatch(rest[0].partition("=")[0])
-            and (wanted is None or len(values) < wanted)
-        ):
+        most = max(len(rest) - max(missing, 0), 0) if wanted is None else wanted - len(values)
+        for each in rest[: max(most, 0)]:
+            if each == "--" or _is_option(each):
+                break
             values.append(rest.pop(0))
         yield Taken(option, tuple(values))
 
@@ -83,8 +91,26 @@ def refused_value(option: str, values: Sequence[str], hint: Any) -> str | None:
 
 
 def plain(option: str) -> str:
-    """Return an option as typed without the hyphens before, and with hyphens for underscores within."""
-    return _hyphens(option[2:]) if option.startswith("--") else option[1:]
+    """Return an option as typed without the hyphens before, and with hyphens for underscores within.
+
+    One hyphen is for a letter: before a word it stays, as there is no such option.
+    """
+    if option.startswith("--"):
+        return _hyphens(option[2:])
+    return option[1:] if len(option) == 2 else option
+
+
+def _is_option(argument: str) -> bool:
+    return OPTION.match(argument) is not None and argument.partition("=")[0].lower() not in NUMBERS
+
+
+def _parted(argument: str, options: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return an option and the value that is written to it, if any: --steps=3, -o=FILE, -oFILE."""
+    letter = argument[1]
+    if len(argument) > 2 and letter in options and _num_values(options[letter]):
+        return argument[:2], [argument[2:].removeprefix("=")]
+    option, equals, value = argument.partition("=")
+    return option, [value] if equals else []
 
 
 def _of_group(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from splatstudio.command_options import most_alone, options_of, refused_value, taken
+from splatstudio.command_options import most_alone, options_of, plain, refused_value, taken
 
 Commands = Mapping[str, Callable[..., object]]
 
@@ -89,15 +89,14 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
         return _no_command(word, commands)
     if {"-h", "--help"} & set(rest):
         return None
-    options, alone = options_of(commands[word]), 0
-    for argument in taken(rest, options):
+    options, most, alone = options_of(commands[word]), most_alone(commands[word]), 0
+    for argument in taken(rest, options, most):
         if argument.option is None:
             alone += 1
-            most = most_alone(commands[word])
             if most is not None and alone > most:
                 return _too_many(word, argument.values[0], most)
         elif argument.name not in options:
-            meant = _meant(word, argument.name, commands)
+            meant = _meant(word, plain(f"--{argument.option.lstrip('-')}"), commands)
             return f"splatstudio {word} has no option {argument.option}: {meant}"
         else:
             refused = refused_value(argument.option, argument.values, options[argument.name])

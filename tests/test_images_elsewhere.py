@@ -118,7 +118,14 @@ def test_a_run_whose_photographs_are_gone_says_so_in_the_page(scene: Path) -> No
     )
     shutil.move("photos", "moved")
     found = open_project(Path("run"), TrainConfig(images="moved"), None)
-    assert found.can_train and found.problem == "" and found.config.images == str(Path("moved").resolve())
+    moved = str(Path("moved").resolve())
+    assert found.can_train and found.problem == "" and found.config.images == moved
+    # The next time it is known, although the checkpoint is of before.
+    for again in (
+        open_project(Path("run"), TrainConfig(), None),
+        open_project(scene, TrainConfig(), Path("run")),
+    ):
+        assert again.training_job(resume=True).config.images == moved
 
 
 def test_a_folder_in_the_scene_goes_before_one_beside_us(scene: Path) -> None:

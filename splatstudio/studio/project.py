@@ -22,7 +22,7 @@ from splatstudio.config import (
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
 from splatstudio.memory_plan import fitted
-from splatstudio.model import remember_images
+from splatstudio.model import remember_images, with_images_found
 from splatstudio.presets import PRESETS, applied_settings
 from splatstudio.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.rank_parts import SHARD_NAME, part_of
@@ -359,7 +359,9 @@ def _photographs(config: TrainConfig) -> tuple[object, ...]:
 def _latest_config(run: Run) -> TrainConfig:
     """Return the settings of a run as they were last: while it trained some may have been changed."""
     checkpoint = newest_checkpoint(run.path)
-    return run.config if checkpoint is None else config_of_checkpoint(checkpoint)
+    if checkpoint is None:
+        return run.config
+    return with_images_found(config_of_checkpoint(checkpoint), run, run.scene_path)
 
 
 def _gone_on_with(run: Run, config: TrainConfig, given: Collection[str]) -> TrainConfig:

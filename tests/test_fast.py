@@ -47,10 +47,19 @@ def strategy(
 def test_only_those_grow_on_which_several_photographs_agree() -> None:
     group = population(scales=[0.005] * 3)
     asked = Asked(view([2.0, 2.0, 0.0], [9.0] * 3), view([2.0, 0.0, 2.0], [9.0] * 3))
-    change = strategy(asked).after_step(group, seen([10 * HIGH] * 3), STEP)
+    change = strategy(asked, views=5).after_step(group, seen([10 * HIGH] * 3), STEP)
     assert change is not None and (change.cloned, change.pruned) == (1, 0)
     assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 3.0, 1.0]
-    assert asked.calls == [(STEP, FastConfig().views)]
+    assert asked.calls == [(STEP, 5)]
+
+
+def test_an_error_counts_from_its_weight_on_and_all_photographs_agree_where_fewer_are_asked() -> None:
+    for views, min_views, grown in [(2, 2, [2.0]), (2, 3, [2.0]), (3, 4, []), (3, 2, [2.0])]:
+        group = population(scales=[0.005] * 2)
+        errors = [view([0.9, 1.1], [9.0] * 2)] * 2 + [view([0.9, 0.9], [9.0] * 2)]
+        asked = Asked(*errors[:views])
+        strategy(asked, min_views=min_views).after_step(group, seen([10 * HIGH] * 2), STEP)
+        assert group.gaussians.means.detach()[2:, 0].tolist() == grown, (views, min_views)
 
 
 def test_an_error_without_a_gradient_grows_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from splatstudio import memory_plan
 from splatstudio.cli import main
-from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, TrainConfig
+from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
 from splatstudio.device_options import DeviceOptions
 from splatstudio.memory_plan import fitted, plan_memory, splats_wanted
 from splatstudio.rank_devices import RankDevices
@@ -53,6 +54,17 @@ def test_the_strategys_own_limit_is_planned_with(blob_scene: Scene) -> None:
         TrainConfig(strategy="mcmc", mcmc=few), blob_scene, CPU, max_splats=None, fit_batch=False
     )[1]
     assert sentence.startswith("Up to 3,000 splats")
+
+
+@pytest.mark.parametrize("strategy", ["mcmc", "fast"])
+def test_what_they_choose_themselves_follows_the_pixels_and_the_root_of_the_photographs(
+    blob_scene: Scene, strategy: StrategyName
+) -> None:
+    config = TrainConfig(steps=2000, strategy=strategy, mcmc=McmcConfig(density=1.0))
+    config = replace(config, fast=FastConfig(density=1.0))
+    assert splats_wanted(config, blob_scene) == int(48 * 40 * math.sqrt(7))
+    fewer = replace(blob_scene, views=blob_scene.views[:5])
+    assert splats_wanted(config, fewer) == int(48 * 40 * math.sqrt(len(fewer.train_indices)))
 
 
 def test_fast_chooses_no_more_than_fit(monkeypatch: pytest.MonkeyPatch, blob_scene: Scene) -> None:

@@ -88,6 +88,28 @@ def test_the_dead_move_to_the_living_and_nobody_else_does() -> None:
     assert not group.optimizer.exp_avg.means[2:].any() and not group.optimizer.exp_avg_sq.sh0[2:].any()
 
 
+def test_what_is_not_a_number_is_dead() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.9] * 3)
+    group.gaussians.scales.detach()[1, 0] = math.nan
+    change = strategy(McmcConfig(**PAPER, max_gaussians=3)).after_step(group, (), STEP)
+    assert change is not None and (change.relocated, len(group)) == (1, 3)
+    assert bool(group.gaussians.detach().finite_rows().all())
+
+
+def test_without_guidance_births_go_where_opacities_are_large() -> None:
+    group = population(scales=[0.01] * 400, opacities=[0.9] * 200 + [0.03] * 200)
+    strategy(McmcConfig(**PAPER, grow_factor=1.5, max_gaussians=600)).after_step(group, (), STEP)
+    parents = group.gaussians.means.detach()[400:, 0]  # as `population` numbers them
+    of_the_faint = int((parents > 200).sum())
+    assert len(parents) == 200 and 0 < of_the_faint < 20
+
+
+def test_no_part_is_so_faint_that_it_is_dead_at_once() -> None:
+    group = population(scales=[0.01] * 2, opacities=[0.006, 0.001])
+    strategy(McmcConfig(**PAPER, max_gaussians=2)).after_step(group, (), STEP)
+    torch.testing.assert_close(torch.sigmoid(group.gaussians.opacities.detach()), torch.full((2,), 0.005))
+
+
 def test_parent_and_child_are_smaller_and_fainter_than_the_parent_was() -> None:
     group = population(scales=[0.01] * 2, opacities=[0.9, 0.0])
     old = group.gaussians.detach()[torch.tensor([0])]
@@ -200,6 +222,14 @@ def test_guided_births_go_where_gradients_are_large() -> None:
     rule.after_step(group, seen([0.0, 1.0, 0.0]), STEP)
     assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 2.0]
     assert not group.counts["grad2d"].any() and not group.counts["visible"].any()
+
+
+def test_a_gradient_is_the_mean_of_the_photographs_that_show_the_gaussian() -> None:
+    group = population(scales=[0.01] * 3, opacities=[0.9, 0.9, 0.001])
+    group.counts["grad2d"][:2] = 1.0
+    group.counts["visible"][:2] = torch.tensor([1e5, 1.0])
+    strategy(McmcConfig(noise=0.0, spread=0.0, max_gaussians=3)).after_step(group, (), STEP)
+    assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 2.0]
 
 
 def test_parts_lie_in_the_whole_by_its_own_axes_and_cover_what_it_did() -> None:

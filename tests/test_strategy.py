@@ -45,9 +45,11 @@ def _column(ramp: Tensor, like: Tensor) -> Tensor:
     return ramp.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def strategy(config: DensifyConfig | None = None, *, steps: int = 30_000) -> DefaultStrategy:
+def strategy(
+    config: DensifyConfig | None = None, *, steps: int = 30_000, extent: float = 1.0
+) -> DefaultStrategy:
     config = config or DensifyConfig()
-    return DefaultStrategy(config, extent=1.0, steps=steps, generator=torch.Generator().manual_seed(1))
+    return DefaultStrategy(config, extent=extent, steps=steps, generator=torch.Generator().manual_seed(1))
 
 
 def seen(norms: list[float], *, visible: list[bool] | None = None) -> tuple[Observation, ...]:
@@ -105,12 +107,29 @@ def test_halves_are_drawn_from_the_parents_own_ellipsoid() -> None:
     torch.testing.assert_close(spread, expected, rtol=0.05, atol=0.0)
 
 
+def test_sizes_are_judged_by_the_extent_of_the_scene() -> None:
+    for extent, cloned in [(1.0, 0), (2.0, 1)]:
+        group = population(scales=[0.015])
+        change = strategy(extent=extent).after_step(group, seen([HIGH]), STEP)
+        assert change is not None and (change.cloned, change.split) == (cloned, 1 - cloned)
+    for extent, survivors in [(1.0, 1), (2.0, 2)]:
+        group = population(scales=[0.05, 0.15])
+        strategy(extent=extent).after_step(group, seen([LOW, LOW]), 3100)
+        assert len(group) == survivors, extent
+
+
 def test_prune_removes_exactly_the_transparent() -> None:
     group = population(scales=[0.005] * 4, opacities=[0.004, 0.006, 0.5, 0.0049])
     before = rows(group.gaussians)
     change = strategy().after_step(group, seen([LOW] * 4), STEP)
     assert change is not None and change.pruned == 2
     assert torch.equal(rows(group.gaussians), before[[1, 2]])
+
+
+def test_the_twin_of_what_is_removed_goes_with_it() -> None:
+    group = population(scales=[0.005] * 2, opacities=[0.5, 0.004])
+    change = strategy().after_step(group, seen([LOW, HIGH]), STEP)
+    assert change is not None and (change.cloned, change.pruned, len(group)) == (1, 2, 1)
 
 
 @pytest.mark.parametrize("name", ["means", "quats", "scales", "opacities", "sh0", "shN"])
@@ -139,6 +158,12 @@ def test_the_reset_lowers_opacities_at_step_3000_and_not_before() -> None:
         assert bool(group.optimizer.exp_avg.opacities.any()) != is_reset
         assert bool(group.optimizer.exp_avg_sq.opacities.any()) != is_reset
         assert group.optimizer.exp_avg.means.all()
+
+
+def test_the_reset_lowers_to_twice_the_opacity_below_which_one_is_removed() -> None:
+    group = population(scales=[0.005] * 2, opacities=[0.5, 0.03])
+    strategy(DensifyConfig(prune_opacity=0.02)).after_step(group, seen([LOW] * 2), 3000)
+    torch.testing.assert_close(torch.sigmoid(group.gaussians.opacities.detach()), torch.tensor([0.04, 0.03]))
 
 
 def test_survivors_keep_their_moments_and_newborns_have_none() -> None:

@@ -1,6 +1,6 @@
 """Every hyper-parameter of a training, declared once: default, help, range, and whether it may change live.
 
-The command line, the studio's form, `run.json` and the README's table are derived from these declarations.
+The command line, the studio's form and `run.json` are derived from these declarations.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class TrainConfig:
         " neighbours together, which is faster where there are very many. Choices by chance are the same.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
-        "default", "Who is born and who dies while the model trains."
+        "default",
+        "Who is born and who dies while the model trains; --preset also sets what goes well with that.",
     )
     optim: OptimConfig = field(default_factory=OptimConfig)
     densify: DensifyConfig = field(default_factory=DensifyConfig)

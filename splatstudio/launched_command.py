@@ -12,6 +12,7 @@ from splatstudio.config import FREE_ON_RESUME, TrainConfig, changed, value_of
 from splatstudio.device_options import DeviceOptions
 from splatstudio.model import with_images_found
 from splatstudio.run import Run, is_taken
+from splatstudio.setting_notes import notes_on_settings
 from splatstudio.worker.flat_report import ScoreFlat, flat_sentence
 from splatstudio.worker.launched import train_launched
 from splatstudio.worker.launched_rank import LaunchedRank
@@ -47,7 +48,7 @@ def launched_job(
     if not resume and not (run_dir / "run.json").exists():
         if is_taken(run_dir):
             raise ValueError(f"the run folder {run_dir} is not empty: name another one")
-        return TrainJob(scene_path, run_dir, config), ()
+        return TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
     run, checkpoint = Run.open(run_dir), newest_checkpoint(run_dir)
     if resume and checkpoint is None:
         raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")

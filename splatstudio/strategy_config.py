@@ -25,7 +25,9 @@ class DensifyConfig:
     )
     every: int = setting(100, "Steps between two densifications.", 1)
     reset_every: int = setting(3000, "Steps between two opacity resets.", 1)
-    pause_after_reset: int = setting(0, "Steps without densification after an opacity reset.", 0)
+    pause_after_reset: int = setting(
+        0, "Steps without densification after each opacity reset, and at the beginning.", 0
+    )
     grow_grad: float = setting(
         2e-4, "Mean screen-space gradient above which a Gaussian is cloned or split.", 0, live=True
     )

@@ -23,7 +23,7 @@ from splatstudio.rank_devices import RankDevices
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.run_lock import RunLock
 from splatstudio.scene import load_training_scene
-from splatstudio.strategy_config import note_on_unread
+from splatstudio.setting_notes import notes_on_settings
 from splatstudio.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.flat_report import ScoreFlat, flat_sentence, stopped_sentence
@@ -116,8 +116,7 @@ def train_scene(
     chosen = devices.chosen()
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
-    note = note_on_unread(config.strategy, given)
-    if note is not None:
+    for note in notes_on_settings(config, given):
         console.print(note, style="yellow", markup=False)
     settings: tuple[tuple[str, int], ...] = ()
     if checkpoint is None:

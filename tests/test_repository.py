@@ -22,6 +22,7 @@ LAYERS = [
     "flat_curve",
     "config",
     "presets",
+    "setting_notes",
     "camera",
     "placement",
     "camera_path",

@@ -66,6 +66,7 @@ class FastStrategy(DefaultStrategy):
             grow_grad=config.fast.grow_grad,
             every=config.fast.every,
             reset_every=1 << 62,
+            pause_after_reset=0,
             max_gaussians=self._most,
         )
 

@@ -29,7 +29,7 @@ from splatstudio.rank_parts import SHARD_NAME, part_of
 from splatstudio.run import Run, is_taken, new_run_path
 from splatstudio.scene import load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.strategy_config import note_on_unread
+from splatstudio.setting_notes import notes_on_settings
 from splatstudio.typed_path import typed_path
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
 from splatstudio.worker.reports import checkpoint_step
@@ -187,9 +187,8 @@ def open_project(
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
     project = replace(_opened(path, config, run_dir, asked), given=given)
-    note = note_on_unread(project.config.strategy, given) if project.can_train else None
-    if note is not None:
-        project = replace(project, notes=(*project.notes, note))
+    if project.can_train:
+        project = replace(project, notes=(*project.notes, *notes_on_settings(project.config, given)))
     part = part_of(Path(config.init)) if config.init and project.can_train else None
     if part is None:
         return project

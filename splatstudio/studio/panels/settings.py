@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import viser
 
-from splatstudio.config import Setting, TrainConfig, value_of
+from splatstudio.config import Setting, value_of
+from splatstudio.setting_notes import switched_off
 from splatstudio.strategy_config import unread_settings
 from splatstudio.studio.page import Page
 from splatstudio.studio.setting_names import GROUPS, HELP, WORDS, label_of, number_of
@@ -165,18 +166,6 @@ class SettingsForm:
         for each in self._inputs:
             each.reset()
         self._answer.content = ""
-
-
-def switched_off(config: TrainConfig, paths: Iterable[str]) -> list[str]:
-    """Return those of the settings `paths` that belong to what a run was started without."""
-
-    def is_off(path: str) -> bool:
-        group = path.partition(".")[0]
-        if path == "exposure.grid_smooth" and not config.exposure.grid:
-            return True
-        return group in ("exposure", "poses", "sky") and not getattr(config, group).enabled
-
-    return [path for path in paths if is_off(path)]
 
 
 def hint_of(setting: LiveSetting) -> str:

@@ -46,16 +46,20 @@ def survey(
 
     The columns are the sums over the pixels of high error, over all pixels times their error, and over all
     pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
-    difference of the three channels, and high above `error_ratio` times the picture's mean; `shown` makes of
-    a picture [H, W, 3] and its alpha [H, W] what the photograph is compared with. The ranks draw a view each
-    at a time; all must call this together, and take all of it before the population changes.
+    difference of the three channels, and high above `error_ratio` times the picture's mean; outside of a mask
+    there is none. `shown` makes of a picture [H, W, 3] and its alpha [H, W] what the photograph is compared
+    with. The ranks draw a view each at a time; all must call this together, and take all of it before the
+    population changes.
     """
 
     def maps_of(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
         error = (shown(shot, rgb, alpha) - shot.target).abs().mean(dim=-1)
-        counted = torch.ones_like(error) if shot.mask is None else shot.mask.to(error)
-        error = error * counted
-        high = (error > error_ratio * error.mean()).to(error)
+        counted, mean = torch.ones_like(error), error.mean()
+        if shot.mask is not None:
+            counted = shot.mask.to(error)
+            error = error * counted
+            mean = error.sum() / counted.sum().clamp_min(1.0)
+        high = (error > error_ratio * mean).to(error)
         full = scene.views[shot.index].camera
         pixels = full.width * full.height / error.numel()
         return pixels * torch.stack([high, error, counted], dim=-1)

@@ -76,6 +76,31 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
     trainer.close()
 
 
+def test_only_errors_far_above_the_mean_count_and_none_outside_the_mask(blob_scene: Scene) -> None:
+    trainer = Trainer(blob_scene, TrainConfig(steps=10))
+    population, index = trainer._population, blob_scene.train_indices[0]
+    trainer.close()
+    camera = blob_scene.cameras[index]
+    drawn = render(population.gaussians.detach(), camera, RenderOptions())
+    corner = torch.zeros(camera.height, camera.width, dtype=torch.bool)
+    corner[: camera.height // 2, : camera.width // 2] = True
+    error = torch.where(corner, 0.3, 0.1)  # 0.15 in the mean
+    inside, outside = float(drawn.alpha[corner].sum()), float(drawn.alpha[~corner].sum())
+
+    def sums(error_ratio: float, mask: Tensor | None) -> list[float]:
+        shot = Shot(index, "0", camera, drawn.rgb - error[..., None], mask, (0.0, 0.0, 0.0))
+        (found,) = survey(population, blob_scene, [index], lambda _: shot, RenderOptions(), error_ratio)
+        return found.sum(dim=0).tolist()
+
+    all_errors = 0.3 * inside + 0.1 * outside
+    assert sums(1.9, None) == pytest.approx([inside, all_errors, inside + outside], rel=1e-3)
+    assert sums(2.1, None)[0] == 0.0
+    # Of what counts: 0.1 everywhere.
+    assert sums(0.9, ~corner) == pytest.approx([outside, 0.1 * outside, outside], rel=1e-3)
+    assert sums(1.1, ~corner)[0] == 0.0
+    assert min(inside, outside) > 1.0
+
+
 def test_views_of_a_step_are_training_views_that_follow_the_seed_and_the_step(blob_scene: Scene) -> None:
     chosen = views_of_step(blob_scene, 42, 100, 4)
     assert len(set(chosen)) == 4 and set(chosen) <= set(blob_scene.train_indices)

@@ -99,6 +99,30 @@ def test_a_training_elsewhere_is_steered_without_its_disks(
     assert studio.project.folder_of("camera_paths").parent == Path.cwd(), "which the page itself writes"
 
 
+def test_who_comes_later_keeps_what_came_before(
+    training: tuple[SteeringServer, queue.Queue[Command]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training was begun long ago: that is no reason to draw it from there on alone."""
+    monkeypatch.chdir(tmp_path)
+    server, _ = training
+    server.tell(Started(0, 500, 9, 7, 2))
+    server.tell(Evaluated(20, 21.5, 0.8, 2, RUN / "eval"))
+    server.tell(Progress(40, 600, 0.5, 20.0, 11, 5.0, 90.0, 8.0))
+    address = f"127.0.0.1:{server.port}"
+    studio = open_attached(address, server.token, network=Network(port=0), browser=False)
+    try:
+        controller = studio.controller
+        wait_until(lambda: controller.status.step == 40)
+        assert controller.history.loss.arrays()[0].tolist() == [10, 20, 30, 40]
+        assert controller.history.test_psnr.arrays()[0].tolist() == [20] and controller.status.loss == 0.5
+        # Ranks that are started again go back to a checkpoint: that is told as it is.
+        server.tell(Started(20, 600, 10, 7, 2))
+        wait_until(lambda: controller.status.step == 20)
+        assert controller.history.loss.arrays()[0].tolist() == [10, 20]
+    finally:
+        studio.close()
+
+
 def test_nothing_is_started_here_when_it_has_ended(
     training: tuple[SteeringServer, queue.Queue[Command]], studio: AttachedStudio
 ) -> None:

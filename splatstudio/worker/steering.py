@@ -41,8 +41,10 @@ from splatstudio.worker.messages import (
     JobDone,
     JobFailed,
     JobProgress,
+    Progress,
     SettingChanged,
     SetView,
+    Started,
     StateChanged,
 )
 from splatstudio.worker.receipts import PausesAt, Receipt
@@ -111,6 +113,11 @@ class SteeringServer:
             key = kind_of(event)
             self._last.pop(key, None)  # told again in the order in which it happened
             self._last[key] = event
+            began = self._last.get(Started)
+            if isinstance(event, Progress) and isinstance(began, Started):
+                # Who comes later finds it there by now, and drops nothing that is known of the steps before.
+                now = {"total_steps": event.total_steps, "num_gaussians": event.num_gaussians}
+                self._last[Started] = replace(began, step=event.step, **now)
             spectators = list(self._spectators)
         for spectator in spectators:
             spectator.tell(event)

@@ -19,12 +19,14 @@ from splatstudio.config import TrainConfig
 from splatstudio.evaluate import write_evaluation
 from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.studio.compare import Comparison
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.look import Look
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.panels.view import ViewPanel
 from splatstudio.studio.photo_errors import ErrorBook
+from splatstudio.studio.photos import Pixels
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Notice
 from splatstudio.studio.stream import Stream
@@ -51,35 +53,59 @@ class OneModel(FrameSource):
         pass
 
 
-def test_the_picture_of_a_run_that_is_left_goes_from_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures: list[str] = []
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a browser is sent."""
+    sent: list[str] = []
+    monkeypatch.setattr("splatstudio.studio.stream.push_background_jpeg", lambda *_: sent.append("picture"))
+    return sent
+
+
+def browser(pictures: list[str]) -> viser.ClientHandle:
     scene = SimpleNamespace(set_background_image=lambda _: pictures.append("none"))
     storage = SimpleNamespace(get_item=lambda _: None)
     client = SimpleNamespace(camera=fake_camera(), client_id=7, scene=scene, local_storage=storage)
-    monkeypatch.setattr(
-        "splatstudio.studio.stream.push_background_jpeg", lambda *_: pictures.append("picture")
-    )
+    return cast(viser.ClientHandle, client)
 
-    def wait_for(picture: str) -> None:
-        deadline = time.monotonic() + 60.0
-        while pictures[-1:] != [picture]:
-            assert time.monotonic() < deadline, pictures
-            time.sleep(0.01)
 
+def wait_for(pictures: list[str], picture: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while pictures[-1:] != [picture]:
+        assert time.monotonic() < deadline, pictures
+        time.sleep(0.01)
+
+
+def test_the_picture_of_a_run_that_is_left_goes_from_the_view(pictures: list[str]) -> None:
     source = OneModel()
-    stream = Stream(cast(viser.ClientHandle, client), source, Look())
+    stream = Stream(browser(pictures), source, Look())
     try:
-        wait_for("picture")
+        wait_for(pictures, "picture")
         source.state = ModelState(None, False)
         stream.wake()
         time.sleep(0.1)
         assert pictures[-1] == "picture", "it stays while the same model is read once more"
         source.state = ModelState(None, False, anew=True)
         stream.wake()
-        wait_for("none")
+        wait_for(pictures, "none")
         source.state = ModelState(0, True)
         stream.wake()
-        wait_for("picture")
+        wait_for(pictures, "picture")
+    finally:
+        stream.close()
+
+
+def test_a_photograph_alone_stays_when_its_run_is_left(pictures: list[str], blob_scene: Scene) -> None:
+    """One stands in its camera and compares: until there is a new model it is shown alone."""
+    source, camera = OneModel(), blob_scene.cameras[0]
+    source.state = ModelState(None, False, anew=True)
+    shelf = SimpleNamespace(pixels=lambda _, size, *__: Pixels(np.zeros((size[1], size[0], 3), np.uint8)))
+    standpoint = SimpleNamespace(here=0, camera=lambda _: camera)
+    look = Look(comparison=Comparison("split"))
+    stream = Stream(browser(pictures), source, look, cast(Any, standpoint), cast(Any, shelf))
+    try:
+        wait_for(pictures, "picture")
+        time.sleep(0.6)
+        assert "none" not in pictures, "it would go and come for ever"
     finally:
         stream.close()
 

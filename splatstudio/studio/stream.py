@@ -262,7 +262,9 @@ class Stream:
             self.client.scene.set_background_image(None)
 
     def _shows_another_run(self) -> bool:
-        return self._shown is not None and self._source.model_state().anew
+        # A photograph that is shown alone is of no run.
+        model_shown = self._shown is not None and self._shown_step is not None
+        return model_shown and self._source.model_state().anew
 
     def _due(self, now: float) -> tuple[Wish | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""

@@ -22,6 +22,10 @@ NO_SKY = (
     "The model has learnt a sky, which no file of Gaussians holds: other programs show their own background"
     " there, a web page the sky's mean colour."
 )
+BLURRED = (
+    "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
+    " call it mip splatting), or what is small looks too bright."
+)
 REFINED = "The cameras of the training photographs are written as the training has refined them."
 
 
@@ -86,6 +90,7 @@ def export_model(
             why = error.strerror or error
             raise ValueError(f"{output} is written, but not {placement.cameras}: {why}") from error
     notes = [note, NO_SKY if model.options.sky is not None else None]
+    notes += [BLURRED if model.options.antialiased else None]
     notes += [REFINED if model.poses and placement.cameras is not None else None]
     told = " ".join(text for text in notes if text)
     return ExportedModel(form, len(gaussians), len(model) - len(gaussians), told or None, model.part)

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import blobs, ring_of_cameras
+from test_corrections import repainted
 
 from splatstudio.capture_config import ExposureConfig, SkyConfig
 from splatstudio.config import TrainConfig
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.descent import Shot
+from splatstudio.evaluate import evaluate
+from splatstudio.exporting import export_model
+from splatstudio.formats.ply import write_ply
+from splatstudio.model import load_model
 from splatstudio.rendering import RenderOptions, render
+from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.sky import _rays, viewing_directions
 from splatstudio.trainer import Trainer
@@ -82,6 +89,33 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     shots.of_photo = shot_of  # type: ignore[method-assign]
     assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
     trainer.close()
+
+
+def test_an_antialiased_training_learns_and_shows_specks_as_faint_as_they_are(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    specks = replace(blobs(), scales=blobs().scales - 3.0, opacities=blobs().opacities + 3.0)
+    options, cameras = RenderOptions(antialiased=True), ring_of_cameras()
+
+    def drawn(number: int, _: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return render(specks, cameras[number], options).rgb.numpy()
+
+    scene = load_scene(repainted(blob_folder, tmp_path / "scene", drawn))
+    write_ply(tmp_path / "specks.ply", specks)
+    losses, scores = [], []
+    for antialiased in (True, False):
+        config = TrainConfig(steps=9, init=str(tmp_path / "specks.ply"), antialiased=antialiased)
+        trainer = Trainer(scene, config)
+        losses.append(trainer.train_step().loss)
+        model = load_model(trainer.save(tmp_path / f"{antialiased}"))
+        trainer.close()
+        assert model.options == trainer.display_options
+        scores.append(evaluate(model.gaussians, scene, options=model.options).psnr)
+        note = export_model(tmp_path / f"{antialiased}", tmp_path / f"{antialiased}.ply").note
+        assert (note is not None and "anti-aliased" in note) == antialiased
+    # But for what 8 bits of a photograph round.
+    assert losses[0] < 0.1 * losses[1] and scores[0] > scores[1] + 5.0
 
 
 def test_cameras_that_differ_in_where_they_stand_share_their_rays(blob_scene: Scene) -> None:

@@ -13,8 +13,13 @@ CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
+# A browser and the studio that it shows take both cores: the tests of the page run one by one, after the others.
 test: setup test-tools
-	$(BIN)/python -m pytest $(TEST_ARGUMENTS)
+	@ended=0; \
+	$(BIN)/python -m pytest -m "not gui" $(TWO_AT_A_TIME) $(TEST_ARGUMENTS) || ended=$$?; \
+	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
+	exit $$ended
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
@@ -78,7 +83,7 @@ sanitize: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
-	  $(BIN)/python -m pytest -q -k "not garden" tests/test_ops.py tests/test_fuzz.py tests/test_ops_project.py \
+	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/test_ops.py tests/test_fuzz.py tests/test_ops_project.py \
 	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py tests/test_regularization.py \
 	  tests/test_mcmc_kernels.py
 
@@ -88,14 +93,14 @@ ON_CPU := build/cuda_on_cpu
 cuda-on-cpu: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU) -j 2
-	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so $(BIN)/python -m pytest -q -m "not cpu_kernels" $(OPERATOR_TESTS)
+	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" $(OPERATOR_TESTS)
 	SPLATSTUDIO_EMULATOR_SEED=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so \
 	  $(BIN)/python -m pytest -q -k "tiny or ssim" tests/test_oracle.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)_sanitized -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU)_sanitized -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
-	  $(BIN)/python -m pytest -q -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
+	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py \
   tests/test_descent.py tests/test_regularization.py tests/test_modes.py tests/test_mcmc_kernels.py tests/test_pose_kernels.py tests/test_depth_ties.py
 

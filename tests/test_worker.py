@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from dataclasses import replace
@@ -243,9 +245,8 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
 ) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    temporary = Path(tempfile.mkdtemp())  # sockets lie in it, whose paths are short
     environment["TMPDIR"] = str(temporary)
     parent = subprocess.Popen(
         [sys.executable, str(script), str(blob_folder), str(tmp_path / "run")],
@@ -273,3 +274,4 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
             os.kill(pid, signal.SIGKILL)
         if parent.poll() is None:
             parent.kill()
+        shutil.rmtree(temporary, ignore_errors=True)

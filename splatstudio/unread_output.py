@@ -14,7 +14,8 @@ AS_SIGPIPE = 141
 def nobody_reads() -> bool:
     """Return whether standard output is a pipe without a reader: others that break are errors to tell.
 
-    The pipe is asked itself: what could not be written went with the error, so that a flush would succeed.
+    Or a socket, as other programs give to what they start. It is asked itself: what could not be written went
+    with the error, so that a flush would succeed.
     """
     if not hasattr(select, "poll"):  # Windows tells of it by another error
         return False
@@ -23,7 +24,7 @@ def nobody_reads() -> bool:
         asked.register(sys.stdout.fileno(), 0)
     except io.UnsupportedOperation:  # the output goes to a program's own object
         return False
-    return any(events & select.POLLERR for _, events in asked.poll(0))
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
 
 
 def leave_unread() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from splatstudio.config import TrainConfig
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluate import Evaluation, ImageScore
 from splatstudio.run import Run
+from splatstudio.unread_output import nobody_reads
 
 # Describes a scene, and tells whether what takes seconds to load was loaded for that.
 INFO = """
@@ -52,6 +55,16 @@ def test_output_that_nobody_reads_ends_without_a_word() -> None:
     process.stdout.close()
     _, errors = process.communicate(timeout=250)
     assert process.returncode and errors == ""
+
+
+def test_who_reads_by_a_socket_can_have_gone_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=writer.fileno))
+        assert not nobody_reads()
+        reader.close()
+        assert nobody_reads()
+        monkeypatch.undo()
 
 
 def test_a_pipe_that_breaks_elsewhere_is_an_error(

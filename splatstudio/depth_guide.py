@@ -65,11 +65,13 @@ class DepthGuide:
             return None
         place = to_device(torch.as_tensor(rows[inside] * camera.width + columns[inside]).long(), alpha.device)
         true = to_device(torch.as_tensor(seen[inside, 2]).to(alpha.dtype), alpha.device)
-        covered = alpha.reshape(-1)[place]
+        # By `index_select`, whose gradients are summed in the order of the points. Those of an index come
+        # from several threads where there are tens of thousands, in another order each time.
+        covered = alpha.reshape(-1).index_select(0, place)
         counts = (covered.detach() > MIN_ALPHA).to(alpha)
         if mask is not None:
             counts = counts * mask.reshape(-1)[place].to(counts)
-        drawn = depth_sum.reshape(-1)[place] / covered.clamp_min(1e-6)
+        drawn = depth_sum.reshape(-1).index_select(0, place) / covered.clamp_min(1e-6)
         wrong = (1.0 / drawn.clamp_min(1e-6) - 1.0 / true).abs() * self._extent
         return (wrong * counts).sum() / counts.sum().clamp_min(1.0)
 

@@ -113,11 +113,39 @@ def test_points_on_masked_pixels_say_nothing() -> None:
     assert guide.penalty(shot, cast(Drawing, drawing), config, step=0) == 0.0
 
 
+def test_however_many_points_a_photograph_shows_their_gradients_repeat_bit_for_bit() -> None:
+    camera = ring_of_cameras()[0]
+    places = np.random.default_rng(1).uniform([-0.5, -0.5, 1.0], [0.5, 0.5, 4.0], (60_000, 3))
+    guide = DepthGuide({0: camera.position + places @ camera.viewmat[:3, :3]}, extent=1.0)
+    found = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(4):
+            maps = [tensor.requires_grad_() for tensor in flat(camera, 2.5, 0.9)]
+            error = guide.error(0, camera, *maps)
+            assert error is not None
+            found.append(torch.autograd.grad(error, maps))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0][0].any()
+    for gradients in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(gradients, found[0], strict=True))
+
+
 def test_the_weight_falls_to_its_share_at_the_end() -> None:
     config = DepthConfig(weight=0.5, weight_decay=0.01)
     assert depth_weight(config, step=0, steps=100) == pytest.approx(0.5)
     assert depth_weight(config, step=50, steps=100) == pytest.approx(0.05)
     assert depth_weight(config, step=100, steps=100) == pytest.approx(0.005)
+    camera = ring_of_cameras()[0]
+    guide = DepthGuide({0: (camera.position + 2.0 * camera.viewmat[2, :3])[None]}, extent=1.0)
+    shot = Shot(0, "0", camera, torch.zeros(1), None, (0.0, 0.0, 0.0))
+    alpha, depth_sum = flat(camera, 2.5, 0.9)
+    drawing = cast(Drawing, SimpleNamespace(alpha=alpha, depth_sum=depth_sum))
+    settings = TrainConfig(steps=100, depth=config)
+    first, last = (guide.penalty(shot, drawing, settings, step=step) for step in (0, 100))
+    assert first is not None and last is not None and 0 < float(last) == pytest.approx(0.01 * float(first))
 
 
 def test_a_guided_training_draws_the_points_at_their_depths(tracked: Scene) -> None:

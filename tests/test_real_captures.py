@@ -12,7 +12,7 @@ import torch
 from conftest import blobs, ring_of_cameras
 from test_corrections import repainted
 
-from splatstudio.capture_config import ExposureConfig, SkyConfig
+from splatstudio.capture_config import ExposureConfig, PoseConfig, SkyConfig
 from splatstudio.config import TrainConfig
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.descent import Shot
@@ -89,6 +89,22 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     shots.of_photo = shot_of  # type: ignore[method-assign]
     assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
     trainer.close()
+
+
+def test_rates_of_corrections_fall_and_cameras_wait_for_their_start(blob_scene: Scene) -> None:
+    exposure = ExposureConfig(enabled=True, lr_decay=1e-6)
+    poses = PoseConfig(enabled=True, start_step=7, lr_decay=1e-6)
+    trainer = Trainer(blob_scene, TrainConfig(steps=12, exposure=exposure, poses=poses))
+    tables = [trainer._corrections._tables[name].values for name in ("exposure", "poses")]
+    moved: list[list[float]] = []
+    for _ in range(12):
+        before = [values.clone() for values in tables]
+        trainer.train_step()
+        moved.append([float((v - b).abs().max()) for v, b in zip(tables, before, strict=True)])
+    trainer.close()
+    exposed, turned = zip(*moved, strict=True)
+    assert exposed[0] > 1000.0 * exposed[11] > 0.0
+    assert not any(turned[:7]) and turned[7] > 20.0 * turned[11] > 0.0
 
 
 def test_an_antialiased_training_learns_and_shows_specks_as_faint_as_they_are(

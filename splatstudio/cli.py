@@ -98,10 +98,11 @@ def train_(
         raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
+    from splatstudio.terminal import print_part
     from splatstudio.train_command import scene_and_run, train_scene
 
     if config.init and not resume:
-        _tell_part(Path(config.init), "Use splatstudio merge.")
+        print_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
     config = with_whole_paths(config, scene)
     return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
@@ -198,9 +199,9 @@ def export(
         refuse_existing(written, overwrite)
     refuse_unwritable(output)
     from splatstudio.exporting import export_model
-    from splatstudio.terminal import console
+    from splatstudio.terminal import console, print_part
 
-    _tell_part(path, "Use splatstudio merge.")
+    print_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
     console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
@@ -241,10 +242,11 @@ def render(
         refuse_existing(output, overwrite)
     _say_starting()
     from splatstudio.render_command import render_and_print
+    from splatstudio.terminal import print_part
     from splatstudio.video import check_output
 
     check_output(output)
-    _tell_part(path, "Use splatstudio merge.")
+    print_part(path, "Use splatstudio merge.")
     render_and_print(path, output, route, frames, quality, mode)
     return 0
 
@@ -256,30 +258,9 @@ def info(path: Positional[Path], /, images: str = "") -> int:
         path: What to look at; nothing is changed.
         images: The folder of a scene's photographs, where it is not the one that its files name.
     """
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    from splatstudio.run import Run
-    from splatstudio.terminal import print_model, print_run, print_runs, print_scene
+    from splatstudio.info_command import print_what_is_there
 
-    if (path / "run.json").exists():
-        from splatstudio.checkpoint import newest_checkpoint
-
-        print_run(Run.open(path))
-        if newest_checkpoint(path) is None:
-            return 0
-    ours = any((path / name).exists() for name in ("run.json", "manifest.json"))
-    parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
-    if path.is_file() or ours or parts:
-        from splatstudio.model import load_model
-
-        _tell_part(path, "Use splatstudio merge.")
-        print_model(path, load_model(path))
-    elif runs := sorted(file.parent for file in path.glob("*/run.json")):
-        print_runs([Run.open(run) for run in runs])
-    else:
-        from splatstudio.scene import load_scene
-
-        print_scene(load_scene(path, images_folder=images or None))
+    print_what_is_there(path, images)
     return 0
 
 
@@ -358,16 +339,6 @@ def _whole(path: Path) -> Path:
     whole = merge_to_open(path, lambda _done, _total, what: console.print(f"Merging: {what}"))
     console.print(f"Opening {whole}")
     return whole
-
-
-def _tell_part(path: Path, advice: str) -> None:
-    """Say so when a file holds a part of a model alone; `advice` follows where the other parts are there."""
-    from splatstudio.rank_parts import part_of
-    from splatstudio.terminal import console
-
-    part = part_of(path)
-    if part is not None:
-        console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
 
 
 def main() -> None:

@@ -141,6 +141,15 @@ def print_model(path: Path, model: Model) -> None:
         console.print(f"median opacity {opacity:.2f}")
 
 
+def print_part(path: Path, advice: str) -> None:
+    """Say so when a file holds a part of a model alone; `advice` follows where the other parts are there."""
+    from splatstudio.rank_parts import part_of
+
+    part = part_of(path)
+    if part is not None:
+        console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
+
+
 def print_run(run: Run) -> None:
     """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
     from splatstudio.checkpoint import checkpoint_folders, step_of

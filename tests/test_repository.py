@@ -119,6 +119,7 @@ LAYERS = [
     "api",
     "doctor",
     "terminal",
+    "info_command",
     "score_files",
     "eval_options",
     "eval_command",

@@ -85,10 +85,14 @@ def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.Capt
         run = Run.create(tmp_path / name, DEMO, TrainConfig(steps=steps))
         run.append_metrics({"step": 10, "test_psnr": 21.0})
     Run.create(tmp_path / "new", DEMO, TrainConfig())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{cut off")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(sys, "argv", ["splatstudio", "info", str(tmp_path)])
         main()
-    rows = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:]]
+    *lines, problem = capsys.readouterr().out.splitlines()[1:]
+    assert problem.startswith(f"{tmp_path / 'broken' / 'run.json'} is damaged: ")
+    rows = [re.split("  +", line.strip()) for line in lines]
     assert not stop.value.code and rows == [
         [str(tmp_path / "a b"), "demo", "default", "10 of 20", "21.00 dB at step 10"],
         [str(tmp_path / "c"), "demo", "default", "10 of 30", "21.00 dB at step 10"],

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed
+from splatstudio.config import TrainConfig, changed, differing
 from splatstudio.merging import merge
 from splatstudio.model import Model, load_model
+from splatstudio.presets import PRESETS, PresetName
 from splatstudio.rendering import render_image
 from splatstudio.run import Run
 from splatstudio.scene import load_scene, load_training_scene
@@ -27,18 +28,18 @@ def train(
     *,
     run_dir: str | Path | None = None,
     on_step: Callable[[Advance], None] | None = None,
+    preset: PresetName | None = None,
     config: TrainConfig | None = None,
     **settings: object,
 ) -> Model:
     """Train a model of `scene` and return it; `settings` are fields of TrainConfig, as steps=2000.
 
-    Dotted settings are written with two underscores: optim__means_lr=1e-4. With `run_dir` the run keeps
+    Dotted settings are written with two underscores: optim__means_lr=1e-4. `preset` names a set of settings,
+    of which `settings` and what `config` has changed win. With `run_dir` the run keeps
     checkpoints, metrics and evaluations there; without it nothing is written. `on_step` is called after each
     step. Raises ValueError for a scene or a setting that cannot be used.
     """
-    for name, value in settings.items():
-        config = changed(config or TrainConfig(), name.replace("__", "."), value)
-    config = config or TrainConfig()
+    config = _chosen(config or TrainConfig(), preset, settings)
     if not isinstance(scene, Scene):
         scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
@@ -57,6 +58,17 @@ def train(
         if session is not None:
             session.close()
         trainer.close()
+
+
+def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[str, object]) -> TrainConfig:
+    for name, value in settings.items():
+        config = changed(config, name.replace("__", "."), value)
+    if preset is None:
+        return config
+    if preset not in PRESETS:
+        raise ValueError(f"there is no preset {preset!r}: it is one of {', '.join(PRESETS)}")
+    given = {name.replace("__", ".") for name in settings}
+    return PRESETS[preset].apply(config, given.union(differing(config, TrainConfig())))
 
 
 def render(model: Model, camera: Camera) -> np.ndarray:

@@ -201,7 +201,19 @@ def fitted(
     if chosen and MIN_SPLATS <= plan.num_splats < wanted:
         config = with_splats_that_fit(config, plan)
         rounds = f" For these photographs it would be {wanted:,}, but no more fit.{rounds}"
+    if isinstance(max_splats, int) and wanted < max_splats:
+        rounds = f"{_why_no_more(config)}{rounds}"
     return config, describe(plan, splats_wanted(config, scene)) + rounds
+
+
+def _why_no_more(config: TrainConfig) -> str:
+    """Return why a training comes to fewer Gaussians than its limit allows, and what would say more."""
+    if config.strategy == "mcmc":
+        return " The strategy mcmc wants no more than that: --mcmc.max-gaussians says how many it shall have."
+    return (
+        f" The strategy {config.strategy} wants no more than that for these photographs and steps: a higher"
+        " --fast.density allows more."
+    )
 
 
 def describe(plan: MemoryPlan, num_splats: int) -> str:

@@ -20,6 +20,7 @@ AS_GOOD = 0.08  # below the best one: named as well
 
 SCENE = "the scene needs none: splatstudio {command} SCENE"
 RUN = "here it is --run, the folder for all that a training leaves"
+CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc shall have"
 NO_PAGE = "splatstudio train has no window; splatstudio open SCENE --train is the one with a page"
 
 # What the trainers of others call it, with hyphens: gsplat's simple_trainer, nerfstudio, LichtFeld Studio,
@@ -35,7 +36,7 @@ OTHER_NAMES: dict[str, str] = {
         ("max-resolution", "max-image-size", "max-width"),
         "here --downscale divides the photographs' sides, as --downscale 4",
     ),
-    **dict.fromkeys(("cap-max", "max-cap", "max-num-splats", "strategy.cap-max"), "--max-splats"),
+    **dict.fromkeys(("cap-max", "max-cap", "max-num-splats", "strategy.cap-max"), CAP),
     **dict.fromkeys(("eval-split-every", "llffhold"), "--test-every"),
     **dict.fromkeys(("test-iterations",), "--eval-steps"),
     **dict.fromkeys(("steps-per-eval-all-images",), "--eval-every"),
@@ -60,8 +61,17 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("init-opa",), "--init-opacity"),
     **dict.fromkeys(("visible-adam",), "--optim.visible-only"),
     **dict.fromkeys(("densify-grad-threshold", "growth-grad-threshold"), "--densify.grow-grad"),
-    **dict.fromkeys(("densify-until-iter", "growth-stop-iter"), "--densify.stop-step"),
-    **dict.fromkeys(("refine-every", "densification-interval"), "--densify.every"),
+    **dict.fromkeys(("strategy.grow-grad2d",), "--densify.grow-grad"),
+    **dict.fromkeys(("densify-from-iter", "strategy.refine-start-iter"), "--densify.start-step"),
+    **dict.fromkeys(
+        ("densify-until-iter", "growth-stop-iter", "strategy.refine-stop-iter"), "--densify.stop-step"
+    ),
+    **dict.fromkeys(("refine-every", "densification-interval", "strategy.refine-every"), "--densify.every"),
+    **dict.fromkeys(("opacity-reset-interval", "strategy.reset-every"), "--densify.reset-every"),
+    **dict.fromkeys(("absgrad", "strategy.absgrad"), "here it is --strategy absgrad"),
+    **dict.fromkeys(("opacity-reg",), "--shapes.opacity-weight"),
+    **dict.fromkeys(("scale-reg",), "--shapes.scale-weight"),
+    **dict.fromkeys(("sh-degree-interval",), "--sh-degree-every"),
     **dict.fromkeys(("profile",), "--preset"),
     **dict.fromkeys(("gpu", "devices"), "--gpus"),
     **dict.fromkeys(("disable-viewer", "headless", "vis", "viewer", "with-viewer", "port"), NO_PAGE),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import splatstudio as ss
+from splatstudio.config import TrainConfig
+from splatstudio.presets import PRESETS
+from splatstudio.run import Run
 from splatstudio.scene import Scene
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
@@ -44,6 +48,15 @@ def test_settings_are_named_and_checked(scene: Scene) -> None:
         ss.train(scene, stepz=3)
     with pytest.raises(ValueError, match="setting steps is 0"):
         ss.train(scene, steps=0)
+
+
+def test_a_preset_is_named_and_what_is_given_beside_it_wins(scene: Scene, tmp_path: Path) -> None:
+    config = TrainConfig(test_every=4)
+    ss.train(scene, preset="preview", steps=1, sh_photos=0.0, config=config, run_dir=tmp_path / "run")
+    expected = PRESETS["preview"].apply(replace(config, steps=1), {"steps", "sh_photos"})
+    assert Run.open(tmp_path / "run").config == expected
+    with pytest.raises(ValueError, match="no preset 'slow': it is one of preview, default"):
+        ss.train(scene, preset="slow")  # type: ignore[arg-type]
 
 
 def test_a_run_folder_can_be_kept(scene: Scene, tmp_path: Path) -> None:

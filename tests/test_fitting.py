@@ -67,6 +67,19 @@ def test_what_they_choose_themselves_follows_the_pixels_and_the_root_of_the_phot
     assert splats_wanted(config, fewer) == int(48 * 40 * math.sqrt(len(fewer.train_indices)))
 
 
+def test_a_limit_that_a_strategy_does_not_come_to_is_told(blob_scene: Scene) -> None:
+    def told(config: TrainConfig, most: int) -> str:
+        return fitted(config, blob_scene, CPU, max_splats=most, fit_batch=False)[1]
+
+    mcmc, fast = TrainConfig(strategy="mcmc"), TrainConfig(strategy="fast")
+    assert told(mcmc, 900_000).count("--mcmc.max-gaussians says how many it shall have") == 1
+    assert told(fast, 900_000).count("a higher --fast.density allows more") == 1
+    for config, most in [(mcmc, 1000), (fast, 1000), (TrainConfig(), 900_000)]:
+        assert "wants no more" not in told(config, most) and f"Up to {most:,} splats" in told(config, most)
+    many = TrainConfig(strategy="mcmc", mcmc=McmcConfig(max_gaussians=900_000))
+    assert "wants no more" not in told(many, 900_000)
+
+
 def test_fast_chooses_no_more_than_fit(monkeypatch: pytest.MonkeyPatch, blob_scene: Scene) -> None:
     config = TrainConfig(strategy="fast", fast=FastConfig(density=90.0))
     wanted, sizes = splats_wanted(config, blob_scene), memory_plan.sizes_of(blob_scene)

@@ -32,6 +32,9 @@ from splatstudio.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
         ("train SCENE -i 7000", "here it is --steps;"),
         ("train SCENE --data_factor 4", "here it is --downscale;"),
         ("train SCENE --white_background", "here it is --background 1 1 1;"),
+        ("train SCENE --cap_max 1000000", "--mcmc.max-gaussians how many mcmc shall have"),
+        ("train SCENE --strategy.refine-stop-iter 9000", "here it is --densify.stop-step;"),
+        ("train SCENE --absgrad", "here it is --strategy absgrad;"),
         ("train SCENE --headless", "splatstudio open SCENE --train is the one with a page"),
         # Values.
         ("train SCENE --steps 7k", "--steps needs a whole number, not 7k;"),

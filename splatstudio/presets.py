@@ -90,12 +90,6 @@ def _paths() -> list[str]:
     return list(dict.fromkeys(path for preset in _PRESETS for path in preset.settings))
 
 
-def preset_of(config: TrainConfig) -> str | None:
-    """Return the name of the preset that `config` is of in all that any preset sets; None: of none."""
-    nearest = nearest_preset(config)
-    return None if nearest.changes(config) else nearest.name
-
-
 def nearest_preset(config: TrainConfig) -> Preset:
     """Return the preset from which `config` differs least: one of its strategy, if there is one.
 

@@ -10,7 +10,7 @@ import pytest
 
 from splatstudio import cli
 from splatstudio.config import TrainConfig, changed, from_json, value_of
-from splatstudio.presets import PRESETS, applied_settings, nearest_preset, preset_of
+from splatstudio.presets import PRESETS, applied_settings, nearest_preset
 from splatstudio.resolution import sh_degree_at
 
 
@@ -28,14 +28,6 @@ def test_what_was_given_wins_over_the_preset() -> None:
     applied = PRESETS["fast"].apply(config, {"steps", "strategy"})
     assert (applied.steps, applied.strategy) == (777, "default")
     assert PRESETS["preview"].apply(config, ()).steps != 777
-
-
-def test_settings_of_no_preset_have_no_name() -> None:
-    assert preset_of(TrainConfig()) == "default"
-    assert preset_of(PRESETS["quality"].apply(TrainConfig(seed=5))) == "quality"
-    assert preset_of(TrainConfig(strategy="mcmc")) is None
-    assert preset_of(TrainConfig(steps=77)) is None
-    assert preset_of(PRESETS["preview"].apply(TrainConfig(steps=77), {"steps"})) is None
 
 
 def test_the_nearest_preset_is_one_of_the_strategy_and_its_changes_are_named() -> None:

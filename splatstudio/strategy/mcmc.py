@@ -114,7 +114,7 @@ class McmcStrategy:
     def _redistribute(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
         population.optimizer.settle(population.gaussians)
-        alive, masses = self._judged(population, step)
+        alive, masses = self._judged(population)
         numbers = torch.tensor([len(population), int(alive.sum())], device="cpu")
         num, num_alive = ranks.sum(numbers).tolist()
         num_wanted, capped = self._wanted(num, num_alive, step)
@@ -127,7 +127,7 @@ class McmcStrategy:
         moved = min(num_dead, num_born)
         return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved, capped=capped)
 
-    def _judged(self, population: Population, step: int) -> tuple[Tensor, Tensor]:
+    def _judged(self, population: Population) -> tuple[Tensor, Tensor]:
         """Return who is alive, [N] bool, and with which masses births are drawn, [N], 0 for the dead."""
         gaussians, counts = population.gaussians.detach(), population.counts
         opacities = opacities_of(gaussians.opacities)

@@ -102,17 +102,27 @@ def evaluate_task(
         if against == own:
             try:
                 file = write_evaluation(run, model.step, evaluation)
-                if task.images:
-                    remember_images(Run.open(run), task.images)
             except OSError as error:  # what was measured is told all the same
                 note = f"the scores could not be written to {run}: {error.strerror or error}"
                 evaluation = replace(evaluation, notes=(*evaluation.notes, note))
+            evaluation = replace(evaluation, notes=(*evaluation.notes, *_remembered(run, task.images)))
         else:
             same = (own.scene, own.downscale) == (against.scene, against.downscale)
             what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"
             note = f"not written into {run}: its own scores are of {what}"
             evaluation = replace(evaluation, notes=(*evaluation.notes, note))
     return Scored(evaluation, model.step, file)
+
+
+def _remembered(run: Path, images: str) -> list[str]:
+    """Note in a run where its photographs were said to be; return a sentence where that fails."""
+    try:
+        if images:
+            remember_images(Run.open(run), images)
+    except OSError as error:
+        why = error.strerror or error
+        return [f"{run} cannot keep where its photographs are ({why}): name --images again"]
+    return []
 
 
 def _trained_on(evaluation: Evaluation, own: Against, images: str | None) -> list[str]:

@@ -100,3 +100,8 @@ def test_scores_of_a_run_that_may_not_be_written_are_told_all_the_same(
     scored = evaluate_task(EvaluationTask(run.path))
     assert scored.file is None and scored.evaluation.psnr > 0
     assert scored.evaluation.notes[-1] == f"the scores could not be written to {run.path}: Permission denied"
+    monkeypatch.undo()
+    monkeypatch.setattr(scoring, "remember_images", refuse)
+    scored = evaluate_task(EvaluationTask(run.path, images=str(blob_scene.views[0].image_path.parent)))
+    told = f"{run.path} cannot keep where its photographs are (Permission denied): name --images again"
+    assert scored.file is not None and scored.evaluation.notes == (told,)

@@ -61,6 +61,14 @@ _RULES = (
         lambda config: not config.coarse.halves_from < 1.0,
     ),
     _Idle(
+        frozenset({"coarse.halves_from"}),
+        "beside exposure.grid, and in more steps than coarse.halves_within: photographs stay whole",
+        lambda config: (
+            config.coarse.halves_from < 1.0
+            and (config.exposure.grid or config.steps > config.coarse.halves_within)
+        ),
+    ),
+    _Idle(
         frozenset({"densify.grow_scale2d", "densify.prune_scale2d"}),
         "without densify.stop_scale2d_step, until which it holds",
         lambda config: not config.densify.stop_scale2d_step > 0,

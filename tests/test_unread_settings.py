@@ -148,6 +148,8 @@ def test_the_page_offers_no_setting_of_what_a_run_was_started_without() -> None:
             {"densify.prune_scale2d": 0.1},
             "densify.prune_scale2d changes nothing without densify.stop_scale2d",
         ),
+        ({"coarse.halves_from": 0.5}, "coarse.halves_from changes nothing beside exposure.grid, and in more"),
+        ({"coarse.halves_from": 0.5, "steps": 7000}, None),
         ({"coarse.until": 0.3}, "coarse.until changes nothing without coarse.first."),
         ({"shapes.min_views": 2, "shapes.min_views_every": 500}, None),
         ({"steps": 9, "densify.every": 50}, None),

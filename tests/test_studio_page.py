@@ -16,6 +16,7 @@ from splatstudio.checkpoint import newest_checkpoint
 from splatstudio.config import DensifyConfig, TrainConfig, from_json, value_of
 from splatstudio.presets import PRESETS
 from splatstudio.studio.controller import Controller
+from splatstudio.studio.panels.capture_options import options_on
 
 pytestmark = PAGE_TEST
 SHORT = TrainConfig(steps=400, eval_steps=(), save_steps=(), sh_degree=1)
@@ -47,10 +48,18 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photographs", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the page shows the steps that were chosen")
+    screen.page.get_by_text("This capture").click()
+    for label in ("Light changes", "Open sky", "Floaters", "Open sky"):  # the sky is switched off again
+        screen.switch(label).click()
+    wanted = ["Light changes", "Floaters"]
+    screen.wait(lambda: options_on(screen.studio.controller.project.config) == wanted, "what was switched on")
     screen.button("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished", "the short training ends")
     config = json.loads((tmp_path / "runs" / "blobs" / "run.json").read_text())["config"]
     assert (config["steps"], config["densify"]["max_gaussians"], config["downscale"]) == (37, 70, 2)
+    assert config["exposure"]["enabled"] and config["shapes"]["min_views"] == 2
+    assert not (config["sky"]["enabled"] or config["antialiased"] or config["poses"]["enabled"])
+    assert "Light changes, Floaters" in screen.page.content()
     mcmc = PRESETS["mcmc"].settings
     assert mcmc and all(value_of(from_json(TrainConfig, config), path) == mcmc[path] for path in mcmc)
     assert screen.step == 37

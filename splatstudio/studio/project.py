@@ -19,6 +19,7 @@ from splatstudio.config import (
     value_of,
     with_whole_paths,
 )
+from splatstudio.corrections import check_agreement
 from splatstudio.device_options import DeviceOptions
 from splatstudio.formats import format_of
 from splatstudio.memory_plan import fitted
@@ -141,10 +142,11 @@ class Project:
         return {path: value_of(config, path) for path in differing(config, self.config)}, note
 
     def config_with(self, values: Mapping[str, Any]) -> TrainConfig:
-        """Return the settings with other `values` by dotted paths; ValueError where one is wrong."""
+        """Return the settings with other `values` by dotted paths; ValueError for what cannot be."""
         config = self.config
         for path, value in values.items():
             config = changed(config, path, value)
+        check_agreement(config)
         return config
 
     def config_later(self, values: Mapping[str, Any], step: int) -> TrainConfig:

@@ -14,6 +14,7 @@ from splatstudio.score_watch import evaluation_interval
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
+from splatstudio.studio.panels.capture_options import CaptureOptions, options_on
 from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.panels.plot import Line, Plot, axis_ranges, from_zero
 from splatstudio.studio.panels.settings import SettingsForm
@@ -65,7 +66,7 @@ class TrainPanel(Panel):
 
 
 class Setup:
-    """What can be chosen before a training begins: preset, length, the most splats, the photographs' size."""
+    """What can be chosen before a training begins: preset, length, numbers, sizes, options."""
 
     def __init__(self, page: Page):
         gui, controller = page.server.gui, page.controller
@@ -105,6 +106,7 @@ class Setup:
                 initial_value=_size_label(size, config.downscale),
                 hint="Smaller ones train faster and show less detail.",
             )
+            self._capture = CaptureOptions(page, scene)
         self._preset.on_update(lambda _: self._follow_preset())
         self._steps.on_update(lambda _: self._take("steps", self._steps.value))
         self._cap.on_update(lambda _: self._take("densify.max_gaussians", self._cap.value))
@@ -113,6 +115,7 @@ class Setup:
     def refresh(self) -> None:
         """Offer this only before the start, with the settings as they are now."""
         self._folder.visible = self._controller.can_set_up
+        self._capture.refresh()
         config = self._controller.project.config
         if config is self._shown:
             return
@@ -262,6 +265,8 @@ def settings_html(controller: Controller) -> str:
         ("Max splats", f"{config.densify.max_gaussians:,}"),
         ("Run folder", str(project.run_dir) if project.run_dir else "–"),
     ]
+    if options_on(config):
+        rows.append(("This capture", ", ".join(options_on(config))))
     if project.devices.num_ranks > 1 or config.precision != "auto":
         rows.append(("Sent between ranks", PRECISIONS[config.precision]))
     return table_html(rows)

@@ -12,8 +12,8 @@ from splatstudio import ops, ops_training
 from splatstudio.distributed.failures import is_out_of_memory
 
 FAILED = (
-    "project_fwd failed on cuda:1: CUDA error: an illegal memory access was encountered; an earlier kernel may"
-    " be the cause, CUDA_LAUNCH_BLOCKING=1 in the environment finds the one"
+    "project_fwd failed on cuda:1: CUDA error: an illegal memory access was encountered; an earlier kernel"
+    " may be the cause, CUDA_LAUNCH_BLOCKING=1 in the environment finds the one"
 )
 
 

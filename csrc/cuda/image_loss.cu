@@ -320,7 +320,7 @@ bool has_maps(const ImageLoss& args) { return args.grad != nullptr && args.ssim_
 // Of the rows of blocks that are started together.
 int64_t strip_rows(const ImageLoss& args) {
   const int64_t blocks_x = block_rows(args).blocks_x;
-  return (kStrip + blocks_x - 1) / blocks_x;
+  return blocks_x > 0 ? (kStrip + blocks_x - 1) / blocks_x : 1;
 }
 
 // The gradient is a row of blocks behind the maps, of which it needs five rows above and below.

@@ -186,3 +186,9 @@ def test_a_loss_is_made_in_strips_with_the_maps_of_some_rows() -> None:
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-9)
     # All of a tall picture would be 36 bytes a pixel.
     assert native.loss_scratch(torch.empty(4000, 60, 3)) < 4000 * 60
+
+
+def test_a_picture_without_pixels_has_no_loss() -> None:
+    nothing = torch.zeros(5, 0, 3)
+    value, gradient = native.image_loss(nothing, nothing, None, 1.0, 0.0, False, True, 1)
+    assert float(value) == 0.0 and gradient.shape == nothing.shape

@@ -6,10 +6,14 @@
 
 #include <limits>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "kernels.h"
+
+// Of torch 2.13 and newer: null where we are loaded in an older one.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace splat::binding {
 
@@ -27,6 +31,12 @@ inline std::string device_name(int32_t device) {
 inline int32_t& required_device() {
   thread_local int32_t device = kCpu;
   return device;
+}
+
+// How many numbers the splats of a list have there.
+inline int64_t& splat_size() {
+  thread_local int64_t size = kSplatSize;
+  return size;
 }
 
 inline void check(const Tensor& t, ScalarType type, const Sizes& sizes, const char* name) {
@@ -60,8 +70,24 @@ T* ints(const Tensor& t, const Sizes& sizes, const char* name) {
   return static_cast<T*>(t.data_ptr());
 }
 
+// What torch says of the call that has failed last on this thread; nothing before torch 2.13.
+inline std::string torch_says() {
+  return torch_exception_get_what_without_backtrace == nullptr
+             ? std::string()
+             : std::string(": ") + torch_exception_get_what_without_backtrace();
+}
+
+// Torch's own error has to pass an interface in C, behind which it is no more than a failed call:
+// whoever survives a lack of memory must be able to read that it was one.
 inline Tensor empty(const Sizes& sizes, ScalarType type = ScalarType::Float) {
-  return empty_on(required_device(), sizes, type);
+  try {
+    return empty_on(required_device(), sizes, type);
+  } catch (const std::runtime_error&) {
+    std::string shape;
+    for (const int64_t size : sizes) shape += (shape.empty() ? "" : " x ") + std::to_string(size);
+    throw std::runtime_error("can't allocate memory on " + device_name(required_device()) +
+                             " for " + shape + " numbers" + torch_says());
+  }
 }
 
 inline void check_number(int64_t num_gaussians) {
@@ -127,7 +153,7 @@ inline ImageGrid grid_of(int64_t width, int64_t height) {
 
 inline SplatList splats_of(const Tensor& splats, const Tensor& order) {
   const int64_t num = order.size(0);
-  floats(splats, {num, kSplatSize}, "splats");
+  floats(splats, {num, splat_size()}, "splats");
   return {mutable_floats(splats), ints<int32_t>(order, {num}, "order"), num};
 }
 

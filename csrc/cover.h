@@ -63,7 +63,8 @@ struct CoveredRows {
   float extreme;      // the line on which the ellipse reaches farthest right, px from its centre
 };
 
-SPLAT_HD CoveredRows covered_rows(const cpu::Splat& s, const ImageGrid& grid) {
+template <typename Splat>
+SPLAT_HD CoveredRows covered_rows(const Splat& s, const ImageGrid& grid) {
   const float height = static_cast<float>(grid.height);
   // NaN (0 / 0 of a whole-row splat) loses against the radius.
   const float half_height = minimum(square_root(s.w2 / s.v2) + cpu::kPixelMargin, s.radius_y);
@@ -78,7 +79,8 @@ SPLAT_HD CoveredRows covered_rows(const cpu::Splat& s, const ImageGrid& grid) {
 }
 
 // The columns of tiles in row `ty`; empty where begin >= end.
-SPLAT_HD TileRange covered_columns(const cpu::Splat& s, const ImageGrid& grid,
+template <typename Splat>
+SPLAT_HD TileRange covered_columns(const Splat& s, const ImageGrid& grid,
                                    const CoveredRows& covered, int ty) {
   const float width = static_cast<float>(grid.width);
   const float row = static_cast<float>(ty * kTileSize);

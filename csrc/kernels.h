@@ -12,7 +12,7 @@
 namespace splat {
 
 constexpr int kTileSize = 16;      // px
-constexpr int kSplatSize = 16;     // floats of a packed splat, one cache line
+constexpr int kSplatSize = 16;     // floats of a packed splat on the CPU, one cache line
 constexpr int kSlabSize = 12;      // floats of an instance's gradient, at most
 constexpr int kPlainSlabSize = 9;  // without depth and absgrad
 
@@ -78,7 +78,7 @@ struct ProjectedArrays {
 
 // Visible splats: on the CPU in the order of the Gaussians, on a GPU by depth.
 struct SplatList {
-  float* splats;   // [V, kSplatSize] packed, see cpu/splat.h
+  float* splats;   // [V, kSplatSize] packed, see cpu/splat.h; on a GPU [V, cuda::kPackedSize]
   int32_t* order;  // [V] index of the Gaussian
   int64_t num;
 };
@@ -270,17 +270,21 @@ using Stream = void*;
 void project_fwd(const ProjectFwd& args, Stream stream);
 void project_bwd(const ProjectBwd& args, Stream stream);
 
+constexpr int kPackedSize = 12;  // floats of a splat as it is drawn
+constexpr int kShapeSize = 8;    // of what says which tiles it covers, until they are listed
+
 int64_t sort_splats_scratch(int64_t num);
-// Writes the list and `splat_starts` [num + 1], the last of which is the number of instances.
+// Writes the list, `shapes` [num, kShapeSize] in its order, and `splat_starts` [num + 1], the last
+// of which is the number of instances.
 void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const SplatList& out,
-                 int64_t* splat_starts, void* scratch, Stream stream);
+                 float* shapes, int64_t* splat_starts, void* scratch, Stream stream);
 // One number of the device's memory, when the stream has come so far: the host waits.
 int64_t read_back(const int64_t* number, Stream stream);
 int64_t emit_instances_scratch(int64_t num);
 // `out.num` is how many instances there is room for. Where there are more (`splat_starts` tells),
 // the lists hold the nearest of them, and nothing is written or read beyond.
-void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
-                    void* scratch, Stream stream);
+void emit_instances(const float* shapes, int64_t num_splats, const ImageGrid& grid,
+                    const TileLists& out, void* scratch, Stream stream);
 
 // `checkpoints` [num_checkpoints] takes the place of the masks, `tile_ends` has num_ends entries;
 // both may be null where nobody will go back.

@@ -11,10 +11,15 @@ namespace splat::binding {
 // all others must lie there.
 class OnDevice {
  public:
-  explicit OnDevice(const Tensor& t) : before_(required_device()), guard_(device_of(t)) {
+  explicit OnDevice(const Tensor& t)
+      : before_(required_device()), size_before_(splat_size()), guard_(device_of(t)) {
     required_device() = device_of(t);
+    splat_size() = cuda::kPackedSize;
   }
-  ~OnDevice() { required_device() = before_; }
+  ~OnDevice() {
+    required_device() = before_;
+    splat_size() = size_before_;
+  }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
@@ -22,6 +27,7 @@ class OnDevice {
 
  private:
   int32_t before_;
+  int64_t size_before_;
   DeviceGuard guard_;
 };
 

@@ -42,10 +42,11 @@ Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
   return outputs;
 }
 
-// The splats by depth and the first slot of each: all of a binning whose size the host knows.
+// The splats by depth and the first slot of each: all of a binning whose size the host knows. The
+// shapes are needed until the tiles are listed.
 struct SortedSplats {
   splat::ImageGrid grid;
-  Tensor splats, order, splat_starts;
+  Tensor splats, shapes, order, splat_starts;
 
   const int64_t* num_instances() const {
     return static_cast<const int64_t*>(splat_starts.data_ptr()) + order.size(0);
@@ -58,12 +59,13 @@ SortedSplats sorted_splats(const Tensor& means2d, const Tensor& conics, const Te
   const splat::ProjectedArrays projected =
       projected_of(means2d, conics, depths, opacities, colors, radii);
   const int64_t num = projected.num;
-  const SortedSplats sorted = {grid, empty({num, splat::kSplatSize}), empty({num}, ScalarType::Int),
+  const SortedSplats sorted = {grid, empty({num, splat::cuda::kPackedSize}),
+                               empty({num, splat::cuda::kShapeSize}), empty({num}, ScalarType::Int),
                                empty({num + 1}, ScalarType::Long)};
   const Tensor scratch = scratch_of(splat::cuda::sort_splats_scratch(num));
-  splat::cuda::sort_splats(projected, grid, splats_of(sorted.splats, sorted.order),
-                           static_cast<int64_t*>(sorted.splat_starts.data_ptr()),
-                           scratch.data_ptr(), stream);
+  splat::cuda::sort_splats(
+      projected, grid, splats_of(sorted.splats, sorted.order), mutable_floats(sorted.shapes),
+      static_cast<int64_t*>(sorted.splat_starts.data_ptr()), scratch.data_ptr(), stream);
   return sorted;
 }
 
@@ -74,7 +76,7 @@ Six lists_within(const SortedSplats& sorted, int64_t room, splat::cuda::Stream s
   const Tensor scratch = scratch_of(splat::cuda::emit_instances_scratch(room));
   const splat::SplatList list = splats_of(sorted.splats, sorted.order);
   splat::cuda::emit_instances(
-      list, sorted.grid,
+      mutable_floats(sorted.shapes), list.num, sorted.grid,
       lists_of(list, sorted.grid, sorted.splat_starts, tile_starts, instances, slots),
       scratch.data_ptr(), stream);
   return {sorted.splats, sorted.order, sorted.splat_starts, tile_starts, instances, slots};

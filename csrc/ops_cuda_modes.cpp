@@ -25,6 +25,7 @@ Pair raster_median(const Tensor& splats, const Tensor& order, const Tensor& spla
                    const Tensor& tile_starts, const Tensor& instances, const Tensor& slots,
                    int64_t width, int64_t height, double max_alpha, int64_t /*num_threads*/) {
   const OnDevice device(splats);
+  check_aligned(splats, "splats");
   const auto [args, out] = median_call({splats, order, splat_starts, tile_starts, instances, slots},
                                        width, height, max_alpha);
   splat::cuda::raster_median(args, device.stream());
@@ -37,6 +38,7 @@ Pair raster_solid(const Tensor& splats, const Tensor& order, const Tensor& splat
                   const Tensor& surfaces, const Tensor& background, int64_t width, int64_t height,
                   int64_t /*num_threads*/) {
   const OnDevice device(splats);
+  check_aligned(splats, "splats");
   const auto [args, out] = solid_call({splats, order, splat_starts, tile_starts, instances, slots},
                                       surfaces, background, width, height);
   splat::cuda::raster_solid(args, device.stream());

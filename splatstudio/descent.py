@@ -105,7 +105,7 @@ class Descent:
     """What a step did: the loss and the picture of each shot, before the Gaussians moved."""
 
     losses: tuple[float, ...]
-    pictures: tuple[Tensor, ...]  # [H, W, 3]
+    pictures: tuple[Tensor, ...]  # [H, W, 3]; empty of a step that was begun ahead
     observations: tuple[Observation, ...]  # empty where nobody asked
     others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
     costs: tuple[float, ...] = ()  # of each shot, in pixels drawn over; empty where a step has but one

@@ -55,14 +55,15 @@ class Told:
 class Report:
     """What the host will know of a step, and nothing that is needed to make it."""
 
-    pictures: tuple[Tensor, ...]  # [H, W, 3]
+    num: int  # of its photographs
+    pictures: tuple[Tensor, ...]  # [H, W, 3]; none where the PSNR comes with the numbers: they need none
     numbers: ReadBack  # in the order of Told
     twists: ReadBack | None  # of the cameras, where they are asked for
     costly: bool  # whether costs are among the numbers
 
     def read(self) -> Told:
         """Return the numbers as soon as they are there."""
-        num = len(self.pictures)
+        num = self.num
         total, *numbers = self.numbers.read()
         losses, needed, rest = numbers[:num], numbers[num : 2 * num], numbers[2 * num :]
         costs, score = (rest[:num], rest[num:]) if self.costly else ([], rest)
@@ -108,7 +109,8 @@ def find(
 ) -> Findings:
     """Queue the pictures of `shots` and the way back from them; `optimizer` is that of `gaussians`.
 
-    `shown`: for the PSNR of the first picture, where the plan asks for it; None: it does not.
+    `shown`: for the PSNR of the first picture, where the plan asks for it, and the pictures are let go; None:
+    there is no PSNR, and the pictures are returned.
     """
     if len(shots) == 1:
         return _of_one(gaussians, optimizer, shots[0], work, shown)
@@ -190,7 +192,8 @@ def _of_one(
             gate=gate,
         )
 
-    report = Report((drawing.rgb.detach(),), numbers, twists, costly=False)
+    pictures = (drawing.rgb.detach(),) if shown is None else ()
+    report = Report(1, pictures, numbers, twists, costly=False)
     seen = observations_of(shot, drawing, gradients, plan)
     return Findings(report, gate, seen, gradients.others, change)
 
@@ -202,9 +205,11 @@ def _of_several(
     sums = _Sums(dict.fromkeys(gaussians.tensors()), [None] * len(work.others))
     for shot in shots:  # of each only what is needed later stays in memory
         drawing, loss = _drawn(gaussians, optimizer, shot, work)
-        if not sums.pictures:
+        if not sums.losses:
             sums.score = _score(shot, drawing, work, shown)
         sums.take(shot, drawing, loss, work)
+        if shown is None:
+            sums.pictures.append(drawing.rgb.detach())
     gate, numbers = _asked(sums.counts, sums.losses, work, sums.costs, sums.score)
     weights = plan.regularization
     weights = Regularization(weights.opacity * num, weights.scale * num)
@@ -214,7 +219,7 @@ def _of_several(
         optimizer.step(gaussians, sums.gradients, plan.rates, visible, weights, batch_size=num, gate=gate)
 
     twists = ReadBack(*sums.twists) if sums.twists else None
-    report = Report(tuple(sums.pictures), numbers, twists, costly=True)
+    report = Report(num, tuple(sums.pictures), numbers, twists, costly=True)
     return Findings(report, gate, tuple(sums.observations), tuple(sums.others), change)
 
 
@@ -250,7 +255,6 @@ class _Sums:
             total = self.gradients[name]
             self.gradients[name] = value if total is None or value is None else total.add_(value)
         self.others = [_plus(one, other) for one, other in zip(self.others, gradients.others, strict=True)]
-        self.pictures.append(drawing.rgb.detach())
         self.losses.append(loss.detach())
         self.counts.append(drawing.num_instances)
         self.costs.append(pixels_drawn_over(drawing.radii, drawing.camera))

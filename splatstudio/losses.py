@@ -8,6 +8,8 @@ from torch import Tensor
 from splatstudio import reference
 from splatstudio.rendering import stages_for
 
+ROWS_AT_ONCE = 256
+
 
 def photometric(rgb: Tensor, target: Tensor, *, ssim_weight: float, mask: Tensor | None = None) -> Tensor:
     """Return the training loss (1 - w) * L1 + w * (1 - SSIM) of a rendering, a scalar (Kerbl et al. 2023).
@@ -36,14 +38,18 @@ def psnr(image: Tensor, target: Tensor, mask: Tensor | None = None) -> float:
 def psnr_on_device(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return what `psnr` does as a tensor, float64 and a scalar, for which the host does not wait.
 
-    With a mask the sum has another order, and the last bits may differ.
+    The sum has another order, and the last bits may differ.
     """
-    error = (image.clamp(0.0, 1.0) - target.clamp(0.0, 1.0)) ** 2
-    mean = error.double().mean()
-    if mask is not None:  # to select by it the host would need to know how many pixels it has
-        counted = error.double().masked_fill(~mask[..., None], 0.0)  # what it leaves out may be no number
-        mean = counted.sum() / (mask.sum() * error.shape[-1])
-    return -10.0 * torch.log10(mean)
+    total = torch.zeros((), dtype=torch.float64, device=image.device)
+    # By strips: the doubles of a whole picture would be among the most that a step holds.
+    for first in range(0, len(image), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        error = (image[rows].clamp(0.0, 1.0) - target[rows].clamp(0.0, 1.0)).square_().double()
+        if mask is not None:  # to select by it the host would need to know how many pixels it has
+            error.masked_fill_(~mask[rows, :, None], 0.0)  # what it leaves out may be no number
+        total += error.sum()
+    num = image[..., 0].numel() if mask is None else mask.sum()
+    return -10.0 * torch.log10(total / (num * image.shape[-1]))
 
 
 @torch.no_grad()

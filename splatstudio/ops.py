@@ -279,10 +279,13 @@ class _Rasterize(torch.autograd.Function):
         rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
             *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
         )
-        ctx.masks = None
+        ctx.once = None
         if projected is not None and has_kernel("raster_slab", means2d.device.type):
-            ctx.masks, masks = masks, masks.new_empty(0)
-        ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
+            # What the first half of the way back needs alone, with nobody else to hold it.
+            ctx.once = (*lists[3:], masks, tile_ends)
+            ctx.save_for_backward(*lists[:3], rgb, alpha, depth_sum)
+        else:
+            ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
         ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
         splat_starts = lists[2]
         num_instances = splat_starts[-1:].clone()
@@ -294,14 +297,14 @@ class _Rasterize(torch.autograd.Function):
     def backward(ctx, *v_outputs):
         v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs[:3]]
         with_probe, native = ctx.needs_input_grad[5], _native()
-        if ctx.masks is None:
+        if ctx.once is None:
             options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
             *gradients, v_probe = native.raster_bwd(*ctx.saved_tensors, *v, *options)
-        else:  # the gradients take the place of a GPU's checkpoints
-            (*lists, _), rest = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-            slab = native.raster_slab(*lists, ctx.masks, *rest, *v, ctx.max_alpha, ctx.absgrad)
-            ctx.masks = None
-            gathered = (*lists[:3], slab, ctx.num_gaussians, ctx.absgrad, with_probe)
+        else:  # the gradients take the place of a GPU's checkpoints and lists
+            by_depth, pictures = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+            slab = native.raster_slab(*by_depth, *ctx.once, *pictures, *v, ctx.max_alpha, ctx.absgrad)
+            ctx.once = None
+            gathered = (*by_depth, slab, ctx.num_gaussians, ctx.absgrad, with_probe)
             *gradients, v_probe = native.gather_slab(*gathered)
         return (*gradients, v_probe if with_probe else None, None, None, None, None)
 

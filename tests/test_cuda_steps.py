@@ -12,6 +12,7 @@ from splatstudio import ops
 from splatstudio.config import OptimConfig
 from splatstudio.descent import DescentPlan, Drawing, Shot, Work
 from splatstudio.distributed import ALONE
+from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.instance_room import InstanceRoom, room_for
@@ -77,3 +78,17 @@ def test_a_step_does_not_wait_for_the_queue() -> None:
     with waiting_is_an_error():
         for number in range(9):
             training.step(number)
+
+
+def test_a_step_without_memory_is_told_as_such_and_the_next_one_is_made() -> None:
+    room = InstanceRoom()
+    training = Training(room)
+    training.step(0)
+    room.size = 2**31 - 2  # of which the first list alone takes 8.6 GB
+    torch.cuda.set_per_process_memory_fraction(0.02)
+    try:
+        with pytest.raises(OutOfMemory):
+            training.step(1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert room.size is None and training.step(1) > 0

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from splatstudio import ops
+from splatstudio import ops, ops_training
+from splatstudio.distributed.failures import is_out_of_memory
 
 FAILED = (
-    "project_fwd failed on cuda:1: an illegal memory access was encountered; an earlier kernel may be the"
-    " cause, CUDA_LAUNCH_BLOCKING=1 in the environment finds the one"
+    "project_fwd failed on cuda:1: CUDA error: an illegal memory access was encountered; an earlier kernel"
+    " may be the cause, CUDA_LAUNCH_BLOCKING=1 in the environment finds the one"
 )
 
 
@@ -44,3 +45,12 @@ def test_other_errors_pass_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernels_say_so_in_these_words() -> None:
     source = (Path(ops.__file__).parents[1] / "csrc" / "cuda" / "launch.cuh").read_text()
     assert '" failed on cuda:"' in source and "CUDA_LAUNCH_BLOCKING=1" in source
+
+
+@pytest.mark.skipif(not ops.is_available(), reason="the native kernels are not built")
+def test_memory_that_torch_does_not_give_an_operator_is_told_as_such() -> None:
+    # More than there are addresses for. Of torch's own error an operator only hears that a call has failed.
+    wanted = "can't allocate memory on the CPU for 16777216 x 16777216 x 3 numbers"
+    with pytest.raises(RuntimeError, match=wanted) as caught:
+        ops_training.area_means(torch.zeros(4, 4, 3), width=2**24, height=2**24)
+    assert is_out_of_memory(caught.value)

@@ -39,17 +39,18 @@ struct Place {
   bool inside;
 };
 
-__device__ Place place_of(const ImageLoss& args, int dx, int dy) {
+// `block` is the block's number in the whole image.
+__device__ Place place_of(const ImageLoss& args, unsigned block, int dx, int dy) {
   // In 32 bits: a division in 64 is a hundred instructions.
   const unsigned blocks_x = static_cast<unsigned>((args.width + kWidth - 1) / kWidth);
-  const int64_t x = static_cast<int64_t>(blockIdx.x % blocks_x) * kWidth + dx;
-  const int64_t y = static_cast<int64_t>(blockIdx.x / blocks_x) * kHeight + dy;
+  const int64_t x = static_cast<int64_t>(block % blocks_x) * kWidth + dx;
+  const int64_t y = static_cast<int64_t>(block / blocks_x) * kHeight + dy;
   return {x, y, x >= 0 && y >= 0 && x < args.width && y < args.height};
 }
 
 // The pixels of a thread: one of kAlongColumn, below each other.
-__device__ Place own_place(const ImageLoss& args, int number) {
-  return place_of(args, threadIdx.x % kWidth, threadIdx.x / kWidth * kAlongColumn + number);
+__device__ Place own_place(const ImageLoss& args, unsigned block, int number) {
+  return place_of(args, block, threadIdx.x % kWidth, threadIdx.x / kWidth * kAlongColumn + number);
 }
 
 __device__ bool counts(const ImageLoss& args, const Place& p) {
@@ -67,18 +68,26 @@ __device__ int64_t component(const ImageLoss& args, const Place& p, int64_t chan
   return (p.y * args.width + p.x) * args.channels + channel;
 }
 
-// A place in the maps between the kernels, whose channels lie one behind the other: so neighbours
-// in a row are neighbours in the memory.
-__device__ int64_t in_map(const ImageLoss& args, const Place& p, int64_t channel) {
-  return (channel * args.height + p.y) * args.width + p.x;
-}
+// The maps between the kernels: three numbers of each component, of some rows of the image at a
+// time. A row lies where the one `rows` above it has been.
+struct Maps {
+  float* values;
+  int rows;
+  int64_t size;  // of one
+
+  // The channels lie one behind the other: so neighbours in a row are neighbours in the memory.
+  __device__ int64_t at(const ImageLoss& args, const Place& p, int64_t channel) const {
+    const int row = static_cast<int>(p.y) % rows;
+    return (channel * rows + row) * args.width + p.x;
+  }
+};
 
 // Counts what a mask leaves of both terms in a block's pixels.
 __global__ void __launch_bounds__(kThreads)
     count_kernel(ImageLoss args, int64_t* pixels, int64_t* windows) {
   int own_pixels = 0, own_windows = 0;
   for (int number = 0; number < kAlongColumn; ++number) {
-    const Place p = own_place(args, number);
+    const Place p = own_place(args, blockIdx.x, number);
     own_pixels += __syncthreads_count(counts(args, p) ? 1 : 0);
     own_windows += __syncthreads_count(window_counts(args, p) ? 1 : 0);
   }
@@ -153,20 +162,20 @@ __device__ void filter_columns(const float (&rows)[maps][kLoadHeight][kRowStride
 }
 
 // Image and target with a border of five pixels; outside the mask the image equals the target.
-__device__ void load_block(const ImageLoss& args, int64_t channel,
+__device__ void load_block(const ImageLoss& args, unsigned block, int64_t channel,
                            float (&image)[kLoadHeight][kLoadStride],
                            float (&target)[kLoadHeight][kLoadStride]) {
   for (int i = threadIdx.x; i < kLoadHeight * kLoadWidth; i += kThreads) {
     const int column = i % kLoadWidth, row = i / kLoadWidth;
-    const Place p = place_of(args, column - kHalf, row - kHalf);
+    const Place p = place_of(args, block, column - kHalf, row - kHalf);
     const float t = p.inside ? args.target[component(args, p, channel)] : 0.0f;
     image[row][column] = counts(args, p) ? args.image[component(args, p, channel)] : t;
     target[row][column] = t;
   }
 }
 
-// One component of the map: returns 1 - SSIM and writes the derivatives with respect to the three
-// filtered moments, times `weight`.
+// One component of the map: returns 1 - SSIM and, where there are `partials`, writes there the
+// derivatives with respect to the three filtered moments, times `weight`.
 __device__ float similarity(const float (&moments)[5], float weight, int64_t map_size,
                             float* partials) {
   const float mx = moments[0], my = moments[1];
@@ -175,6 +184,7 @@ __device__ float similarity(const float (&moments)[5], float weight, int64_t map
   const float b2 = (moments[2] - mx * mx) + (moments[3] - my * my) + kC2;
   const float inverse = 1.0f / (b1 * b2);
   const float value = a1 * a2 * inverse;
+  if (partials == nullptr) return 1.0f - value;
   const float v_variance = -value * b1 * inverse;
   const float v_covariance = 2 * a1 * inverse;
   const float v_mean =
@@ -186,14 +196,15 @@ __device__ float similarity(const float (&moments)[5], float weight, int64_t map
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ssim_kernel(ImageLoss args, const Scales* scales, float* partials, double* sums) {
+    ssim_kernel(ImageLoss args, const Scales* scales, Maps maps, double* sums,
+                unsigned first_block) {
   __shared__ float image[kLoadHeight][kLoadStride], target[kLoadHeight][kLoadStride];
   __shared__ float rows[5][kLoadHeight][kRowStride];
-  const int64_t map_size = args.height * args.width * args.channels;
+  const unsigned block = first_block + blockIdx.x;
   double sum = 0.0;
   for (int64_t channel = 0; channel < args.channels; ++channel) {
     __syncthreads();
-    load_block(args, channel, image, target);
+    load_block(args, block, channel, image, target);
     __syncthreads();
     filter_rows<5>(rows, [&](int column, int row, float (&values)[5]) {
       const float x = image[row][column], t = target[row][column];
@@ -207,31 +218,32 @@ __global__ void __launch_bounds__(kThreads)
     float moments[kAlongColumn][5];
     filter_columns<5>(rows, moments);
     for (int number = 0; number < kAlongColumn; ++number) {
-      const Place p = own_place(args, number);
+      const Place p = own_place(args, block, number);
       if (!p.inside) continue;
       const bool window = window_counts(args, p);
-      const float loss = similarity(moments[number], window ? -scales->ssim : 0.0f, map_size,
-                                    partials + in_map(args, p, channel));
+      float* partials = maps.values == nullptr ? nullptr : maps.values + maps.at(args, p, channel);
+      const float loss =
+          similarity(moments[number], window ? -scales->ssim : 0.0f, maps.size, partials);
       sum += window ? loss : 0.0f;
     }
   }
   const double total = block_sum(sum);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+  if (threadIdx.x == 0) sums[block] = total;
 }
 
 // The gradient of SSIM with respect to the three filtered moments, filtered back.
-__device__ void filter_partials(const ImageLoss& args, const float* partials, int64_t channel,
-                                float (&maps)[3][kLoadHeight][kLoadStride],
+__device__ void filter_partials(const ImageLoss& args, const Maps& partials, unsigned block,
+                                int64_t channel, float (&maps)[3][kLoadHeight][kLoadStride],
                                 float (&rows)[3][kLoadHeight][kRowStride],
                                 float (&filtered)[kAlongColumn][3]) {
-  const int64_t map_size = args.height * args.width * args.channels;
+  const int64_t map_size = partials.size;
   __syncthreads();
   for (int i = threadIdx.x; i < kLoadHeight * kLoadWidth; i += kThreads) {
     const int column = i % kLoadWidth, row = i / kLoadWidth;
-    const Place p = place_of(args, column - kHalf, row - kHalf);
+    const Place p = place_of(args, block, column - kHalf, row - kHalf);
+    const float* values = p.inside ? partials.values + partials.at(args, p, channel) : nullptr;
     for (int map = 0; map < 3; ++map) {
-      maps[map][row][column] =
-          p.inside ? partials[map * map_size + in_map(args, p, channel)] : 0.0f;
+      maps[map][row][column] = p.inside ? values[map * map_size] : 0.0f;
     }
   }
   __syncthreads();
@@ -243,16 +255,18 @@ __device__ void filter_partials(const ImageLoss& args, const float* partials, in
 }
 
 __global__ void __launch_bounds__(kThreads)
-    gradient_kernel(ImageLoss args, const Scales* scales, const float* partials, double* sums) {
+    gradient_kernel(ImageLoss args, const Scales* scales, Maps partials, double* sums,
+                    unsigned first_block) {
   __shared__ float maps[3][kLoadHeight][kLoadStride];
   __shared__ float rows[3][kLoadHeight][kRowStride];
-  const bool with_ssim = args.grad != nullptr && args.ssim_weight > 0;
+  const bool with_ssim = partials.values != nullptr;
+  const unsigned block = first_block + blockIdx.x;
   double sum = 0.0;
   for (int64_t channel = 0; channel < args.channels; ++channel) {
     float filtered[kAlongColumn][3] = {};
-    if (with_ssim) filter_partials(args, partials, channel, maps, rows, filtered);
+    if (with_ssim) filter_partials(args, partials, block, channel, maps, rows, filtered);
     for (int number = 0; number < kAlongColumn; ++number) {
-      const Place p = own_place(args, number);
+      const Place p = own_place(args, block, number);
       if (!p.inside) continue;
       const bool counted = counts(args, p);
       const int64_t i = component(args, p, channel);
@@ -265,7 +279,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   const double total = block_sum(sum);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+  if (threadIdx.x == 0) sums[block] = total;
 }
 
 // One block: the blocks' sums in their order.
@@ -283,25 +297,72 @@ __global__ void __launch_bounds__(kThreads)
       static_cast<double>(scales->l1) * l1_total + static_cast<double>(scales->ssim) * ssim_total;
 }
 
-int64_t num_image_blocks(const ImageLoss& args) {
-  return ((args.width + kWidth - 1) / kWidth) * ((args.height + kHeight - 1) / kHeight);
+// The image in rows of blocks.
+struct BlockRows {
+  int64_t blocks_x, num;
+
+  int64_t num_blocks() const { return blocks_x * num; }
+};
+
+BlockRows block_rows(const ImageLoss& args) {
+  return {(args.width + kWidth - 1) / kWidth, (args.height + kHeight - 1) / kHeight};
+}
+
+// So many blocks, enough for the largest GPU, are started together: the maps need not be those of
+// the whole image. The emulation has fewer, so that small images have strips too.
+#if !defined(SPLAT_STRIP_BLOCKS)
+#define SPLAT_STRIP_BLOCKS 2048
+#endif
+constexpr int64_t kStrip = SPLAT_STRIP_BLOCKS;
+
+bool has_maps(const ImageLoss& args) { return args.grad != nullptr && args.ssim_weight > 0; }
+
+// Of the rows of blocks that are started together.
+int64_t strip_rows(const ImageLoss& args) {
+  const int64_t blocks_x = block_rows(args).blocks_x;
+  return blocks_x > 0 ? (kStrip + blocks_x - 1) / blocks_x : 1;
+}
+
+// The gradient is a row of blocks behind the maps, of which it needs five rows above and below.
+int64_t map_rows(const ImageLoss& args) {
+  const int64_t rows = (strip_rows(args) + 2) * kHeight;
+  return rows < args.height ? rows : args.height;
+}
+
+void in_strips(const ImageLoss& args, const Scales* scales, const Maps& maps, double* l1,
+               double* ssim, Stream stream) {
+  const BlockRows rows = block_rows(args);
+  const auto start = [&](const char* name, const auto& kernel, double* sums, int64_t from,
+                         int64_t to) {
+    launch(name, kernel, (to - from) * rows.blocks_x, kThreads, stream, args, scales, maps, sums,
+           from * rows.blocks_x);
+  };
+  const int64_t strip = maps.values == nullptr ? rows.num : strip_rows(args);
+  for (int64_t begin = 0; begin < rows.num; begin += strip) {
+    const bool last = rows.num - begin <= strip;
+    const int64_t end = last ? rows.num : begin + strip;
+    start("ssim", ssim_kernel, ssim, begin, end);
+    start("loss_gradient", gradient_kernel, l1, begin == 0 ? 0 : begin - 1, last ? end : end - 1);
+  }
 }
 
 }  // namespace
 
 int64_t image_loss_scratch(const ImageLoss& args) {
-  const int64_t partials = args.ssim_weight > 0 ? 3 * args.height * args.width * args.channels : 0;
-  return static_cast<int64_t>(sizeof(double)) * (1 + 2 * num_image_blocks(args)) +
-         static_cast<int64_t>(sizeof(float)) * partials;
+  const int64_t numbers = has_maps(args) ? 3 * map_rows(args) * args.width * args.channels : 0;
+  return static_cast<int64_t>(sizeof(double)) * (1 + 2 * block_rows(args).num_blocks()) +
+         static_cast<int64_t>(sizeof(float)) * numbers;
 }
 
 void image_loss(const ImageLoss& args, void* scratch, Stream stream) {
-  const int64_t blocks = num_image_blocks(args);
+  const int64_t blocks = block_rows(args).num_blocks();
   Scales* scales = static_cast<Scales*>(scratch);
   static_assert(sizeof(Scales) <= sizeof(double), "the scales have the place of one sum");
   double* l1 = static_cast<double*>(scratch) + 1;
   double* ssim = args.ssim_weight > 0 ? l1 + blocks : nullptr;
-  float* partials = reinterpret_cast<float*>(l1 + 2 * blocks);
+  const int64_t rows = map_rows(args);
+  float* values = has_maps(args) ? reinterpret_cast<float*>(l1 + 2 * blocks) : nullptr;
+  const Maps maps = {values, static_cast<int>(rows), rows * args.width * args.channels};
   // The counts lie where the blocks' sums come later.
   int64_t* pixels = reinterpret_cast<int64_t*>(l1);
   int64_t* windows = pixels + blocks;
@@ -310,9 +371,10 @@ void image_loss(const ImageLoss& args, void* scratch, Stream stream) {
   }
   launch("loss_scales", scales_kernel, 1, kThreads, stream, args, pixels, windows, blocks, scales);
   if (ssim != nullptr) {
-    launch("ssim", ssim_kernel, blocks, kThreads, stream, args, scales, partials, ssim);
+    in_strips(args, scales, maps, l1, ssim, stream);
+  } else {
+    launch("loss_gradient", gradient_kernel, blocks, kThreads, stream, args, scales, maps, l1, 0);
   }
-  launch("loss_gradient", gradient_kernel, blocks, kThreads, stream, args, scales, partials, l1);
   launch("loss_value", value_kernel, 1, kThreads, stream, args, scales, l1, ssim, blocks);
 }
 

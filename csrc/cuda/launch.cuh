@@ -18,8 +18,9 @@ inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   int device = -1;
   cudaGetDevice(&device);
-  throw std::runtime_error(std::string(what) + " failed on cuda:" + std::to_string(device) + ": " +
-                           cudaGetErrorString(error) +
+  // "CUDA error: out of memory" is how torch, too, tells of what its allocator knows nothing of.
+  throw std::runtime_error(std::string(what) + " failed on cuda:" + std::to_string(device) +
+                           ": CUDA error: " + cudaGetErrorString(error) +
                            "; an earlier kernel may be the cause, CUDA_LAUNCH_BLOCKING=1 in the "
                            "environment finds the one");
 }

@@ -38,7 +38,7 @@ struct MedianPixel {
   int32_t count;
 };
 
-__device__ __forceinline__ void add(const cpu::Splat& s, float x, float y, float max_alpha,
+__device__ __forceinline__ void add(const PackedSplat& s, float x, float y, float max_alpha,
                                     MedianPixel& p) {
   const float sigma = falloff(s.half_a, s.b, s.half_c, s.x - x, s.y - y);
   if (!(sigma <= s.sigma_limit)) return;
@@ -51,13 +51,13 @@ __device__ __forceinline__ void add(const cpu::Splat& s, float x, float y, float
 }
 
 __global__ void __launch_bounds__(kThreads) median_kernel(RasterMedian args) {
-  __shared__ cpu::Splat batch[kThreads];
+  __shared__ PackedSplat batch[kThreads];
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
   const Pixel pixel = pixel_at(args.grid, origin_of(args.grid, tile), thread);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
-  const cpu::Splat* splats = reinterpret_cast<const cpu::Splat*>(args.splats.splats);
+  const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
   MedianPixel p = {pixel.inside ? 1.0f : -1.0f, 0.0f, 0};
   for (int32_t first = begin; first < end; first += kThreads) {
     // Nobody may read the old batch any more when the new one comes.
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) median_kernel(RasterMedian args) {
 }
 
 struct SolidSplat {
-  cpu::Splat splat;
+  PackedSplat splat;
   float surface[kSurfaceSize];
 };
 
@@ -85,7 +85,7 @@ struct SolidPixel {
 // Puts a splat's surface where it is the nearest so far.
 __device__ __forceinline__ void cover_solid(const SolidSplat& solid, float x, float y,
                                             SolidPixel& p) {
-  const cpu::Splat& s = solid.splat;
+  const PackedSplat& s = solid.splat;
   const float dx = s.x - x, dy = s.y - y;
   const float sigma = falloff(s.half_a, s.b, s.half_c, dx, dy);
   const float limit = s.sigma_limit - 0.5f * cpu::kExtentMargin;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void cover_solid(const SolidSplat& solid, float x, fl
 
 __device__ SolidSplat load_solid(const RasterSolid& args, int32_t instance) {
   SolidSplat solid;
-  solid.splat = reinterpret_cast<const cpu::Splat*>(args.splats.splats)[instance];
+  solid.splat = reinterpret_cast<const PackedSplat*>(args.splats.splats)[instance];
   const float* surface =
       args.surfaces + kSurfaceSize * static_cast<int64_t>(args.splats.order[instance]);
   for (int k = 0; k < kSurfaceSize; ++k) solid.surface[k] = surface[k];

@@ -40,7 +40,7 @@ struct LivePixels {
 };
 
 template <bool with_depth, bool absgrad>
-__device__ __forceinline__ void collect(const cpu::Splat& s, float dx, float dy, float max_alpha,
+__device__ __forceinline__ void collect(const PackedSplat& s, float dx, float dy, float max_alpha,
                                         PixelGradient& p, Collected& sum) {
   const float sigma = falloff(s.half_a, s.b, s.half_c, dx, dy);
   if (!(sigma <= s.sigma_limit)) return;
@@ -237,8 +237,14 @@ __device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
 // So many blocks shall find room in a multiprocessor's registers: none spills for it, and left
 // alone the compiler takes more than one block's worth to save a few instructions between the
 // buckets.
+// A Turing has threads for 8, and shared memory for 5.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+template <bool with_depth, bool absgrad>
+constexpr int kBlocks = 5;
+#else
 template <bool with_depth, bool absgrad>
 constexpr int kBlocks = with_depth || absgrad ? 8 : 9;
+#endif
 
 template <bool with_depth, bool absgrad>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absgrad>)

@@ -6,24 +6,12 @@
 namespace splat::cuda {
 namespace {
 
-// What all pixels of a tile read of a splat, 16 bytes at a time and in the order in which they ask.
-struct alignas(16) BatchSplat {
-  float x, y, half_a, b;
-  float half_c, sigma_limit, opacity, depth;
-  float red, green, blue, unused;
-};
-
-__device__ __forceinline__ BatchSplat batch_splat(const PackedSplat& s) {
-  return {s.x,       s.y,     s.half_a, s.b,     s.half_c, s.sigma_limit,
-          s.opacity, s.depth, s.red,    s.green, s.blue,   0.0f};
-}
-
 struct PixelState {
   float transmittance, red, green, blue, depth;
   int32_t end;  // one behind the last instance that added
 };
 
-__device__ __forceinline__ void add(const BatchSplat& s, float x, float y, float max_alpha,
+__device__ __forceinline__ void add(const PackedSplat& s, float x, float y, float max_alpha,
                                     int32_t instance, PixelState& p) {
   const float sigma = falloff(s.half_a, s.b, s.half_c, s.x - x, s.y - y);
   if (!(sigma <= s.sigma_limit)) return;
@@ -60,7 +48,7 @@ __device__ void write_pixel(const RasterFwd& args, const Pixel& pixel, const Pix
 
 // `checkpoints` and the ends: null where nobody will go back.
 __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, float* checkpoints) {
-  __shared__ BatchSplat batch[kThreads];
+  __shared__ PackedSplat batch[kThreads];
   __shared__ int32_t tile_end;
   const int64_t tile = blockIdx.x;
   const int thread = threadIdx.x;
@@ -75,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
     // Nobody may read the old batch any more when the new one comes.
     if (__syncthreads_count(p.transmittance > 0.0f ? 1 : 0) == 0) break;
     if (first + thread < end) {
-      batch[thread] = batch_splat(splats[args.lists.instances[first + thread]]);
+      batch[thread] = splats[args.lists.instances[first + thread]];
     }
     __syncthreads();
     const int num = end - first < kThreads ? end - first : kThreads;

@@ -38,16 +38,18 @@ __global__ void __launch_bounds__(kThreads)
 // Packs the splats by depth and counts the tiles of each.
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(ProjectedArrays projected, ImageGrid grid, const uint32_t* keys, SplatList out,
-                int64_t* counts) {
+                TileShape* shapes, int64_t* counts) {
   const int64_t i = global_index();
   if (i > out.num) return;
   int64_t count = 0;
   if (i < out.num && keys[i] != kOutOfSight) {
     const cpu::Splat s = pack_splat(projected, out.order[i]);
-    reinterpret_cast<PackedSplat*>(out.splats)[i] = {s};
-    const CoveredRows covered = covered_rows(s, grid);
+    reinterpret_cast<PackedSplat*>(out.splats)[i] = packed(s);
+    const TileShape shape = tile_shape(s);
+    shapes[i] = shape;
+    const CoveredRows covered = covered_rows(shape, grid);
     for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
-      const TileRange columns = covered_columns(s, grid, covered, ty);
+      const TileRange columns = covered_columns(shape, grid, covered, ty);
       count += columns.end - columns.begin;
     }
   }
@@ -68,7 +70,7 @@ __device__ int64_t splat_of_slot(const int64_t* splat_starts, int64_t num_splats
   return low;
 }
 
-__device__ int64_t tile_of(const cpu::Splat& s, const ImageGrid& grid, int64_t number) {
+__device__ int64_t tile_of(const TileShape& s, const ImageGrid& grid, int64_t number) {
   const CoveredRows covered = covered_rows(s, grid);
   for (int ty = covered.rows.begin; ty < covered.rows.end; ++ty) {
     const TileRange columns = covered_columns(s, grid, covered, ty);
@@ -81,19 +83,19 @@ __device__ int64_t tile_of(const cpu::Splat& s, const ImageGrid& grid, int64_t n
 
 // One thread an instance: a splat that covers the whole image costs no thread more than another.
 __global__ void __launch_bounds__(kThreads)
-    emit_kernel(SplatList splats, ImageGrid grid, TileLists lists, uint32_t* tiles, int32_t* slots,
-                int32_t* owners) {
+    emit_kernel(const TileShape* shapes, int64_t num_splats, ImageGrid grid, TileLists lists,
+                uint32_t* tiles, int32_t* slots, int32_t* owners) {
   const int64_t slot = global_index();
   if (slot >= lists.num) return;
   slots[slot] = static_cast<int32_t>(slot);
-  if (slot >= lists.splat_starts[splats.num]) {  // room that is left: sorted behind the last tile
+  if (slot >= lists.splat_starts[num_splats]) {  // room that is left: sorted behind the last tile
     tiles[slot] = static_cast<uint32_t>(grid.num_tiles());
     return;
   }
-  const int64_t splat = splat_of_slot(lists.splat_starts, splats.num, slot);
+  const int64_t splat = splat_of_slot(lists.splat_starts, num_splats, slot);
   owners[slot] = static_cast<int32_t>(splat);
-  const PackedSplat& s = reinterpret_cast<const PackedSplat*>(splats.splats)[splat];
-  tiles[slot] = static_cast<uint32_t>(tile_of(s, grid, slot - lists.splat_starts[splat]));
+  const int64_t tile = tile_of(shapes[splat], grid, slot - lists.splat_starts[splat]);
+  tiles[slot] = static_cast<uint32_t>(tile);
 }
 
 // After the sort by tile: whose instance each is, and where the tiles begin.
@@ -196,7 +198,7 @@ int64_t sort_splats_scratch(int64_t num) {
 }
 
 void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const SplatList& out,
-                 int64_t* splat_starts, void* scratch, Stream stream) {
+                 float* shapes, int64_t* splat_starts, void* scratch, Stream stream) {
   Pieces pieces(scratch);
   const int64_t num = projected.num;
   SplatScratch s = splat_scratch(pieces, num);
@@ -211,7 +213,7 @@ void sort_splats(const ProjectedArrays& projected, const ImageGrid& grid, const 
            s.sorted_keys, out.order);
   }
   launch("pack", pack_kernel, blocks_for(num + 1), kThreads, stream, projected, grid, s.sorted_keys,
-         out, s.counts);
+         out, reinterpret_cast<TileShape*>(shapes), s.counts);
   check(cub::DeviceScan::ExclusiveSum(s.cub, s.cub_bytes, s.counts, splat_starts,
                                       num_items(num + 1), queue),
         "the sum of instances");
@@ -232,12 +234,13 @@ int64_t emit_instances_scratch(int64_t num) {
   return pieces.used();
 }
 
-void emit_instances(const SplatList& splats, const ImageGrid& grid, const TileLists& out,
-                    void* scratch, Stream stream) {
+void emit_instances(const float* shapes, int64_t num_splats, const ImageGrid& grid,
+                    const TileLists& out, void* scratch, Stream stream) {
   Pieces pieces(scratch);
   InstanceScratch s = instance_scratch(pieces, out.num);
-  launch("emit", emit_kernel, blocks_for(out.num), kThreads, stream, splats, grid, out, s.tiles,
-         s.slots, s.owners);
+  launch("emit", emit_kernel, blocks_for(out.num), kThreads, stream,
+         reinterpret_cast<const TileShape*>(shapes), num_splats, grid, out, s.tiles, s.slots,
+         s.owners);
   if (out.num > 0) {
     // Stable: within a tile the instances stay in the order of their slots, which is by depth.
     check(cub::DeviceRadixSort::SortPairs(

@@ -27,10 +27,10 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice
 };
 
-inline const char *cudaGetErrorString(cudaError_t) { return "emulated error"; }
-inline cudaError_t cudaGetLastError() {
-  return cudaSuccess;
-} // launch throws instead
+inline const char *cudaGetErrorString(cudaError_t) { return "out of memory"; }
+inline cudaError_t cudaGetLastError() { // of all else launch throws instead
+  return emulator::lacked_memory() ? cudaErrorMemoryAllocation : cudaSuccess;
+}
 
 inline cudaError_t cudaGetDevice(int *device) {
   *device = emulator::current_device();

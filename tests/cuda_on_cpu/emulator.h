@@ -48,6 +48,11 @@ void copy(void *to, const void *from, size_t bytes);
 int64_t num_waits();
 void count_wait();
 
+// The next launch fails, as one whose code finds no room on a full device; and
+// whether one just has.
+void lack_memory();
+bool lacked_memory();
+
 // What was launched since recording began, a line each: the name, and of a
 // kernel the blocks and the threads of each.
 void record_launches(bool on);

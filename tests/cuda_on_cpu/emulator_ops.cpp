@@ -50,9 +50,21 @@ void set_order_seed(int64_t seed) { emulator::set_order_seed(seed); }
 
 int64_t num_waits() { return emulator::num_waits(); }
 
+void lack_memory() { emulator::lack_memory(); }
+
 void record_launches(bool on) { emulator::record_launches(on); }
 
 std::string recorded_launches() { return emulator::recorded_launches(); }
+
+int64_t loss_scratch(const Tensor &image) {
+  splat::ImageLoss args = {};
+  args.height = image.size(0);
+  args.width = image.size(1);
+  args.channels = image.size(2);
+  args.ssim_weight = 1.0f;
+  args.grad = static_cast<float *>(image.data_ptr());
+  return splat::cuda::image_loss_scratch(args);
+}
 
 Tensor faulty(const std::string &fault) {
   const Tensor out = torch::stable::empty({64}, ScalarType::Int);
@@ -72,8 +84,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) {
   m.def("current_device() -> int");
   m.def("set_order_seed(int seed) -> ()");
   m.def("num_waits() -> int");
+  m.def("lack_memory() -> ()");
   m.def("record_launches(bool on) -> ()");
   m.def("recorded_launches() -> str");
+  m.def("loss_scratch(Tensor image) -> int");
   m.def("faulty(str fault) -> Tensor");
 }
 
@@ -86,7 +100,9 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
   m.impl("current_device", TORCH_BOX(&current_device));
   m.impl("set_order_seed", TORCH_BOX(&set_order_seed));
   m.impl("num_waits", TORCH_BOX(&num_waits));
+  m.impl("lack_memory", TORCH_BOX(&lack_memory));
   m.impl("record_launches", TORCH_BOX(&record_launches));
   m.impl("recorded_launches", TORCH_BOX(&recorded_launches));
+  m.impl("loss_scratch", TORCH_BOX(&loss_scratch));
   m.impl("faulty", TORCH_BOX(&faulty));
 }

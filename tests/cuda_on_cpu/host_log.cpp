@@ -6,6 +6,7 @@ namespace emulator {
 namespace {
 
 int64_t waits = 0;
+bool memory_lacks = false;
 bool recording = false;
 std::string launches;
 
@@ -13,6 +14,14 @@ std::string launches;
 
 int64_t num_waits() { return waits; }
 void count_wait() { ++waits; }
+
+void lack_memory() { memory_lacks = true; }
+
+bool lacked_memory() {
+  const bool lacked = memory_lacks;
+  memory_lacks = false;
+  return lacked;
+}
 
 void record_launches(bool on) {
   recording = on;

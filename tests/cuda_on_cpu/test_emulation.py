@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from splatstudio import reference
+
 EXTENSION = os.environ.get("SPLATSTUDIO_EXTENSION", "")
 if not EXTENSION.endswith("emulated.so"):
     pytest.skip("needs the emulation: run `make cuda-on-cpu`", allow_module_level=True)
@@ -168,3 +170,25 @@ def test_a_race_shows_when_the_order_is_random() -> None:
 
 def test_what_a_block_shares_is_no_zeros_when_it_begins() -> None:
     assert int(native.faulty("unwritten shared")[0]) != 64
+
+
+def test_a_loss_is_made_in_strips_with_the_maps_of_some_rows() -> None:
+    random = torch.Generator().manual_seed(3)
+    image, photo = (torch.rand(150, 70, 3, generator=random) for _ in range(2))
+    native.record_launches(True)
+    value, gradient = native.image_loss(image, photo, None, 0.8, 0.2, False, True, 1)
+    native.record_launches(False)
+    assert native.recorded_launches().count("ssim") == 5  # of ten rows of three blocks, two at a time
+    exact = image.double().requires_grad_()
+    expected = reference.l1_ssim(exact, photo.double(), ssim_weight=0.2)
+    (wanted,) = torch.autograd.grad(expected, exact)
+    assert float(value) == pytest.approx(float(expected.detach()), rel=1e-6)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-9)
+    # All of a tall picture would be 36 bytes a pixel.
+    assert native.loss_scratch(torch.empty(4000, 60, 3)) < 4000 * 60
+
+
+def test_a_picture_without_pixels_has_no_loss() -> None:
+    nothing = torch.zeros(5, 0, 3)
+    value, gradient = native.image_loss(nothing, nothing, None, 1.0, 0.0, False, True, 1)
+    assert float(value) == 0.0 and gradient.shape == nothing.shape

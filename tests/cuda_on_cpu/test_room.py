@@ -7,6 +7,8 @@ import torch
 from test_emulation import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
+from splatstudio.distributed.failures import is_out_of_memory
+
 
 def projected() -> list[Tensor]:
     return list(native.project_fwd(*gaussians(), VIEW, OPTIONS, 1))
@@ -72,3 +74,23 @@ def test_a_room_that_no_list_can_have_is_refused() -> None:
     for room in (-1, 2**31):
         with pytest.raises(RuntimeError, match=f"no such room: {room}"):
             native.bin_within(*rows, WIDTH, HEIGHT, room)
+
+
+def test_memory_that_a_device_has_not_is_told_as_torch_tells_it() -> None:
+    rows = [native.to_device(tensor, 1) for tensor in projected()]
+    for room in (2**29, 2**31 - 2):
+        with pytest.raises(
+            RuntimeError, match=f"can't allocate memory on cuda:1 for {room} numbers"
+        ) as caught:
+            native.bin_within(*rows, WIDTH, HEIGHT, room)
+        assert is_out_of_memory(caught.value)
+
+
+def test_a_launch_without_memory_is_survived_as_any_lack_of_it() -> None:
+    native.lack_memory()
+    with pytest.raises(
+        RuntimeError, match="project_fwd failed on cuda:0: CUDA error: out of memory"
+    ) as caught:
+        native.project_fwd(*gaussians(), VIEW, OPTIONS, 1)
+    assert is_out_of_memory(caught.value)
+    native.project_fwd(*gaussians(), VIEW, OPTIONS, 1)

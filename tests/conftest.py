@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch, as everywhere: with it, threads that wait for work sleep; else they take the time of others.
 import splatstudio  # noqa: F401
@@ -22,7 +23,7 @@ collect_ignore = [] if "SPLATSTUDIO_EXTENSION" in os.environ else ["cuda_on_cpu"
 
 
 def pytest_configure() -> None:
-    """Let hypothesis try the same examples on every machine, however slow: no test passes by chance.
+    """Let hypothesis try the same examples on every machine, however slow, and tests hear every signal.
 
     `pytest --hypothesis-profile=long FILES` tries others each time, and many more of them.
     """
@@ -31,6 +32,9 @@ def pytest_configure() -> None:
     longer = {"max_examples": 3000, "derandomize": False}
     settings.register_profile("long", settings.get_profile("same"), **longer)
     settings.load_profile("same")
+    # Tests close terminals: what `nohup` has all programs ignore is heard again by those that they start.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -83,7 +83,7 @@ def test_what_cannot_be_together_is_refused_and_shown_as_it_is(blob_scene: Scene
 
 def test_depths_guide_only_where_the_scene_tells_them(blob_scene: Scene, tmp_path: Path) -> None:
     assert blob_scene.format == "COLMAP"
-    assert "Few photographs" in options_of(blob_scene, TrainConfig(), tmp_path / "run")[1]
+    assert "Few photos" in options_of(blob_scene, TrainConfig(), tmp_path / "run")[1]
     elsewhere = replace(blob_scene, format="nerfstudio")
     _, boxes, _ = options_of(elsewhere, TrainConfig(), tmp_path / "run")
-    assert len(boxes) == len(CAPTURE_OPTIONS) - 1 and "Few photographs" not in boxes
+    assert len(boxes) == len(CAPTURE_OPTIONS) - 1 and "Few photos" not in boxes

@@ -46,7 +46,7 @@ CAPTURE_OPTIONS = (
         "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photograph differ.",
     ),
     CaptureOption(
-        "Cameras a little off",
+        "Inexact cameras",
         "poses.enabled",
         True,
         "Learns where the cameras really stood. An export with cameras writes that.",
@@ -58,14 +58,14 @@ CAPTURE_OPTIONS = (
         "Learns the colors behind everything apart from the splats. An exported file is without them.",
     ),
     CaptureOption(
-        "Seen from near and far",
+        "Near and far",
         "antialiased",
         True,
         "Looks right from other distances than the photographs', where other programs show an exported file"
         " with anti-aliasing, too.",
     ),
     CaptureOption(
-        "Few photographs",
+        "Few photos",
         "depth.weight",
         0.1,
         "Lets the depths of the sparse points guide the training.",

@@ -46,10 +46,10 @@ CAPTURE_OPTIONS = (
         "Clouds, lamps or the camera's automatic exposure: learns how the colors of each photograph differ.",
     ),
     CaptureOption(
-        "Inexact cameras",
+        "Camera poses",
         "poses.enabled",
         True,
-        "Learns where the cameras really stood. An export with cameras writes that.",
+        "Where the cameras are a little off: learns where they really stood. An export with cameras writes that.",
     ),
     CaptureOption(
         "Open sky",

@@ -49,7 +49,7 @@ CAPTURE_OPTIONS = (
         "Camera poses",
         "poses.enabled",
         True,
-        "Where the cameras are a little off: learns where they really stood. An export with cameras writes that.",
+        "Learns where cameras that are a little off really stood. An export with cameras writes that.",
     ),
     CaptureOption(
         "Open sky",

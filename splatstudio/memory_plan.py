@@ -157,17 +157,26 @@ def with_batches_that_fit(
     return config
 
 
-def splats_wanted(config: TrainConfig, scene: Scene) -> int:
-    """Return how many Gaussians a training comes to at most, by its settings and its strategy's limit."""
+def splats_chosen(config: TrainConfig, scene: Scene) -> int | None:
+    """Return how many Gaussians the strategy itself chooses for these photographs and steps at most.
+
+    None: its rules know no number but the limit that holds for all strategies.
+    """
 
     def nothing(_: int, __: int | None) -> list[torch.Tensor]:
         return []
 
     strategy = make_strategy(scene, config, extent=1.0, generator=torch.Generator(), survey=nothing)
-    most = strategy.cap if isinstance(strategy, McmcStrategy) else config.densify.max_gaussians
-    if isinstance(strategy, FastStrategy):
-        most = strategy.config.max_gaussians
-    return max(most, min(len(scene.points), config.densify.max_gaussians))
+    if isinstance(strategy, McmcStrategy):
+        return strategy.cap
+    return strategy.config.max_gaussians if isinstance(strategy, FastStrategy) else None
+
+
+def splats_wanted(config: TrainConfig, scene: Scene) -> int:
+    """Return how many Gaussians a training comes to at most, by its settings and its strategy's limit."""
+    limit = config.densify.max_gaussians
+    chosen = splats_chosen(config, scene)
+    return max(limit if chosen is None else chosen, min(len(scene.points), limit))
 
 
 def fitted(

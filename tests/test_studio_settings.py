@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig, declaration, value_of
+from splatstudio.config import DensifyConfig, TrainConfig, changed, declaration, value_of
 from splatstudio.devices import DeviceReading
+from splatstudio.memory_plan import splats_chosen
 from splatstudio.presets import PRESETS
+from splatstudio.scene import load_scene
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import History
 from splatstudio.studio.panels.devices import devices_html
@@ -70,11 +72,24 @@ def test_a_preset_leaves_what_the_user_asked_for(
     controller.choose_preset("preview")
     config = controller.project.config
     assert (config.steps, config.strategy, config.coarse.first) == (77, "fast", 4.0)
-    assert preset_html("preview", config).count("Changed: steps.") == 1
+    scene = controller.project.scene
+    assert scene is not None
+    assert preset_html("preview", config, scene).count("Changed: steps.") == 1
     controller.choose_preset("mcmc")
     config = controller.project.config
     assert (config.steps, config.strategy, config.coarse.first) == (77, "mcmc", 1.0)
     assert controller.status.total_steps == 77
+
+
+def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photographs_as_chosen(blob_folder: Path) -> None:
+    half = load_scene(blob_folder, downscale=2)
+    for scene in (half, load_scene(blob_folder)):
+        config = PRESETS["mcmc"].apply(TrainConfig(downscale=2))
+        text = preset_html("mcmc", config, scene)
+        assert f"Here at most {splats_chosen(config, half):,} splats." in text
+        limited = changed(config, "densify.max_gaussians", 7)
+        assert "Here at most 7 splats." in preset_html("mcmc", limited, scene)
+        assert "at most" not in preset_html("default", TrainConfig(downscale=2), scene)
 
 
 def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Path, tmp_path: Path) -> None:

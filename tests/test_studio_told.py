@@ -17,6 +17,7 @@ from splatstudio.flat_curve import Flat
 from splatstudio.memory_plan import plan_memory, sizes_of, splats_wanted
 from splatstudio.presets import PRESETS
 from splatstudio.run import Run
+from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.score_watch import FlatNews
 from splatstudio.studio.controller import Controller
@@ -65,6 +66,21 @@ def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
     (notice,) = told
     assert f"it would be {wanted:,}, but no more fit" in notice.text
     assert "densify.max_gaussians" not in controller.project.given
+
+
+def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, told = changed(TrainConfig(), "fast.density", 90.0), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    small = changed(PRESETS["fast"].apply(config, controller.project.given), "downscale", 4)
+    scene = load_scene(blob_folder, downscale=4)
+    plan = plan_memory(small, sizes_of(scene), controller.project.devices)
+    enough = plan.bytes_for(splats_wanted(small, scene)) / memory_plan.SPARE * 1.01
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: int(enough))
+    controller.change_settings({"downscale": 4})
+    controller.choose_preset("fast")
+    assert controller.project.config == small and told == []
 
 
 # ---- a run that is on view

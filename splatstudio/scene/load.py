@@ -160,6 +160,7 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         test_every=test_every,
         notes=tuple(notes),
         test_names=capture.test_names,
+        downscale=downscale,
     )
     held_out = capture.test_names if capture.test_names is not None else test_every
     if held_out and not scene.test_indices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class Scene:
     notes: tuple[str, ...] = ()  # plain sentences for the user: missing files counted, points dropped ...
     test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
     test_images: tuple[str, ...] = ()  # as the user named them
+    downscale: int = 1  # by what the photographs' sides are divided
 
     @property
     def cameras(self) -> tuple[Camera, ...]:
@@ -75,6 +76,21 @@ class Scene:
         """Return the views that are not held out."""
         held_out = set(self.test_indices)
         return tuple(i for i in range(len(self.views)) if i not in held_out)
+
+    def resized(self, downscale: int) -> Scene:
+        """Return the scene as it is with another `downscale`, to within a pixel of each side.
+
+        For plans: what is trained on is read anew, and may come from a folder of smaller photographs.
+        """
+        if downscale == self.downscale:
+            return self
+        factor = self.downscale / downscale
+
+        def camera(own: Camera) -> Camera:
+            return own.resized(max(1, round(own.width * factor)), max(1, round(own.height * factor)))
+
+        views = tuple(replace(view, camera=camera(view.camera)) for view in self.views)
+        return replace(self, views=views, downscale=downscale)
 
     def photo(self, index: int) -> Photo:
         """Return view `index`'s photograph, upright, undistorted, of its camera's size.

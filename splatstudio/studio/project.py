@@ -137,7 +137,8 @@ class Project:
         """
         assert self.scene is not None
         wanted = PRESETS[name].apply(self.config, self.given)
-        config, sentence = fitted(wanted, self.scene, self.devices, max_splats=None, fit_batch=False)
+        scene = self.scene.resized(wanted.downscale)
+        config, sentence = fitted(wanted, scene, self.devices, max_splats=None, fit_batch=False)
         note = None if config == wanted else sentence
         return {path: value_of(config, path) for path in differing(config, self.config)}, note
 

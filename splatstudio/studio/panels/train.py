@@ -9,7 +9,9 @@ import numpy as np
 import viser
 
 from splatstudio.config import TrainConfig, declaration, value_of
+from splatstudio.memory_plan import splats_chosen
 from splatstudio.presets import PRESETS, nearest_preset
+from splatstudio.scene import Scene
 from splatstudio.score_watch import evaluation_interval
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.history import Curve
@@ -73,6 +75,7 @@ class Setup:
         self._controller = controller
         config, scene = controller.project.config, controller.project.scene
         assert scene is not None
+        self._scene = scene
         self._shown: TrainConfig | None = config
         self._notify = page.notify
         self._folder = gui.add_folder(None)
@@ -89,7 +92,7 @@ class Setup:
                 hint="A set of settings for one wish; each of them can still be changed.",
             )
             self._chosen = self._preset.value  # whose settings hold
-            self._description = gui.add_html(preset_html(self._chosen, config))
+            self._description = gui.add_html(preset_html(self._chosen, config, scene))
             self._steps = gui.add_number(
                 "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
             )
@@ -125,7 +128,7 @@ class Setup:
         set_value(self._cap, config.densify.max_gaussians)
         if label is not None:
             set_value(self._size, label)
-        self._description.content = preset_html(self._preset.value, config)
+        self._description.content = preset_html(self._preset.value, config, self._scene)
 
     def _follow_preset(self) -> None:
         wanted = self._preset.value
@@ -138,7 +141,7 @@ class Setup:
             self._notify(Notice("Not changed", str(error), bad=True))
             return
         self._chosen = wanted
-        self._description.content = preset_html(wanted, self._controller.project.config)
+        self._description.content = preset_html(wanted, self._controller.project.config, self._scene)
 
     def _take(self, path: str, value: int) -> None:
         # What `refresh` has shown needs not be taken again.
@@ -225,12 +228,14 @@ def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
     return tuple(rows)
 
 
-def preset_html(name: str, config: TrainConfig) -> str:
-    """Return what a preset is for, and whether its settings have been changed since it was chosen."""
+def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:
+    """Return what a preset is for, how many splats it comes to, and which of its settings were changed."""
     preset = PRESETS[name]
     own = preset.changes(config)
     changes = f" Changed: {', '.join(own)}." if own else ""
-    text = html.escape(preset.description + changes)
+    chosen = splats_chosen(config, scene.resized(config.downscale))
+    number = "" if chosen is None else f" Here at most {chosen:,} splats."
+    text = html.escape(preset.description + number + changes)
     return (
         f'<div data-splatstudio="preset" style="padding:0 10px 4px;font-size:12px;color:{MUTED}">{text}</div>'
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
+from shlex import quote
 
 from splatstudio.command_options import most_alone, options_of, plain, refused_value, taken
 
@@ -129,9 +130,8 @@ def _no_command(word: str, commands: Commands) -> str:
         return f"there is no command {word}: it is {OTHER_COMMANDS[word].format(word=word)}; {all_of_them}"
     near = max(commands, key=lambda name: SequenceMatcher(None, word, name).ratio())
     if Path(word).exists():
-        return (
-            f"say what to do with {word}: splatstudio open {word} shows it, train in place of open trains it"
-        )
+        command = f"splatstudio open {quote(word)}"
+        return f"say what to do with {word}: {command} shows it, train in place of open trains it"
     if SequenceMatcher(None, word, near).ratio() >= ALIKE:
         return f"there is no command {word}: did you mean {near}? {all_of_them.capitalize()}"
     return f"there is no command {word}: {all_of_them}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 from torch import Tensor
@@ -131,7 +132,7 @@ def load_model(path: str | Path) -> Model:
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
             f"{path} holds gsplat's checkpoints of {len(steps)} steps: name one file, or merge the ranks'"
-            f" with splatstudio merge {path} -o model.ply"
+            f" with splatstudio merge {quote(str(path))} -o model.ply"
         )
     if folder is None:
         scene = any((path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json"))

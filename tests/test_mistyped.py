@@ -64,6 +64,17 @@ def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:
     assert told is not None and meant in told and "{" not in told
 
 
+def test_a_command_that_is_told_can_be_typed_as_it_is(tmp_path: Path) -> None:
+    scene = tmp_path / "my scene"
+    scene.mkdir()
+    told = mistake_in([str(scene)], cli.COMMANDS)
+    assert (
+        told is not None
+        and ["splatstudio", "open", str(scene)]
+        == shlex.split(re.findall(r"splatstudio open .* shows", told)[0])[:3]
+    )
+
+
 @pytest.mark.parametrize(
     "typed",
     [

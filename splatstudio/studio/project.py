@@ -6,6 +6,7 @@ import glob
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
@@ -245,7 +246,8 @@ def _notes_on_part(path: Path) -> tuple[str, ...]:
         return ()
     if not part.complete:
         return (f"{part}. Copy it there to merge them.",)
-    return (f"{part} The page has a button that does it, and so does splatstudio open {path} --merge",)
+    command = f"splatstudio open {quote(str(path))} --merge"
+    return (f"{part} The page has a button that does it, and so does {command}",)
 
 
 def _open_run(

@@ -14,32 +14,25 @@ from torch import Tensor
 
 from splatstudio.config import TrainConfig
 from splatstudio.descent import Shot
-from splatstudio.resolution import divisor_at
+from splatstudio.resolution import full_size_from
 from splatstudio.strategy.chance import generator_of
 
 SMALLEST_TO_CUT = 128  # px of the shorter side: below it a step costs hardly less with fewer pixels
-SMALLEST_REDUCED = 165  # px, the same of photographs that are smaller than they will be
-REDUCED_WITHIN = 4000  # steps of a training up to which these are cut
 VARIATION = 0.12  # of a side: how far from its middle a photograph may be cut
 TILE = 16  # px: the rasteriser's, of which halves have whole ones
 
 
 def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot:
-    """Return what the step after `step` others learns from: the shot, or a half of it at full size.
+    """Return what the step after `step` others learns from: the shot, or a half of it.
 
-    `number` is the shot's among those of the step. From `coarse.halves_from` on, in trainings within
-    `coarse.halves_within`, it is cut across one of its sides, near the middle: every pixel is as often in the
-    half that is kept as in the other. Which half follows from the seed. Reduced photographs are cut in short
-    trainings alone, and where they are large: there they cost most of the time.
+    `number` is the shot's among those of the step. From `halves_begin` on it is cut across one of its sides,
+    near the middle: every pixel is as often in the half that is kept as in the other. Which half follows from
+    the seed.
     """
-    begin = halves_begin(config)
+    begin, camera = halves_begin(config), shot.camera
     if begin is None or step < begin:
         return shot
-    camera = shot.camera
-    reduced = divisor_at(step, config) > 1.0
-    if reduced and config.steps > REDUCED_WITHIN:
-        return shot
-    if min(camera.width, camera.height) < (SMALLEST_REDUCED if reduced else SMALLEST_TO_CUT):
+    if min(camera.width, camera.height) < SMALLEST_TO_CUT:
         return shot
     generator = generator_of(config.seed, (step << 20) + number)
     side, place, end = torch.rand(3, generator=generator).tolist()
@@ -67,9 +60,10 @@ def half_of(shot: Shot, step: int, config: TrainConfig, number: int = 0) -> Shot
 def halves_begin(config: TrainConfig) -> int | None:
     """Return after how many steps photographs are halved; None: they stay whole.
 
-    Maps of exposure are of whole photographs, and with them all stay whole.
+    Not before they have their full size. Maps of exposure are of whole photographs, and with them all stay
+    whole.
     """
     coarse = config.coarse
     if config.steps > coarse.halves_within or config.exposure.grid or not coarse.halves_from < 1.0:
         return None
-    return math.ceil(coarse.halves_from * config.steps)
+    return max(math.ceil(coarse.halves_from * config.steps), full_size_from(config))

@@ -24,10 +24,17 @@ def divisor_at(step: int, config: TrainConfig) -> float:
     It falls geometrically from `coarse.first` to 1 at `coarse.until` of the steps.
     """
     coarse = config.coarse
-    progress = step / max(config.steps, 1)
-    if progress >= coarse.until:
+    if step >= full_size_from(config):
         return 1.0
+    progress = step / max(config.steps, 1)
     return coarse.first ** (1.0 - progress / coarse.until)
+
+
+def full_size_from(config: TrainConfig) -> int:
+    """Return after how many steps the photographs have their full size."""
+    if not config.coarse.first > 1.0:
+        return 0
+    return math.ceil(config.coarse.until * config.steps - 1e-6)  # 0.55 * 100 is a little more than 55
 
 
 def reduced(shot: Shot, divisor: float) -> Shot:

@@ -10,7 +10,7 @@ from typing import Any
 from splatstudio.config import FREE_ON_RESUME, TrainConfig
 from splatstudio.flat_curve import RISEN, Flat, Score, flat_stretch
 from splatstudio.half_photos import halves_begin
-from splatstudio.resolution import sh_degree_at
+from splatstudio.resolution import full_size_from, sh_degree_at
 
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
 NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}
@@ -166,8 +166,7 @@ def settled_after(config: TrainConfig, num_photos: int) -> int:
     From there on photographs have their size, or are halved if ever, colours have their last degree, and no
     Gaussians are added or removed any more.
     """
-    coarse = int(config.coarse.until * config.steps) if config.coarse.first > 1.0 else 0
-    coarse = max(coarse, halves_begin(config) or 0)
+    coarse = halves_begin(config) or full_size_from(config)
     last = sh_degree_at(config.steps - 1, config, num_photos)
     degree = 0 if config.init else last * config.sh_degree_every
     return max(coarse, degree, _growth_ends(config))

@@ -17,6 +17,7 @@ from splatstudio.findings import descend_on
 from splatstudio.gaussians import Gaussians
 from splatstudio.half_photos import half_of, halves_begin
 from splatstudio.rendering import RenderOptions, render
+from splatstudio.resolution import divisor_at
 from splatstudio.scene.scene import Scene
 from splatstudio.score_watch import settled_after
 from splatstudio.trainer import Trainer
@@ -50,16 +51,10 @@ def test_what_depends_on_the_place_in_a_photograph_and_small_ones_stay_whole(sho
     assert half_of(small, 80, CONFIG) is small
 
 
-def test_reduced_photographs_are_cut_in_short_trainings_where_they_are_large(shot: Shot) -> None:
-    coarse = CoarseConfig(first=4.0, until=0.8, halves_from=0.5)
-    large = replace(shot, camera=shot.camera.resized(WIDTH, 165), target=torch.zeros(165, WIDTH, 3))
-    large = replace(large, mask=None, alpha=None)
-    assert half_of(shot, 70, replace(CONFIG, coarse=coarse)) is shot
-    assert half_of(shot, 80, replace(CONFIG, coarse=coarse)) is not shot
-    assert half_of(large, 49, replace(CONFIG, coarse=coarse)) is large
-    assert half_of(large, 70, replace(CONFIG, coarse=coarse)) is not large
-    long = TrainConfig(steps=5000, coarse=coarse)
-    assert half_of(large, 3500, long) is large and half_of(large, 4000, long) is not large
+def test_photographs_are_whole_until_they_have_their_full_size(shot: Shot) -> None:
+    config = replace(CONFIG, coarse=CoarseConfig(first=4.0, until=0.75, halves_from=0.5))
+    assert divisor_at(74, config) > 1.0 and half_of(shot, 74, config) is shot
+    assert divisor_at(75, config) == 1.0 and half_of(shot, 75, config) is not shot
 
 
 def test_every_pixel_is_in_about_half_of_the_halves(shot: Shot) -> None:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig, changed, differing
-from splatstudio.merging import merge
-from splatstudio.model import Model, load_model
-from splatstudio.presets import PRESETS, PresetName
-from splatstudio.rendering import render_image
-from splatstudio.run import Run
+from splatstudio.cameras.camera import Camera
+from splatstudio.files.run import Run
+from splatstudio.models.merging import merge
+from splatstudio.models.model import Model, load_model
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.session import Advance, Session
+from splatstudio.settings.config import TrainConfig, changed, differing
+from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.studio.foreign import show
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 
 __all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 
@@ -74,6 +74,6 @@ def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[st
 def render(model: Model, camera: Camera) -> np.ndarray:
     """Render `model` from `camera` as an image, [H, W, 3] uint8.
 
-    For gradients and depth use `splatstudio.rendering.render`, which works on tensors.
+    For gradients and depth use `splatstudio.rendering.rendering.render`, which works on tensors.
     """
     return render_image(model.gaussians, camera, model.options)

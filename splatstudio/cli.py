@@ -12,22 +12,22 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from splatstudio.camera_path import FrameFormat
-from splatstudio.config import TrainConfig, check, settings_named, with_whole_paths
-from splatstudio.device_options import AS_FOUND, DeviceOptions, with_fit_batch
-from splatstudio.durable import refuse_existing, refuse_unwritable
+from splatstudio.cameras.camera_path import FrameFormat
+from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
+from splatstudio.commands.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
+from splatstudio.commands.mistyped import mistake_in
+from splatstudio.commands.open_options import WAIT_FOR_START, AtOnce
+from splatstudio.commands.render_options import Route
+from splatstudio.commands.score_files import TO_THE_TERMINAL, ScoreFiles
+from splatstudio.commands.unread_output import leave_unread, nobody_reads
 from splatstudio.error_text import in_words
-from splatstudio.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
-from splatstudio.mistyped import mistake_in
-from splatstudio.open_options import WAIT_FOR_START, AtOnce
-from splatstudio.placement import AS_IN_THE_FILES, Placement
-from splatstudio.presets import PRESETS, PresetName
-from splatstudio.render_modes import DrawnMode
-from splatstudio.render_options import Route
-from splatstudio.score_files import TO_THE_TERMINAL, ScoreFiles
+from splatstudio.files.durable import refuse_existing, refuse_unwritable
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.rendering.modes import DrawnMode
+from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
+from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.studio.network import THIS_MACHINE, Listen
-from splatstudio.trimming import KEEP_ALL, Trim
-from splatstudio.unread_output import leave_unread, nobody_reads
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 
@@ -98,8 +98,8 @@ def train_(
         raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
-    from splatstudio.terminal import print_part
-    from splatstudio.train_command import scene_and_run, train_scene
+    from splatstudio.commands.terminal import print_part
+    from splatstudio.commands.train import scene_and_run, train_scene
 
     if config.init and not resume:
         print_part(Path(config.init), "Use splatstudio merge.")
@@ -129,8 +129,8 @@ def eval_(
     """
     files.check()
     _say_starting()
-    from splatstudio.eval_command import evaluate_and_print, measures_wanted
-    from splatstudio.scoring import EvaluationTask
+    from splatstudio.commands.eval import evaluate_and_print, measures_wanted
+    from splatstudio.models.scoring import EvaluationTask
 
     measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
     part.check(path)
@@ -163,8 +163,8 @@ def merge_(
         overwrite: Replace a file that is there already.
     """
     refuse_existing(output, overwrite)
-    from splatstudio.merging import merged_parts
-    from splatstudio.terminal import console
+    from splatstudio.commands.terminal import console
+    from splatstudio.models.merging import merged_parts
 
     merged = merged_parts(paths)
     merged.write(output)
@@ -198,8 +198,8 @@ def export(
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     refuse_unwritable(output)
-    from splatstudio.exporting import export_model
-    from splatstudio.terminal import console, print_part
+    from splatstudio.commands.terminal import console, print_part
+    from splatstudio.models.exporting import export_model
 
     print_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
@@ -241,9 +241,9 @@ def render(
     if output.suffix and output.is_file():
         refuse_existing(output, overwrite)
     _say_starting()
-    from splatstudio.render_command import render_and_print
-    from splatstudio.terminal import print_part
-    from splatstudio.video import check_output
+    from splatstudio.commands.render import render_and_print
+    from splatstudio.commands.terminal import print_part
+    from splatstudio.models.video import check_output
 
     check_output(output)
     print_part(path, "Use splatstudio merge.")
@@ -258,7 +258,7 @@ def info(path: Positional[Path], /, images: str = "") -> int:
         path: What to look at; nothing is changed.
         images: The folder of a scene's photographs, where it is not the one that its files name.
     """
-    from splatstudio.info_command import print_what_is_there
+    from splatstudio.commands.info import print_what_is_there
 
     print_what_is_there(path, images)
     return 0
@@ -266,7 +266,7 @@ def info(path: Positional[Path], /, images: str = "") -> int:
 
 def doctor() -> int:
     """Say what this machine offers a training and whether the installation works."""
-    from splatstudio.terminal import print_findings
+    from splatstudio.commands.terminal import print_findings
 
     return print_findings()
 
@@ -290,7 +290,7 @@ def attach_(
     """
     _say_starting()
     if terminal:
-        from splatstudio.attach_command import attach
+        from splatstudio.commands.attach import attach
 
         return attach(address, token, sys.stdin)
     from splatstudio.studio.attached import open_attached
@@ -333,8 +333,8 @@ def _with_preset(
 
 def _whole(path: Path) -> Path:
     """Return the whole model of which `path` is a part, after merging where that is needed."""
-    from splatstudio.merging import merge_to_open
-    from splatstudio.terminal import console
+    from splatstudio.commands.terminal import console
+    from splatstudio.models.merging import merge_to_open
 
     whole = merge_to_open(path, lambda _done, _total, what: console.print(f"Merging: {what}"))
     console.print(f"Opening {whole}")

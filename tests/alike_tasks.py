@@ -10,9 +10,9 @@ from sharded_tasks import model
 from sharded_training_tasks import config_of
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.optim import SplatAdam
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Change, Observation, Population, Strategy, trainable
 from splatstudio.strategy.choice import AbsgradStrategy
 from splatstudio.strategy.default import DefaultStrategy

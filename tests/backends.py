@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from splatstudio import ops, reference
+from splatstudio.kernels import ops, reference
 
 BACKENDS = ["reference", "ops"]
 

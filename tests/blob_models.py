@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from splatstudio.camera import Camera, look_at
-from splatstudio.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.cameras.camera import Camera, look_at
+from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 
 WIDTH, HEIGHT, FOCAL = 48, 40, 45.0
 NUM_VIEWS = 9  # the first and the last are test views

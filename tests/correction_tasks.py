@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 
 def corrections_after(

@@ -11,7 +11,7 @@ import psutil
 import pynvml
 import pytest
 
-from splatstudio import devices
+from splatstudio.devices import monitor as devices
 
 RECORD = json.loads((Path(__file__).parent / "data" / "nvml_8_gpus.json").read_text())
 

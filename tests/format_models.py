@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from scipy.spatial import KDTree
 
-from splatstudio.gaussians import SH_C0, Gaussians
-from splatstudio.reference import rotation_matrices
+from splatstudio.gaussians.gaussians import SH_C0, Gaussians
+from splatstudio.kernels.reference import rotation_matrices
 
 
 def model(num: int, degree: int = 3, *, seed: int = 0, extent: float = 4.0, offset: float = 0.0) -> Gaussians:

@@ -9,12 +9,12 @@ from sharded_tasks import camera_of, model, shard_of
 from shortage_tasks import no_memory, replaced
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker import shared_frames
 from splatstudio.worker.looks import Look
 from splatstudio.worker.messages import ViewOptions

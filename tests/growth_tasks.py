@@ -17,10 +17,10 @@ from torch import Tensor
 
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.optim import SplatAdam
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene import load_scene
 from splatstudio.strategy import Population, attempt, rebalance, trainable
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from splatstudio import photo_uploads, transfer
+from splatstudio.devices import transfer
+from splatstudio.scene import photo_uploads
 
 # These copy without waiting, or are where the host may wait: what they do is not told. (On a GPU photographs
 # are copied by a stream of their own, see `PhotoUploads`.)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import StepStats, Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import StepStats, Trainer
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 
 def peak_of_training(ranks: Ranks, folder: Path, config: TrainConfig, num: int) -> int:

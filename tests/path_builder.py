@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from splatstudio.camera import Camera
-from splatstudio.camera_path import Keyframe
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import Keyframe
 
 Z = np.array([0.0, 0.0, 1.0])
 

@@ -10,19 +10,19 @@ from sharded_training_tasks import config_of
 from shortage_tasks import replaced
 from torch import Tensor
 
-from splatstudio import precision as precision_module
-from splatstudio.descent import DescentPlan, Work
 from splatstudio.distributed.exchange import Route, exchange, room_for_return, sent_back
 from splatstudio.distributed.halves import Halves
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.evaluate import evaluate
-from splatstudio.losses import photometric
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.optimization.descent import DescentPlan, Work
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.sharded_descent import descend_together
+from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_scene
-from splatstudio.sharded_descent import descend_together
-from splatstudio.sharded_evaluate import evaluate_together
-from splatstudio.sharded_view import gathered
 from splatstudio.strategy import trainable
-from splatstudio.trainer import Trainer
+from splatstudio.training import precision as precision_module
+from splatstudio.training.trainer import Trainer
 
 STEPS = 60  # of `train_in`
 

@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from splatstudio import ops, rendering
 from splatstudio.distributed import process_ranks
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.kernels import ops
+from splatstudio.rendering import rendering
 
 GPU = torch.device("xpu", 0)  # no kernels of this package, and none of torch's here, are for it
 MARK = "_on_the_gpu"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from splatstudio.config import (
+from splatstudio.optimization.depth_guide import DepthGuide
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import (
     CoarseConfig,
     DepthConfig,
     DropoutConfig,
@@ -16,8 +18,6 @@ from splatstudio.config import (
     SkyConfig,
     TrainConfig,
 )
-from splatstudio.depth_guide import DepthGuide
-from splatstudio.scene.scene import Scene
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)

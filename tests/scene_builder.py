@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from splatstudio.camera import look_at
+from splatstudio.cameras.camera import look_at
 
 MODEL_IDS = {
     "SIMPLE_PINHOLE": 0,

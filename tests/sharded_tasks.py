@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio import sharded_descent
-from splatstudio.camera import Camera, look_at
-from splatstudio.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians import Gaussians
-from splatstudio.losses import photometric
-from splatstudio.ops_training import NO_REGULARIZATION, Regularization
-from splatstudio.optim import SplatAdam
-from splatstudio.rendering import RenderOptions
-from splatstudio.sharded_descent import descend_together
-from splatstudio.sharded_view import as_seen_from, drawn, gathered, received_for
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization
+from splatstudio.optimization import sharded_descent
+from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.optimization.sharded_descent import descend_together
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
 from splatstudio.strategy import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}

@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from splatstudio.config import TrainConfig, changed
 from splatstudio.distributed.failures import FAULT_VARIABLE
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians import Gaussians
+from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_scene
-from splatstudio.sharded_evaluate import evaluate_together
-from splatstudio.sharded_view import gathered
+from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.strategy import Change
-from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.training.trainer import Trainer, TrainingDiverged
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,17 @@ from sharded_tasks import RATES, Case, model, options_of, shard_of, shot_of
 from sharded_training_tasks import Plan, Trained, train
 from torch import Tensor
 
-from splatstudio import shots
-from splatstudio.config import TrainConfig
-from splatstudio.descent import DescentPlan, Work
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.descent import DescentPlan, Work
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.optimization.sharded_descent import descend_together
 from splatstudio.scene import load_scene
-from splatstudio.sharded_descent import descend_together
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import trainable
-from splatstudio.trainer import Trainer
+from splatstudio.training import shots
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker import looks as looks_module
 from splatstudio.worker.control import Turn
 from splatstudio.worker.crew import Leader, Member

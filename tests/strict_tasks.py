@@ -10,11 +10,11 @@ from pretended_gpus import GPU, is_marked, pretended
 from sharded_training_tasks import Plan, config_of, fault_of
 
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.gaussians import Gaussians
+from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_scene
-from splatstudio.sharded_evaluate import evaluate_together
-from splatstudio.sharded_view import gathered
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.looks import Look, gather_seen
 from splatstudio.worker.messages import ViewOptions
 

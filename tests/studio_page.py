@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint

@@ -12,17 +12,17 @@ import pytest
 import torch
 from conftest import blobs, ring_of_cameras
 
-from splatstudio.capture_config import ExposureConfig, SkyConfig
-from splatstudio.color_maps import color_table
-from splatstudio.config import CoarseConfig, DensifyConfig, TrainConfig
-from splatstudio.evaluate import target_for
+from splatstudio.evaluation.evaluate import target_for
 from splatstudio.formats.ply import write_ply
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.sky import Sky
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
-from splatstudio.sky import Sky
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import ExposureConfig, SkyConfig
+from splatstudio.settings.config import CoarseConfig, DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import ViewOptions
 from splatstudio.worker.painter import Painter
 

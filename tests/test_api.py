@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import splatstudio as ss
-from splatstudio.config import TrainConfig
-from splatstudio.presets import PRESETS
-from splatstudio.run import Run
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.presets import PRESETS
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from splatstudio import ops, ops_training, reference_training
-from splatstudio.resolution import _means
+from splatstudio.kernels import ops, ops_training, reference_training
+from splatstudio.training.resolution import _means
 
 pytestmark = pytest.mark.skipif(not ops.is_available(), reason="the native kernels are not built")
 

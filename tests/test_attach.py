@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.attach_command import attach, described, order_of
-from splatstudio.device_options import DeviceOptions
+from splatstudio.commands.attach import attach, described, order_of
+from splatstudio.training.device_options import DeviceOptions
 from splatstudio.worker.handshake import Line, RunCard, dial
 from splatstudio.worker.messages import Command, Finished, Pause, SetCap, Step, UpdateSettings, Warned
 from splatstudio.worker.steering import SteeringServer

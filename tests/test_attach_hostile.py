@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splatstudio.config import TrainConfig, changed
+from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.worker import handshake, steering
 from splatstudio.worker.handshake import Line, RunCard, dial, proof
 from splatstudio.worker.messages import Command, Export, Warned

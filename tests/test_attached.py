@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from splatstudio.camera import Camera
-from splatstudio.camera_path import CameraPath, Keyframe
-from splatstudio.render_modes import Legend
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import CameraPath, Keyframe
+from splatstudio.rendering.modes import Legend
 from splatstudio.strategy import Change
 from splatstudio.worker import handshake
 from splatstudio.worker.attached import EVENTS, AttachedPlan

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio import checkpoint_saver
-from splatstudio.checkpoint import Checkpoint, checkpoint_folders, load_checkpoint, newest_checkpoint, step_of
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    load_checkpoint,
+    newest_checkpoint,
+    step_of,
+)
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=12, sh_degree=0, save_steps=(4,), eval_steps=())
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.config import TrainConfig
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from tests.bench import capture_scenes, quality
 
 
@@ -63,7 +63,7 @@ def test_weights_that_are_missing_are_told(
     def missing(name: str) -> None:
         raise ValueError(f"there are no weights of {name}: put them somewhere")
 
-    monkeypatch.setattr("splatstudio.evaluate.load_lpips", missing)
+    monkeypatch.setattr("splatstudio.evaluation.evaluate.load_lpips", missing)
     found = quality.measure(blob_scene, TrainConfig(steps=2), lpips=True)
     told = capsys.readouterr().err
     assert "no weights of alex" in told and "no weights of vgg" in told and "lpips_alex" not in found

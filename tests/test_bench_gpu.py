@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.camera import Camera
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.rendering.rendering import RenderOptions, render
 
 BENCH = Path(__file__).parent / "bench"
 sys.path.insert(0, str(BENCH))

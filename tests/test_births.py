@@ -12,15 +12,15 @@ from sharded_training_tasks import config_of
 from test_mcmc import STEP, population, strategy
 from test_sharded_strategies import COMMON, MCMC
 
-from splatstudio.config import McmcConfig
 from splatstudio.distributed import ALONE
-from splatstudio.gaussians import Gaussians
-from splatstudio.reference_training import normal_noise
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.reference_training import normal_noise
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import McmcConfig
 from splatstudio.strategy import births, number_rows
 from splatstudio.strategy.births import births_of, chances_of, dealt, keys_of_parts
 from splatstudio.strategy.population import KEY
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 STATUS, FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NUM = 400

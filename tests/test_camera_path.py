@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from path_builder import Z, difference, random_keys, turned
 
-from splatstudio.camera import Camera, look_at
-from splatstudio.camera_path import CameraPath, FrameFormat, Keyframe, keyframe_of
-from splatstudio.ready_paths import orbit, orbit_of, spiral
+from splatstudio.cameras.camera import Camera, look_at
+from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe, keyframe_of
+from splatstudio.cameras.ready_paths import orbit, orbit_of, spiral
 from splatstudio.scene import load_scene
 
 DEMO = Path(__file__).parent.parent / "assets" / "demo"

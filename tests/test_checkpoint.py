@@ -18,8 +18,8 @@ import torch
 from conftest import blobs
 from safetensors.torch import load_file, save_file
 
-from splatstudio import checkpoint as module
-from splatstudio.checkpoint import (
+from splatstudio.checkpoints import checkpoint as module
+from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     begin_checkpoint,
     commit_checkpoint,
@@ -31,9 +31,9 @@ from splatstudio.checkpoint import (
     step_of,
     write_shard,
 )
-from splatstudio.config import TrainConfig
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Population, trainable
 
 RANK = "rank00000-of-00001.safetensors"

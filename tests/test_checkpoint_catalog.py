@@ -11,10 +11,10 @@ import torch
 from conftest import blobs
 from test_checkpoint import example
 
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.checkpoint_catalog import delete_entry, entries_of, folders_with_models
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints.catalog import delete_entry, entries_of, folders_with_models
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.panels.model_rows import facts_html
 
 

@@ -10,16 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-from splatstudio.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
 
 # Saves steps 10, 20, ... of a model whose every number is the step, with ever so many shards, and keeps 3.
 SAVER = """
 import os, sys, torch, numpy as np
 from pathlib import Path
-from splatstudio.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
+from splatstudio.checkpoints.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from splatstudio.settings.config import TrainConfig
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy import Population
 
 def model(value, num=8000):
@@ -50,7 +50,7 @@ def test_kill_9_at_twenty_moments_leaves_only_good_checkpoints(tmp_path: Path) -
     lives = """
 import os, sys
 source = sys.argv[1]
-import torch, numpy, splatstudio.checkpoint
+import torch, numpy, splatstudio.checkpoints.checkpoint
 torch.set_num_threads(1)
 for line in sys.stdin:
     child = os.fork()
@@ -109,11 +109,11 @@ FULL_DISK = """
 import resource, signal, sys
 from contextlib import closing
 from pathlib import Path
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.settings.config import TrainConfig
+from splatstudio.files.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 scene, folder = load_scene(sys.argv[1]), Path(sys.argv[2])
 config = TrainConfig(steps=14, save_steps=(2, 4), eval_steps=(), sh_degree=1)

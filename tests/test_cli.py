@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from splatstudio import run_lock
-from splatstudio.checkpoint import load_checkpoint
+from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main
+from splatstudio.files import run_lock
+from splatstudio.files.run import Run
+from splatstudio.files.run_lock import RunLock
 from splatstudio.formats.ply import read_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.model import load_model
-from splatstudio.run import Run
-from splatstudio.run_lock import RunLock
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.model import load_model
 from splatstudio.worker import save_retries
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import Event, StateChanged

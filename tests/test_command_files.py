@@ -11,9 +11,9 @@ from conftest import blobs
 from test_cli import command
 from test_merge_wrong_parts import STEP, parts  # noqa: F401  (a fixture)
 
+from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.merging import merge
-from splatstudio.rank_parts import part_of
+from splatstudio.models.merging import merge
 
 
 def test_an_export_writes_over_nothing_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from splatstudio.config import (
+from splatstudio.settings.config import (
     DensifyConfig,
     OptimConfig,
     TrainConfig,

@@ -9,16 +9,16 @@ import torch
 from conftest import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio.config import CoarseConfig, TrainConfig
-from splatstudio.contributions import contributions
-from splatstudio.descent import Shot
 from splatstudio.distributed import ALONE
-from splatstudio.gaussians import rgb_to_sh0
-from splatstudio.rendering import RenderOptions, render
-from splatstudio.resolution import SMALLEST_SIDE, divisor_at, reduced
+from splatstudio.gaussians.gaussians import rgb_to_sh0
+from splatstudio.optimization.contributions import contributions
+from splatstudio.optimization.descent import Shot
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
-from splatstudio.survey import survey, views_of_step
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import CoarseConfig, TrainConfig
+from splatstudio.strategy.survey import survey, views_of_step
+from splatstudio.training.resolution import SMALLEST_SIDE, divisor_at, reduced
+from splatstudio.training.trainer import Trainer
 
 
 def shot_of(index: int = 0) -> Shot:

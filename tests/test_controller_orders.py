@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.panels.train import Setup

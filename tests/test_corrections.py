@@ -13,27 +13,27 @@ import pytest
 import torch
 from conftest import blobs, ring_of_cameras
 
-from splatstudio.camera import Camera, CameraModel
-from splatstudio.capture_config import ExposureConfig, PoseConfig, SkyConfig
-from splatstudio.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
-from splatstudio.checkpoint_saver import snapshot
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.cameras.camera import Camera, CameraModel
+from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from splatstudio.checkpoints.manifest import read_manifest
+from splatstudio.checkpoints.saver import snapshot
 from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
-from splatstudio.evaluate import evaluate
-from splatstudio.exporting import export_model
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussian_transform import transformed_sky
-from splatstudio.manifest import read_manifest
-from splatstudio.merging import merge
-from splatstudio.model import load_model
-from splatstudio.projections import fisheye, pinhole
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.sky import Sky, over_sky, viewing_directions
+from splatstudio.gaussians.transform import transformed_sky
+from splatstudio.kernels.projections import fisheye, pinhole
+from splatstudio.models.exporting import export_model
+from splatstudio.models.merging import merge
+from splatstudio.models.model import load_model
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.sky import Sky, over_sky, viewing_directions
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 ALL_ON = TrainConfig(
     steps=100,

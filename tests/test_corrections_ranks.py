@@ -10,11 +10,11 @@ import torch
 from correction_tasks import corrections_after
 from rank_pool import RankPool
 
-from splatstudio.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
-from splatstudio.checkpoint import load_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.distributed import ALONE
-from splatstudio.merging import merge
+from splatstudio.models.merging import merge
+from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 
 CONFIG = TrainConfig(
     steps=100,

@@ -9,10 +9,10 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.camera import Camera
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.rendering.rendering import RenderOptions, render
 
 pytestmark = [
     pytest.mark.cuda,

@@ -17,14 +17,16 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio import depth_guide, findings, ops, transfer
 from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely
-from splatstudio.descent import DescentPlan, Drawing, RenderOptions, Shot, Work
-from splatstudio.findings import find
-from splatstudio.instance_room import InstanceRoom
-from splatstudio.losses import photometric
-from splatstudio.optim import SplatAdam
+from splatstudio.devices import transfer
+from splatstudio.kernels import ops
+from splatstudio.kernels.instance_room import InstanceRoom
+from splatstudio.optimization import depth_guide, findings
+from splatstudio.optimization.descent import DescentPlan, Drawing, RenderOptions, Shot, Work
+from splatstudio.optimization.findings import find
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy import trainable
 
 pytestmark = [

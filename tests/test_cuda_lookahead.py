@@ -10,14 +10,15 @@ from blob_models import blobs, ring_of_cameras
 from lookahead_trainings import check_steps, take_room, training, waiting_is_an_error
 from torch import Tensor
 
-from splatstudio import descent, ops
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.descent import RenderOptions, backward, draw, improve
-from splatstudio.gaussians import Gaussians
-from splatstudio.losses import photometric
-from splatstudio.ops_training import StepGate
-from splatstudio.optim import SplatAdam
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import StepGate
+from splatstudio.optimization import descent
+from splatstudio.optimization.descent import RenderOptions, backward, draw, improve
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import trainable
 
 pytestmark = [

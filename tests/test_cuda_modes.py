@@ -9,10 +9,10 @@ import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
 
-from splatstudio import ops
-from splatstudio.mode_pictures import draw_mode
-from splatstudio.render_modes import DrawnMode
-from splatstudio.rendering import RenderOptions, to_uint8
+from splatstudio.kernels import ops
+from splatstudio.rendering.mode_pictures import draw_mode
+from splatstudio.rendering.modes import DrawnMode
+from splatstudio.rendering.rendering import RenderOptions, to_uint8
 
 pytestmark = [
     pytest.mark.cuda,

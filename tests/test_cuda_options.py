@@ -11,12 +11,12 @@ import pytest
 import torch
 from blob_scenes import write_blob_scene
 
-from splatstudio import ops
-from splatstudio.config import TrainConfig, changed
-from splatstudio.evaluate import evaluate
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.kernels import ops
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.cuda,

@@ -10,7 +10,7 @@ import test_oracle
 import torch
 from test_oracle import ABSGRAD_SCENES, GRADIENT_SCENES, KINDS, SCENES, SSIM_PAIRS, each
 
-from splatstudio import ops
+from splatstudio.kernels import ops
 
 pytestmark = [
     pytest.mark.cuda,

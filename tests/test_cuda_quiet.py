@@ -6,9 +6,9 @@ import pytest
 from lookahead_trainings import check_steps, take_room, training, waiting_is_an_error
 from quiet_options import OPTIONS, guide_of
 
-from splatstudio import ops
-from splatstudio import trainer as trainer_module
+from splatstudio.kernels import ops
 from splatstudio.scene.scene import Scene
+from splatstudio.training import trainer as trainer_module
 
 pytestmark = [
     pytest.mark.cuda,

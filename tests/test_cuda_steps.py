@@ -8,17 +8,17 @@ from blob_models import blobs, ring_of_cameras
 from lookahead_trainings import waiting_is_an_error
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.config import OptimConfig
-from splatstudio.descent import DescentPlan, Drawing, Shot, Work
 from splatstudio.distributed import ALONE
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.findings import descend_on
-from splatstudio.gaussians import Gaussians
-from splatstudio.instance_room import InstanceRoom, room_for
-from splatstudio.losses import photometric
-from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.kernels.instance_room import InstanceRoom, room_for
+from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.optimization.findings import descend_on
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.settings.config import OptimConfig
 from splatstudio.strategy import trainable
 
 pytestmark = [

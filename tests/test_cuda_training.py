@@ -7,12 +7,12 @@ import torch
 from test_cuda import close
 from test_descent import RATES, TARGET, camera_at, degree_at, model
 
-from splatstudio import ops
-from splatstudio.descent import backward, draw, improve
-from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import Regularization, count_seen, parted, tremble
-from splatstudio.optim import SplatAdam
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import Regularization, count_seen, parted, tremble
+from splatstudio.optimization.descent import backward, draw, improve
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.strategy import trainable
 
 pytestmark = [

@@ -10,7 +10,7 @@ import torch
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 
-from splatstudio.dealing import dealt
+from splatstudio.training.dealing import dealt
 
 CALM: dict[str, Any] = {"sh_degree": 1, "densify.enabled": False}
 

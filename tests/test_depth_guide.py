@@ -16,16 +16,16 @@ from rank_pool import RankPool
 from scene_builder import quaternion
 from sharded_training_tasks import Plan, train
 
-from splatstudio.camera import Camera
-from splatstudio.capture_config import DepthConfig
-from splatstudio.config import TrainConfig
-from splatstudio.depth_guide import DepthGuide, depth_weight
-from splatstudio.descent import Drawing, Shot
-from splatstudio.rendering import render
+from splatstudio.cameras.camera import Camera
+from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
+from splatstudio.optimization.descent import Drawing, Shot
+from splatstudio.rendering.rendering import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import DepthConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 SHARED = Path(__file__).parents[2] / "shared" / "scenes"
 

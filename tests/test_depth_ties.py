@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import ops, ops_modes, reference, reference_modes
-from splatstudio.depth_order import LONGEST_TIE
-from splatstudio.stages import Projected, RasterSettings
+from splatstudio.kernels import ops, ops_modes, reference, reference_modes
+from splatstudio.kernels.depth_order import LONGEST_TIE
+from splatstudio.kernels.stages import Projected, RasterSettings
 
 SETTINGS = RasterSettings(40, 30, torch.tensor([0.2, 0.5, 0.9]))
 TENSORS = ("means2d", "conics", "depths", "opacities", "colors")

@@ -15,7 +15,7 @@ import pynvml
 import pytest
 from fake_nvml import RECORD, FakeNvml
 
-from splatstudio.devices import DeviceMonitor, DeviceReading
+from splatstudio.devices.monitor import DeviceMonitor, DeviceReading
 
 GIB = 2**30
 

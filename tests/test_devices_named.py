@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 NAMES = ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "linspace")
 NAMES += ("rand", "randn", "randint", "randperm")

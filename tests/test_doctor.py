@@ -10,9 +10,10 @@ import pynvml
 import pytest
 import torch
 
-from splatstudio import doctor, gpu_links, terminal
-from splatstudio.doctor import Finding, findings
-from splatstudio.gpu_links import read_gpus
+from splatstudio.commands import doctor, terminal
+from splatstudio.commands.doctor import Finding, findings
+from splatstudio.devices import gpu_links
+from splatstudio.devices.gpu_links import read_gpus
 from splatstudio.worker import self_test
 from splatstudio.worker.self_test import try_two_ranks
 

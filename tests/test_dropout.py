@@ -12,17 +12,24 @@ from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 from test_descent import RATES, camera_at, loss_of, model
 
-from splatstudio import memory_plan
-from splatstudio.config import DensifyConfig, DropoutConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
-from splatstudio.descent import backward, draw, improve
-from splatstudio.dropout import Dropout
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
-from splatstudio.rank_devices import RankDevices
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.gaussians.dropout import Dropout
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.descent import backward, draw, improve
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import (
+    DensifyConfig,
+    DropoutConfig,
+    FastConfig,
+    McmcConfig,
+    StrategyName,
+    TrainConfig,
+)
 from splatstudio.strategy.population import KEY
-from splatstudio.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.trainer import Trainer
 
 MANY = 10**6  # photographs from which on nobody is left out: the scenes of the tests have few
 

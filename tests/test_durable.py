@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from splatstudio.durable import partial_path, remove_partial
+from splatstudio.files.durable import partial_path, remove_partial
 
 
 def test_what_is_left_of_one_file_is_removed_and_not_that_of_another(tmp_path: Path) -> None:

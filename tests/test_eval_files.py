@@ -10,10 +10,10 @@ import pytest
 from conftest import blobs
 from test_cli import command
 
-from splatstudio import eval_command
+from splatstudio.commands import eval as eval_command
 from splatstudio.formats.ply import write_ply
+from splatstudio.models.scoring import EvaluationTask
 from splatstudio.scene.scene import Scene
-from splatstudio.scoring import EvaluationTask
 
 
 @pytest.fixture

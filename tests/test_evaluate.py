@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio.evaluate import (
+from splatstudio.evaluation.evaluate import (
     DEFINITIONS,
     SCORES,
     Measures,
@@ -26,11 +26,11 @@ from splatstudio.evaluate import (
     target_image,
     write_evaluation,
 )
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.lpips import load_lpips
-from splatstudio.reference import ssim
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.evaluation.lpips import load_lpips
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels.reference import ssim
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene

@@ -15,15 +15,15 @@ from format_models import Precision, assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command
 
-from splatstudio import exporting
-from splatstudio.exporting import export_model
+from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN, Placement
 from splatstudio.formats import FORMATS, read_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.model import Model
-from splatstudio.placement import Z_UP_TO_Y_DOWN, Placement
-from splatstudio.trimming import Trim
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gaussians.trimming import Trim
+from splatstudio.models import exporting
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import Model
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 
@@ -121,7 +121,7 @@ def test_cameras_that_fail_leave_the_model_and_say_so(
         raise OSError(28, "No space left on device")
 
     write_ply(tmp_path / "a.ply", blobs(num=30))
-    monkeypatch.setattr("splatstudio.camera_file.write_durably", full)
+    monkeypatch.setattr("splatstudio.cameras.camera_file.write_durably", full)
     with pytest.raises(ValueError, match=r"b\.ply is written, but not .*c\.json: No space left"):
         placement = Placement(cameras=tmp_path / "c.json", scene=blob_folder)
         export_model(tmp_path / "a.ply", tmp_path / "b.ply", placement=placement)

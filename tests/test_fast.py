@@ -8,10 +8,10 @@ import torch
 from test_strategy import HIGH, population, seen
 from torch import Tensor
 
-from splatstudio.config import DensifyConfig, FastConfig, TrainConfig
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig, FastConfig, TrainConfig
 from splatstudio.strategy.fast import FastStrategy
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 STEP = 600
 LAST = 900  # step of the last growth of 2000

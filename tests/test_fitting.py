@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio import memory_plan
 from splatstudio.cli import main
-from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
-from splatstudio.device_options import DeviceOptions
-from splatstudio.memory_plan import fitted, plan_memory, splats_wanted
-from splatstudio.rank_devices import RankDevices
-from splatstudio.run import Run
+from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
 from splatstudio.studio.project import on_devices, open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.memory_plan import fitted, plan_memory, splats_wanted
+from splatstudio.training.trainer import Trainer
 
 GPU, CPU, TWO = RankDevices((0,)), RankDevices(), RankDevices((None, None))
 GIB = 1 << 30

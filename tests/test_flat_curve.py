@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splatstudio.config import CoarseConfig, DensifyConfig, OptimConfig, TrainConfig
-from splatstudio.flat_curve import Flat, FlatConfig, Score, flat_stretch, line_through
-from splatstudio.score_watch import ScoreWatch, evaluation_interval, rates_left, settled_after
+from splatstudio.settings.config import CoarseConfig, DensifyConfig, OptimConfig, TrainConfig
+from splatstudio.settings.flat_curve import Flat, FlatConfig, Score, flat_stretch, line_through
+from splatstudio.training.score_watch import ScoreWatch, evaluation_interval, rates_left, settled_after
 
 STEPS, EVERY = 10_000, 200
 RULES = FlatConfig()

@@ -12,15 +12,15 @@ from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command
 
-from splatstudio.exporting import export_model
 from splatstudio.formats import FORMATS, format_of, format_to_write, read_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.losses import psnr
-from splatstudio.model import Model, load_model
-from splatstudio.rendering import render
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gaussians.trimming import Trim
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import Model, load_model
+from splatstudio.optimization.losses import psnr
+from splatstudio.rendering.rendering import render
 from splatstudio.scene import load_scene
-from splatstudio.trimming import Trim
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"

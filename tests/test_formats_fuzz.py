@@ -20,9 +20,9 @@ from test_formats_write_only import EXTENSION, check_points, parsed_glb
 from test_viewer_page import recorded
 
 from splatstudio.formats import read_gaussians, write_gaussians
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import central_bounds
-from splatstudio.viewer_page import PAGE_SIZE
+from splatstudio.formats.viewer_page import PAGE_SIZE
+from splatstudio.gaussians.gaussians import central_bounds
+from splatstudio.gaussians.transform import transformed
 
 EXTREMES = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**64 - 1]
 PLACE = st.floats(0.0, 1.0, exclude_max=True)  # of the file's length

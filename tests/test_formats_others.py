@@ -16,9 +16,9 @@ from format_models import Precision, assert_kept, close, model, precision_of
 from other_programs import gltf_readers, gsplat_exporter  # noqa: F401  (fixtures)
 
 from splatstudio.formats import read_gaussians, write_gaussians
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.reference import rotation_matrices
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels.reference import rotation_matrices
 
 EXTENSION = "KHR_gaussian_splatting"
 Y_UP = np.diag([-1.0, -1.0, 1.0, 1.0])  # y down, z forward to glTF's y up, z forward

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splatstudio.formats import FORMATS, format_to_write, read_gaussians, write_gaussians
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 BOTH_WAYS = [form.endings[0] for form in FORMATS if form.read and form.write]
 EXACT = [ending for ending in BOTH_WAYS if not format_to_write(f"a{ending}").loses]

@@ -16,9 +16,9 @@ from other_programs import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats import read_gaussians, write_gaussians
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import SH_C0, Gaussians
-from splatstudio.reference import rotation_matrices
+from splatstudio.gaussians.gaussians import SH_C0, Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels.reference import rotation_matrices
 
 EXTENSION = "KHR_gaussian_splatting"
 

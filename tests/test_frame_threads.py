@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from splatstudio import ops
-from splatstudio.model import Model
+from splatstudio.kernels import ops
+from splatstudio.models.model import Model
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.frames import FrameRenderer, ShownModel, threads_beside

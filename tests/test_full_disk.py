@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import blobs
 
-from splatstudio.checkpoint import checkpoint_folders, load_checkpoint
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
-from splatstudio.run import Run
 
 # A tmpfs of $1 bytes on the folder $2; what it holds at the end is copied to $3. The rest is the command.
 IN_A_SMALL_DISK = """
@@ -42,11 +42,11 @@ TRAIN = f"""{FILL}
 import sys
 from contextlib import closing
 from pathlib import Path
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.settings.config import TrainConfig
+from splatstudio.files.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 if sys.argv[3] == "quota":  # then a disk tells of room that is not there
     import shutil
@@ -74,7 +74,7 @@ print("end", trainer.step, flush=True)
 EXPORT = f"""{FILL}
 import sys
 from pathlib import Path
-from splatstudio.exporting import export_model
+from splatstudio.models.exporting import export_model
 from splatstudio.formats import FORMATS
 
 disk = Path(sys.argv[2])

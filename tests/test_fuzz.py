@@ -10,9 +10,9 @@ from test_ops import camera_of, gaussians_of, leaves_of
 from test_ops_project import MODELS
 from torch import Tensor
 
-from splatstudio import ops, reference
-from splatstudio.camera import Camera, CameraModel
-from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
+from splatstudio.cameras.camera import Camera, CameraModel
+from splatstudio.kernels import ops, reference
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 
 NAMES = ("means", "quats", "scales", "opacities", "sh0", "shN")
 BAD = {"nan": math.nan, "inf": math.inf, "minus_inf": -math.inf}

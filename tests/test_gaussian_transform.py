@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from splatstudio.camera import Camera, CameraModel, look_at
-from splatstudio.gaussian_transform import sh_band_matrix, transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import render
-from splatstudio.spherical_harmonics import shade
+from splatstudio.cameras.camera import Camera, CameraModel, look_at
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.spherical_harmonics import shade
+from splatstudio.gaussians.transform import sh_band_matrix, transformed
+from splatstudio.rendering.rendering import render
 
 
 def random_gaussians(num: int, degree: int, seed: int = 0) -> Gaussians:

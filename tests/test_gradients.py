@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from splatstudio import reference
-from splatstudio.camera import Camera, CameraModel, look_at
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, render
-from splatstudio.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.cameras.camera import Camera, CameraModel, look_at
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import reference
+from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.rendering.rendering import RenderOptions, render
 
 WIDTH, HEIGHT = 9, 7
 BACKGROUND = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)

@@ -15,19 +15,19 @@ from sharded_training_tasks import Plan, config_of, train
 from test_sharded_strategies import COMMON, FAST, MCMC
 from test_sharded_training import assert_same
 
-from splatstudio import growth
 from splatstudio.distributed.failures import Fault, OutOfMemory
-from splatstudio.evaluate import Evaluation
-from splatstudio.rank_devices import choose_devices
-from splatstudio.run import Run
+from splatstudio.distributed.rank_devices import choose_devices
+from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene, load_scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.strategy import growth
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
 from tests.worker_watcher import MANY, Launch
 
-EDIT, MOMENTS = "splatstudio.strategy.population", "splatstudio.optim"
+EDIT, MOMENTS = "splatstudio.strategy.population", "splatstudio.optimization.optim"
 PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "shapes.min_views_every": 4}
 
 
@@ -41,9 +41,9 @@ PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "sh
         (2, MCMC, (EDIT, "_apart", 2)),
         (2, MCMC, ("splatstudio.strategy.mcmc", "normal_noise", 2)),  # when some are drawn already
         (2, FAST, (MOMENTS, "with_rows", 1)),
-        (2, FAST, ("splatstudio.contributions", "projected_from", 2)),
+        (2, FAST, ("splatstudio.optimization.contributions", "projected_from", 2)),
         (2, PRUNE, (MOMENTS, "with_rows", 12)),
-        (1, PRUNE, ("splatstudio.contributions", "project_for_all", 3)),
+        (1, PRUNE, ("splatstudio.optimization.contributions", "project_for_all", 3)),
     ],
     ids=lambda value: f"{value[1]}-{value[2]}" if isinstance(value, tuple) else None,
 )

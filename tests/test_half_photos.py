@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from splatstudio.camera import Camera
-from splatstudio.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
-from splatstudio.descent import Descent, Shot
+from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
-from splatstudio.findings import descend_on
-from splatstudio.gaussians import Gaussians
-from splatstudio.half_photos import half_of, halves_begin
-from splatstudio.rendering import RenderOptions, render
-from splatstudio.resolution import divisor_at
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.descent import Descent, Shot
+from splatstudio.optimization.findings import descend_on
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
-from splatstudio.score_watch import settled_after
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
+from splatstudio.training.half_photos import half_of, halves_begin
+from splatstudio.training.resolution import divisor_at
+from splatstudio.training.score_watch import settled_after
+from splatstudio.training.trainer import Trainer
 
 WIDTH, HEIGHT = 192, 144
 CONFIG = TrainConfig(steps=100, coarse=CoarseConfig(halves_from=0.5))
@@ -132,8 +132,8 @@ def test_a_training_learns_from_whole_photographs_and_then_from_halves(
         sizes.append((shot.target.shape[1], shot.target.shape[0]))
         return descend_on(ranks, *args, **options)
 
-    monkeypatch.setattr("splatstudio.trainer.descend_on", noted)
-    monkeypatch.setattr("splatstudio.half_photos.SMALLEST_TO_CUT", 32)
+    monkeypatch.setattr("splatstudio.training.trainer.descend_on", noted)
+    monkeypatch.setattr("splatstudio.training.half_photos.SMALLEST_TO_CUT", 32)
     trainer = Trainer(blob_scene, TrainConfig(steps=20, coarse=CoarseConfig(halves_from=0.5)))
     losses = [trainer.train_step().loss for _ in range(20)]
     camera = blob_scene.views[0].camera

@@ -13,16 +13,16 @@ from scene_builder import tiny_scene, write_blender, write_colmap, write_transfo
 from test_cli import command
 
 from splatstudio.api import train
-from splatstudio.config import TrainConfig, with_whole_paths
-from splatstudio.device_options import AS_FOUND
-from splatstudio.launched_command import launched_job
-from splatstudio.run import Run
+from splatstudio.commands.launched import launched_job
+from splatstudio.commands.train import _to_resume
+from splatstudio.files.run import Run
 from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.settings.config import TrainConfig, with_whole_paths
 from splatstudio.studio.panels.status import header_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Status
-from splatstudio.train_command import _to_resume
-from splatstudio.trainer import Trainer
+from splatstudio.training.device_options import AS_FOUND
+from splatstudio.training.trainer import Trainer
 
 SHORT = TrainConfig(steps=3, sh_degree=0, eval_every=0, eval_steps=(), save_minutes=0, images="photos")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from splatstudio.worker.reports import saved_sentence
 
 TIMEOUT = 120.0
@@ -28,8 +28,8 @@ HELD_UP = """
     def hold_up(when, marker):
         import time
         from pathlib import Path
-        from splatstudio import checkpoint_saver
-        from splatstudio.session import Session
+        from splatstudio.checkpoints import saver as checkpoint_saver
+        from splatstudio.training.session import Session
 
         save = checkpoint_saver.save_checkpoint
 
@@ -271,10 +271,10 @@ def test_ctrl_c_in_open_while_nothing_is_unsaved(
 
 
 def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path) -> None:
-    from splatstudio.config import TrainConfig
-    from splatstudio.run import Run
+    from splatstudio.files.run import Run
     from splatstudio.scene import load_scene
-    from splatstudio.trainer import Trainer
+    from splatstudio.settings.config import TrainConfig
+    from splatstudio.training.trainer import Trainer
 
     config = TrainConfig(steps=10, sh_degree=1)
     run = Run.create(tmp_path / "run", blob_folder, config)

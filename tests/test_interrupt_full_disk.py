@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from tests.test_interrupt import TIMEOUT, read_to, training_process, wait_for
 
 # In the background process: there is no room for a checkpoint while FLAG is there. It is a sitecustomize.py,
@@ -22,7 +22,7 @@ FULL_DISK = """
 
     def fill_disk(flag):
         import errno
-        from splatstudio import checkpoint_saver
+        from splatstudio.checkpoints import saver as checkpoint_saver
 
         save = checkpoint_saver.save_checkpoint
 

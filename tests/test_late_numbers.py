@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from splatstudio import descent, findings, ops
-from splatstudio.config import TrainConfig
-from splatstudio.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
-from splatstudio.rendering import project
+from splatstudio.devices.transfer import ReadBack, to_device
+from splatstudio.kernels import ops
+from splatstudio.kernels.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
+from splatstudio.optimization import descent, findings
+from splatstudio.rendering.rendering import project
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
-from splatstudio.transfer import ReadBack, to_device
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 
 def test_the_first_picture_sets_the_room_and_larger_ones_raise_it() -> None:
@@ -35,7 +36,7 @@ def test_what_no_room_would_do_for_is_counted_first() -> None:
 
 
 def test_room_that_is_no_longer_needed_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splatstudio.instance_room.LOOK_BACK", 10)
+    monkeypatch.setattr("splatstudio.kernels.instance_room.LOOK_BACK", 10)
     room = InstanceRoom()
     sizes = []
     for needed in [9000, *[100] * 29]:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-from splatstudio import launched_command
-from splatstudio.config import TrainConfig
-from splatstudio.device_options import AS_FOUND, DeviceOptions
-from splatstudio.launched_command import launched_job
-from splatstudio.run import Run
+from splatstudio.commands import launched as launched_command
+from splatstudio.commands.launched import launched_job
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.worker import launched, launched_wire, save_retries
 from splatstudio.worker.blame import ErrorReport
 from splatstudio.worker.channel import FrameSlots

@@ -14,7 +14,7 @@ import pytest
 import viser
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.panels.train import Plots
 from splatstudio.studio.project import open_project

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from splatstudio.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
-from splatstudio.config import AbsgradConfig, DensifyConfig, FastConfig, TrainConfig
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
+from splatstudio.settings.config import AbsgradConfig, DensifyConfig, FastConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 # Short enough that all that may happen in a training happens: more degrees, growth, pruning.
 CONFIG = TrainConfig(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from splatstudio.capture_config import ShapeConfig
-from splatstudio.config import DensifyConfig, TrainConfig
 from splatstudio.distributed import ALONE
 from splatstudio.scene.scene import Scene
-from splatstudio.strategy_config import FastConfig
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import ShapeConfig
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.strategy_config import FastConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.messages import Start, TrainJob
 from splatstudio.worker.training_part import TrainingPart

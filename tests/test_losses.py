@@ -9,7 +9,8 @@ import torch
 from backends import BACKENDS, backend_module
 from torch import Tensor
 
-from splatstudio import losses, reference
+from splatstudio.kernels import reference
+from splatstudio.optimization import losses
 
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -10,12 +10,12 @@ import pytest
 from test_checkpoint import example
 from test_studio_scores import scores
 
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.checkpoint_catalog import entries_of
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import write_evaluation
-from splatstudio.run import Run
-from splatstudio.session import Session
+from splatstudio.checkpoints.catalog import entries_of
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.evaluation.evaluate import write_evaluation
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
 
 
 @pytest.fixture

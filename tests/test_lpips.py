@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from splatstudio import lpips as module
-from splatstudio.lpips import NETWORKS, Lpips, fetch_lpips, load_lpips, weights_folder
+from splatstudio.evaluation import lpips as module
+from splatstudio.evaluation.lpips import NETWORKS, Lpips, fetch_lpips, load_lpips, weights_folder
 
 
 def features_of_torchvision(name: str) -> nn.Sequential:

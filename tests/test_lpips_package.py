@@ -16,7 +16,7 @@ import torch
 from other_programs import lpips_package  # noqa: F401  (a fixture)
 from test_lpips import features_of_torchvision, files, name  # noqa: F401  (fixtures)
 
-from splatstudio.lpips import NETWORKS, load_lpips
+from splatstudio.evaluation.lpips import NETWORKS, load_lpips
 
 
 def theirs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, published: bool) -> Any:  # noqa: F811

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_checkpoint import example
 
-from splatstudio.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
 
 def test_any_other_value_in_the_manifest_is_noticed(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 from conftest import ring_of_cameras
 from test_strategy import rows, seen
 
-from splatstudio.config import DensifyConfig, McmcConfig, TrainConfig
-from splatstudio.gaussians import Gaussians, concatenated
-from splatstudio.optim import SplatAdam
-from splatstudio.rendering import render
+from splatstudio.gaussians.gaussians import Gaussians, concatenated
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import render
+from splatstudio.settings.config import DensifyConfig, McmcConfig, TrainConfig
 from splatstudio.strategy import Population, number_rows, trainable
 from splatstudio.strategy.births import Births, keys_of_parts
 from splatstudio.strategy.mcmc import McmcStrategy, beside, part, parted, tremble

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import ops, ops_training, reference_training
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops, ops_training, reference_training
 
 NOISE = {"amount": 0.7, "min_opacity": 0.005, "seed": 2**62 + 12345}
 

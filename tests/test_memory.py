@@ -19,9 +19,9 @@ import blob_models
 # Photographs large enough to count beside the Gaussians.
 blob_models.WIDTH, blob_models.HEIGHT, blob_models.FOCAL = 480, 360, 430.0
 import conftest
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def status(name):

@@ -9,12 +9,19 @@ import pytest
 from memory_tasks import peak_of_training
 from rank_pool import RankPool
 
-from splatstudio import memory_plan
-from splatstudio.config import TrainConfig
-from splatstudio.device_options import DeviceOptions, with_fit_batch
-from splatstudio.memory_plan import EXCHANGED_BYTES, SEEN_BYTES, SEEN_SHARE, fitted, plan_memory, sizes_of
-from splatstudio.rank_devices import RankDevices, choose_devices
+from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training import memory_plan
+from splatstudio.training.device_options import DeviceOptions, with_fit_batch
+from splatstudio.training.memory_plan import (
+    EXCHANGED_BYTES,
+    SEEN_BYTES,
+    SEEN_SHARE,
+    fitted,
+    plan_memory,
+    sizes_of,
+)
 
 SIZES = [(1000, 800)] * 20
 GPU, TWO_GPUS = RankDevices((0,)), RankDevices((0, 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio.checkpoint import config_of_checkpoint
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint
 from splatstudio.worker.blame import MEMORY, Cause, RankEnd, blame, read_report, write_report
 from splatstudio.worker.messages import (
     Finished,

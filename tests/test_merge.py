@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from splatstudio.checkpoint import load_checkpoint, save_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.evaluate import evaluate
-from splatstudio.gaussians import Gaussians
-from splatstudio.merging import merge, merged_parts
-from splatstudio.model import load_model
-from splatstudio.rank_parts import files_to_merge, part_of
+from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from splatstudio.checkpoints.rank_parts import files_to_merge, part_of
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models.merging import merge, merged_parts
+from splatstudio.models.model import load_model
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 STEP = 14999
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio.checkpoint import load_checkpoint
-from splatstudio.merging import merge
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.models.merging import merge
 
 STEP = 9
 

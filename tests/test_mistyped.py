@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from splatstudio import cli
-from splatstudio.command_options import options_of
-from splatstudio.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
+from splatstudio.commands.command_options import options_of
+from splatstudio.commands.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
 
 
 @pytest.mark.parametrize(

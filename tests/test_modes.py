@@ -14,9 +14,9 @@ from test_ops import camera_of, gaussians_of
 from test_ops_project import MODELS
 from torch import Tensor
 
-from splatstudio import ops, ops_modes, reference, reference_modes
-from splatstudio.camera import Camera, CameraModel
-from splatstudio.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.cameras.camera import Camera, CameraModel
+from splatstudio.kernels import ops, ops_modes, reference, reference_modes
+from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 
 
 def scene_of(

@@ -11,13 +11,13 @@ import torch
 from test_corrections import ALL_ON, repainted
 from test_depth_guide import tracked  # noqa: F401  (a fixture)
 
-from splatstudio.capture_config import DepthConfig, ShapeConfig
-from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, TrainConfig
-from splatstudio.evaluate import evaluate
+from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.shard_file import named_tensors
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import DepthConfig, ShapeConfig
+from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 STEPS = 40
 EVERYTHING = replace(

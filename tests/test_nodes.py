@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
-from splatstudio.camera import Camera, look_at
-from splatstudio.manifest import read_manifest
+from splatstudio.cameras.camera import Camera, look_at
+from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.studio.attached import AttachedStudio, attached_studio
 from splatstudio.studio.network import Network
 from splatstudio.studio.nodes import Gathering

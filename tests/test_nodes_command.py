@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.config import TrainConfig
-from splatstudio.device_options import DeviceOptions
+from splatstudio.commands.train import train_scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.network import LOOPBACK
 from splatstudio.studio.nodes import Gathering, nodes_asked_for, words_for_training
-from splatstudio.train_command import train_scene
+from splatstudio.training.device_options import DeviceOptions
 from splatstudio.worker.handshake import Unreachable
 from splatstudio.worker.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 

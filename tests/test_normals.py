@@ -13,17 +13,17 @@ from conftest import blobs
 from format_models import assert_kept, model, precision_of
 from test_cli import command
 
-from splatstudio.exporting import export_model
+from splatstudio.cameras.placement import Placement
 from splatstudio.formats import FORMATS, write_gaussians
+from splatstudio.formats.normals import normals_of
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.ply_header import parse_header
-from splatstudio.gaussians import Gaussians
-from splatstudio.model import Model
-from splatstudio.normals import normals_of
-from splatstudio.placement import Placement
-from splatstudio.reference import rotation_matrices
+from splatstudio.formats.viewer_page import splat_buffer
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import Model
 from splatstudio.scene.scene import Scene
-from splatstudio.viewer_page import splat_buffer
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import ops, reference
-from splatstudio.camera import Camera, CameraModel, look_at
-from splatstudio.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.cameras.camera import Camera, CameraModel, look_at
+from splatstudio.kernels import ops, reference
+from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 
 PROJECTED = ("means2d", "conics", "depths", "opacities", "colors")
 

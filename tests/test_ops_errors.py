@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from splatstudio import ops, ops_training
 from splatstudio.distributed.failures import is_out_of_memory
+from splatstudio.kernels import ops, ops_training
 
 FAILED = (
     "project_fwd failed on cuda:1: CUDA error: an illegal memory access was encountered; an earlier kernel"
@@ -43,7 +43,7 @@ def test_other_errors_pass_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernels_say_so_in_these_words() -> None:
-    source = (Path(ops.__file__).parents[1] / "csrc" / "cuda" / "launch.cuh").read_text()
+    source = (Path(ops.__file__).parents[2] / "csrc" / "cuda" / "launch.cuh").read_text()
     assert '" failed on cuda:"' in source and "CUDA_LAUNCH_BLOCKING=1" in source
 
 

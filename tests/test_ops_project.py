@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_ops import PROJECTED, camera_of, gaussians_of, leaves_of, random_like, relative_error
 
-from splatstudio import ops, reference
-from splatstudio.camera import CameraModel
-from splatstudio.stages import ProjectSettings
+from splatstudio.cameras.camera import CameraModel
+from splatstudio.kernels import ops, reference
+from splatstudio.kernels.stages import ProjectSettings
 
 MODELS: tuple[CameraModel, ...] = ("pinhole", "ortho", "fisheye")
 

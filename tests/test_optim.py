@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio.config import OptimConfig
-from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import LateRows
-from splatstudio.optim import SplatAdam, learning_rates
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.ops_training import LateRows
+from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.settings.config import OptimConfig
 from splatstudio.strategy import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
@@ -102,7 +102,9 @@ def test_forget_zeroes_the_moments_of_one_tensor_alone() -> None:
 
 def test_what_is_never_late_needs_no_memory_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for behind, num in ((True, 5), (False, 0)):
-        monkeypatch.setattr("splatstudio.ops_training.leaves_rows_behind", lambda device, is_so=behind: is_so)
+        monkeypatch.setattr(
+            "splatstudio.kernels.ops_training.leaves_rows_behind", lambda device, is_so=behind: is_so
+        )
         late = LateRows(5, 9, torch.device("cpu"))
         assert len(late.steps_done) == num and not late.full(5, 9), "made once, not at every step"
         assert late.full(6, 9) and late.full(5, 24)

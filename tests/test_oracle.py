@@ -12,8 +12,8 @@ import torch
 from backends import backend_module
 from torch import Tensor
 
-from splatstudio.camera import Camera
-from splatstudio.stages import Projected, ProjectSettings, Raster, RasterSettings
+from splatstudio.cameras.camera import Camera
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 
 OWN = Path(__file__).parent / "data" / "oracle"
 ROOT = Path(__file__).parent.parent

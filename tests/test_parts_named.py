@@ -11,19 +11,19 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio import exporting
-from splatstudio.checkpoint import Checkpoint, save_checkpoint
+from splatstudio.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from splatstudio.cli import main
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import evaluation_from_json
+from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.formats.ply import read_ply
-from splatstudio.merging import merge
-from splatstudio.model import load_model
-from splatstudio.optim import SplatAdam
+from splatstudio.models import exporting
+from splatstudio.models.merging import merge
+from splatstudio.models.model import load_model
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
-from splatstudio.starting_model import gaussians_to_start_from
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Population
 from splatstudio.studio.project import open_project
+from splatstudio.training.starting_model import gaussians_to_start_from
 
 HALF = "is rank 0 of 2: about half of the scene"
 

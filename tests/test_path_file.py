@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from path_builder import Z, difference, random_keys, turned
 
-from splatstudio.camera import look_at
-from splatstudio.camera_path import CameraPath
-from splatstudio.path_file import OPENGL, read_camera_path, write_camera_path
+from splatstudio.cameras.camera import look_at
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.path_file import OPENGL, read_camera_path, write_camera_path
 
 
 def equal(first: CameraPath, second: CameraPath) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from path_builder import random_keys
 
-from splatstudio.camera_path import CameraPath
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio import path_store
 from splatstudio.studio.path_store import PathStore
 from splatstudio.studio.project import open_project

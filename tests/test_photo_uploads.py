@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from splatstudio import photo_uploads
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.photo_uploads import PhotoUploads, Pixels, pixels_of
+from splatstudio.scene import photo_uploads
 from splatstudio.scene.photo import Photo
+from splatstudio.scene.photo_uploads import PhotoUploads, Pixels, pixels_of
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 STILL = TrainConfig(steps=40, sh_degree=0, test_every=0, densify=DensifyConfig(enabled=False))

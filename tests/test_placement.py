@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from splatstudio import api, cli
-from splatstudio.camera import Camera
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.formats import write_gaussians
-from splatstudio.model import Model
-from splatstudio.rendering import render
+from splatstudio.models.model import Model
+from splatstudio.rendering.rendering import render
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 from tests.conftest import blobs, ring_of_cameras

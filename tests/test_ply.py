@@ -12,9 +12,9 @@ import torch
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.reference import rotation_matrices
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels.reference import rotation_matrices
 
 SHARED_PLY = Path(__file__).parent.parent.parent / "shared" / "bench" / "banana_114k.ply"
 

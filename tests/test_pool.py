@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 TOO_LARGE = """
 import resource
 import torch
-from splatstudio import ops
-from splatstudio.stages import Projected, RasterSettings
+from splatstudio.kernels import ops
+from splatstudio.kernels.stages import Projected, RasterSettings
 
 def projected(num, radius):
     conics = torch.tensor([1e-9, 0.0, 1e-9]).expand(num, 3).contiguous()

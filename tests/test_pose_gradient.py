@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import ops, reference
-from splatstudio.camera import Camera, CameraModel, look_at
+from splatstudio.cameras.camera import Camera, CameraModel, look_at
 from splatstudio.corrections.poses import (
     corrected_camera,
     of_correction,
     rotation_about,
     without_common_motion,
 )
-from splatstudio.descent import backward, draw, gradient_of_pose
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
-from splatstudio.reference_training import pose_gradient
-from splatstudio.rendering import RenderOptions
-from splatstudio.stages import ProjectSettings, RasterSettings
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops, reference
+from splatstudio.kernels.reference_training import pose_gradient
+from splatstudio.kernels.stages import ProjectSettings, RasterSettings
+from splatstudio.optimization.descent import backward, draw, gradient_of_pose
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.strategy import trainable
 
 SIZE = (24, 20)  # px

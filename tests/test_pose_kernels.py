@@ -9,8 +9,8 @@ import torch
 from blob_models import ring_of_cameras
 from torch import Tensor
 
-from splatstudio import ops, ops_training, reference_training
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops, ops_training, reference_training
 
 GPU = pytest.param(
     "cuda",

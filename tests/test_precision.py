@@ -15,18 +15,18 @@ from rank_pool import RankPool
 from sharded_tasks import Case
 from torch import Tensor
 
-from splatstudio import memory_plan
-from splatstudio.config import TrainConfig, changed, resumed, settings_named
 from splatstudio.distributed.exchange import MOST_RADIUS
 from splatstudio.distributed.halves import Packing, pack, unpack
-from splatstudio.memory_plan import PACKED_BYTES, SEEN_SHARE, plan_memory
-from splatstudio.precision import HALVES, machine, note_on_precision, row_bytes
-from splatstudio.rank_devices import RankDevices, choose_devices
+from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed, resumed, settings_named
 from splatstudio.studio.panels.train import PRECISIONS, settings_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Status
-from splatstudio.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import PACKED_BYTES, SEEN_SHARE, plan_memory
+from splatstudio.training.precision import HALVES, machine, note_on_precision, row_bytes
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import Finished, Start, TrainJob, Warned
 from tests.worker_watcher import Launch
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from splatstudio import cli
-from splatstudio.config import TrainConfig, changed, from_json, value_of
-from splatstudio.presets import PRESETS, applied_settings, nearest_preset
-from splatstudio.resolution import sh_degree_at
+from splatstudio.settings.config import TrainConfig, changed, from_json, value_of
+from splatstudio.settings.presets import PRESETS, applied_settings, nearest_preset
+from splatstudio.training.resolution import sh_degree_at
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -58,7 +58,7 @@ def test_the_command_trains_with_the_preset(
     blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, seen = tmp_path / "run", []
-    monkeypatch.setattr("splatstudio.train_command.train_scene", lambda *a, **k: seen.append((a, k)) or 0)
+    monkeypatch.setattr("splatstudio.commands.train.train_scene", lambda *a, **k: seen.append((a, k)) or 0)
     arguments = ["train", str(blob_folder), "--preset", "quality", "--steps", "7", "--run", str(run)]
     monkeypatch.setattr(sys, "argv", ["splatstudio", *arguments])
     assert cli.app.cli(prog="splatstudio", args=arguments) == 0

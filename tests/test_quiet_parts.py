@@ -7,8 +7,8 @@ import torch
 from host_watch import HostWatch, watched
 
 from splatstudio.corrections import LearntRows
-from splatstudio.ops_training import StepGate
-from splatstudio.transfer import ReadBack, to_device
+from splatstudio.devices.transfer import ReadBack, to_device
+from splatstudio.kernels.ops_training import StepGate
 
 GPU = torch.device("cpu")  # a device that is named counts as one
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from splatstudio import ops
-from splatstudio.rank_devices import RankDevices, choose_devices
+from splatstudio.distributed.rank_devices import RankDevices, choose_devices
+from splatstudio.kernels import ops
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_rank_sees_its_share_of_the_machine_alone() -> None:
     script = (
-        "from splatstudio.rank_devices import settle_device; settle_device(None, 1); import os, torch;"
+        "from splatstudio.distributed.rank_devices import settle_device; settle_device(None, 1);"
+        "import os, torch;"
         "print(torch.get_num_threads(), repr(os.environ['CUDA_VISIBLE_DEVICES']), torch.cuda.device_count(),"
         "os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
     )

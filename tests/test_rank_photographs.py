@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from splatstudio.checkpoint import load_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.photo_queue import Batch, PhotoQueue
-from splatstudio.rank_devices import choose_devices
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.scene import load_scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.photo_queue import Batch, PhotoQueue
 from splatstudio.worker.activity import Activity, Desk, SharedPart
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Failed, Job, Saved, Start, TrainJob

@@ -12,7 +12,7 @@ from sharded_training_tasks import Plan, train
 from shortage_tasks import copy_twice, descend_short, look_twice, train_short_of_photographs
 from test_sharded_training import SETTINGS, assert_same
 
-from splatstudio.gaussians import concatenated
+from splatstudio.gaussians.gaussians import concatenated
 
 
 def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(
@@ -30,9 +30,9 @@ def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(
     "what",
     [
         ("splatstudio.distributed.exchange", "_buffers"),
-        ("splatstudio.sharded_descent", "room_for_return"),
-        ("splatstudio.sharded_descent", "_add_cameras"),
-        ("splatstudio.sharded_descent", "_after"),
+        ("splatstudio.optimization.sharded_descent", "room_for_return"),
+        ("splatstudio.optimization.sharded_descent", "_add_cameras"),
+        ("splatstudio.optimization.sharded_descent", "_after"),
     ],
 )
 def test_all_ranks_leave_a_step_out_wherever_one_has_no_memory_in_it(

@@ -12,19 +12,19 @@ import torch
 from conftest import blobs, ring_of_cameras
 from test_corrections import repainted
 
-from splatstudio.capture_config import ExposureConfig, PoseConfig, SkyConfig
-from splatstudio.config import TrainConfig
 from splatstudio.corrections.exposure import corrected_affinely
-from splatstudio.descent import Shot
-from splatstudio.evaluate import evaluate
-from splatstudio.exporting import export_model
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
-from splatstudio.model import load_model
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.sky import _rays, viewing_directions
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import load_model
+from splatstudio.optimization.descent import Shot
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.sky import _rays, viewing_directions
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 UNDER_A_SKY = TrainConfig(steps=20, sh_degree=1, sky=SkyConfig(enabled=True, lr=0.05))

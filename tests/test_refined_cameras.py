@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from test_worker_errors import finish
 
-from splatstudio.camera import Camera
-from splatstudio.capture_config import PoseConfig
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.placement import Placement
 from splatstudio.cli import main
-from splatstudio.config import TrainConfig
-from splatstudio.exporting import REFINED, export_model
-from splatstudio.model import Model, load_model
-from splatstudio.placement import Placement
+from splatstudio.models.exporting import REFINED, export_model
+from splatstudio.models.model import Model, load_model
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.capture_config import PoseConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export
 from splatstudio.worker.training import Training

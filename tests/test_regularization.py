@@ -7,12 +7,12 @@ import torch
 from test_descent import RATES, assert_same, camera_at, fused_step, loss_of, model
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.descent import backward, draw, improve
-from splatstudio.gaussians import Gaussians
-from splatstudio.ops_training import Regularization
-from splatstudio.optim import SplatAdam
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import Regularization
+from splatstudio.optimization.descent import backward, draw, improve
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import RenderOptions, render
 
 BOTH = Regularization(opacity=300.0, scale=500.0)
 

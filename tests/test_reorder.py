@@ -18,21 +18,21 @@ from test_resume import CONFIG, assert_same, run
 from test_sharded_strategies import COMMON, MCMC
 from torch import Tensor
 
-from splatstudio import memory_plan
-from splatstudio.checkpoint import Checkpoint
-from splatstudio.config import FastConfig, McmcConfig, TrainConfig
+from splatstudio.checkpoints.checkpoint import Checkpoint
+from splatstudio.checkpoints.shard_file import named_tensors
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.gaussians import Gaussians
-from splatstudio.memory_plan import PLACE_BYTES, plan_memory
-from splatstudio.optim import SplatAdam
-from splatstudio.rank_devices import RankDevices
-from splatstudio.rendering import render
+from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.spatial_order import morton_order
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import render
 from splatstudio.scene import Scene
-from splatstudio.shard_file import named_tensors
-from splatstudio.spatial_order import morton_order
+from splatstudio.settings.config import FastConfig, McmcConfig, TrainConfig
 from splatstudio.strategy import Population, trainable
 from splatstudio.strategy.reorder import reorder
-from splatstudio.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import PLACE_BYTES, plan_memory
+from splatstudio.training.trainer import Trainer
 
 ORDERED = replace(CONFIG, order="morton")
 

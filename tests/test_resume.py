@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from splatstudio.checkpoint_saver import CheckpointSaver
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from splatstudio.checkpoints.saver import CheckpointSaver
+from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
-from splatstudio.session import Session
-from splatstudio.shard_file import named_tensors
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 # Densifies at steps 20, 30, 40 and resets at 35: everything happens within a few steps.
 BUSY = DensifyConfig(start_step=15, every=10, reset_every=35, grow_grad=1e-5, stop_step=60)

@@ -11,10 +11,10 @@ from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 from test_sharded_strategies import COMMON, MCMC
 
-from splatstudio.checkpoint import load_checkpoint, save_checkpoint
-from splatstudio.config import TrainConfig, changed
+from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.training.trainer import Trainer
 
 
 def test_counts_that_an_older_version_did_not_keep_begin_at_zero(blob_scene: Scene, tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio import train_command
-from splatstudio.checkpoint import load_checkpoint
+from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main
-from splatstudio.config import DensifyConfig, TrainConfig, settings_named
-from splatstudio.rank_devices import RankDevices
-from splatstudio.run import Run
+from splatstudio.commands import train as train_command
+from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
-from splatstudio.session import Session
+from splatstudio.settings.config import DensifyConfig, TrainConfig, settings_named
 from splatstudio.studio.project import open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import TrainJob
 
 SHORT = TrainConfig(

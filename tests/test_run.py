@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run, new_run_path
+from splatstudio.files.run import Run, new_run_path
+from splatstudio.settings.config import TrainConfig
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scene_builder import tiny_scene, write_colmap
 
-from splatstudio.camera import Camera, look_at
+from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.scene import load_scene
 from splatstudio.scene.normalize import normalizing_transform
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from splatstudio.config import CoarseConfig, TrainConfig
-from splatstudio.resolution import divisor_at, sh_degree_at
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import CoarseConfig, TrainConfig
+from splatstudio.training.resolution import divisor_at, sh_degree_at
+from splatstudio.training.trainer import Trainer
 
 
 def test_photographs_grow_to_their_size_by_the_share_of_the_steps() -> None:

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 import splatstudio as ss
-from splatstudio.attach_command import described
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from splatstudio.cli import main
-from splatstudio.config import DensifyConfig, OptimConfig, TrainConfig
-from splatstudio.evaluate import Evaluation
-from splatstudio.flat_curve import FlatConfig
-from splatstudio.rank_devices import choose_devices
-from splatstudio.run import Run
+from splatstudio.commands.attach import described
+from splatstudio.distributed.rank_devices import choose_devices
+from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
-from splatstudio.session import Advance, Session
+from splatstudio.settings.config import DensifyConfig, OptimConfig, TrainConfig
+from splatstudio.settings.flat_curve import FlatConfig
 from splatstudio.studio.panels.flat_bar import offer_text
 from splatstudio.studio.status import Status, followed, notice_of
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.attached import EVENTS
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.flat_report import ScoreFlat, ScoreRises, flat_sentence, stopped_sentence
@@ -223,7 +223,7 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, 
     quick += ("--densify.no-enabled",)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(sys, "argv", ["splatstudio", "train", *map(str, (*arguments, *quick))])
-        patch.setattr("splatstudio.train_command.console.width", 500)
+        patch.setattr("splatstudio.commands.train.console.width", 500)
         main()
     return int(stop.value.code or 0), capsys.readouterr().out
 

@@ -12,17 +12,24 @@ import pytest
 import torch
 from test_score_flat import ANYHOW
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import DensifyConfig, FastConfig, McmcConfig, OptimConfig, TrainConfig, from_json
-from splatstudio.flat_curve import RISEN, Score
-from splatstudio.run import Run
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
-from splatstudio.score_watch import FlatNews, ScoreWatch, evaluation_interval, settled_after
-from splatstudio.session import Session
+from splatstudio.settings.config import (
+    DensifyConfig,
+    FastConfig,
+    McmcConfig,
+    OptimConfig,
+    TrainConfig,
+    from_json,
+)
+from splatstudio.settings.flat_curve import RISEN, Score
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.choice import make_strategy
 from splatstudio.studio.panels.train import evaluated_when
-from splatstudio.trainer import Trainer
+from splatstudio.training.score_watch import FlatNews, ScoreWatch, evaluation_interval, settled_after
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.flat_report import ScoreFlat, ScoreRises, score_flat
 from splatstudio.worker.messages import Start, Started, StateChanged, TrainJob, UpdateSettings
 from splatstudio.worker.steering import kind_of

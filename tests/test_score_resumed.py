@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
-from splatstudio.score_watch import ScoreWatch
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.score_watch import ScoreWatch
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 SHORT = TrainConfig(steps=10, sh_degree=0, eval_every=0, eval_steps=(), save_minutes=0)
 

@@ -10,20 +10,20 @@ import pytest
 import torch
 from conftest import blobs
 
-from splatstudio import scoring
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import Against, evaluation_from_json
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.evaluation.evaluate import Against, evaluation_from_json
+from splatstudio.files.run import Run
 from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
 from splatstudio.formats.ply import write_ply
-from splatstudio.model import load_model
-from splatstudio.rendering import render
-from splatstudio.run import Run
+from splatstudio.models import scoring
+from splatstudio.models.model import load_model
+from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
+from splatstudio.rendering.rendering import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"

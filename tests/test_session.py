@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio import checkpoint_saver, run_lock
-from splatstudio.checkpoint import Checkpoint, checkpoint_folders, load_checkpoint, save_checkpoint, step_of
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
+    step_of,
+)
+from splatstudio.files import run_lock
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=6, sh_degree=0, save_steps=(2, 4), eval_steps=(3,))
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from splatstudio import checkpoint_saver
-from splatstudio.checkpoint import Checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints.checkpoint import Checkpoint
+from splatstudio.files.run import Run
 from splatstudio.scene import Scene
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=20, sh_degree=0, save_steps=(), eval_steps=(), save_minutes=0.0)
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from conftest import blobs, ring_of_cameras
 
-from splatstudio.camera import Camera
-from splatstudio.capture_config import ShapeConfig
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import ALONE
-from splatstudio.gaussians import Gaussians, concatenated
-from splatstudio.optim import SplatAdam
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians, concatenated
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
+from splatstudio.settings.capture_config import ShapeConfig
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Population, trainable
-from splatstudio.trainer import Trainer
+from splatstudio.strategy.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
+from splatstudio.training.trainer import Trainer
 
 OPTIONS = RenderOptions(sh_degree=0)
 

@@ -22,10 +22,10 @@ from sharded_tasks import (
 )
 from torch import Tensor
 
-from splatstudio.gaussians import Gaussians, concatenated
-from splatstudio.losses import photometric
-from splatstudio.ops_training import Regularization
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.gaussians import Gaussians, concatenated
+from splatstudio.kernels.ops_training import Regularization
+from splatstudio.optimization.losses import photometric
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.strategy import trainable
 
 NOTHING = 100  # a view that sees nothing

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio import checkpoint_saver, shared_saver
-from splatstudio.checkpoint import (
+from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints import shared_saver
+from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     abandon_checkpoint,
     begin_checkpoint,
     save_checkpoint,
     shard_rows,
 )
-from splatstudio.checkpoint_share import load_share
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.checkpoints.share import load_share
+from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
-from splatstudio.shard_file import named_tensors
-from splatstudio.shared_saver import PartSaver, SharedSaver
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 
 class Second(Ranks):

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio import shared_saver
-from splatstudio.checkpoint import Checkpoint, load_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints import shared_saver
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
 from splatstudio.scene.scene import Scene
-from splatstudio.shared_saver import PartSaver, SharedSaver
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.parts import shard_rows
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 @pytest.fixture

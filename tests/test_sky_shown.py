@@ -10,9 +10,9 @@ import pytest
 from conftest import blobs, ring_of_cameras
 from test_worker_errors import finish
 
-from splatstudio.model import Model
-from splatstudio.rendering import RenderOptions, render_image
-from splatstudio.sky import Sky
+from splatstudio.gaussians.sky import Sky
+from splatstudio.models.model import Model
+from splatstudio.rendering.rendering import RenderOptions, render_image
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks
 from splatstudio.worker.messages import Event, Snapshot, ViewOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.worker.messages import (
     CancelJob,
     Command,

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from splatstudio import api, cli
-from splatstudio.checkpoint import load_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.evaluate import evaluate
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats import write_gaussians
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
 from splatstudio.scene.scene import Scene
-from splatstudio.starting_model import with_sh_degree
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.studio.project import open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training.starting_model import with_sh_degree
+from splatstudio.training.trainer import Trainer
 from tests.conftest import blobs
 
 STILL = DensifyConfig(enabled=False)

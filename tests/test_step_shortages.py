@@ -6,10 +6,10 @@ import pytest
 import torch
 from lookahead_trainings import all_of, same
 
-from splatstudio import descent
-from splatstudio.config import PoseConfig, TrainConfig
+from splatstudio.optimization import descent
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import PoseConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=20, poses=PoseConfig(enabled=True, start_step=0))
 

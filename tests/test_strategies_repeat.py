@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio.config import CoarseConfig, DensifyConfig, FastConfig, McmcConfig, TrainConfig
-from splatstudio.evaluate import evaluate
-from splatstudio.gaussians import Gaussians
-from splatstudio.presets import PRESETS
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import CoarseConfig, DensifyConfig, FastConfig, McmcConfig, TrainConfig
+from splatstudio.settings.presets import PRESETS
+from splatstudio.training.trainer import Trainer
 
 STEPS = 60
 CONFIG = TrainConfig(

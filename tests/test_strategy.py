@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio.config import DensifyConfig
-from splatstudio.gaussians import Gaussians
-from splatstudio.optim import SplatAdam
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.settings.config import DensifyConfig
 from splatstudio.strategy import Observation, Population, edit, trainable
 from splatstudio.strategy.default import DefaultStrategy
 

@@ -15,17 +15,17 @@ from typing import cast
 import numpy as np
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import write_ply
-from splatstudio.model import load_model
+from splatstudio.models.model import load_model
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.app import Studio, last_words, open_studio
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.network import Network
 from splatstudio.studio.project import open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import Saved, TrainJob, ViewJob, ViewOptions
 from tests.conftest import blobs, write_blob_scene
 
@@ -42,7 +42,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blob_folder: Pat
 
 def trained_run(scene: Scene, run: Path, steps: int = 3, config: TrainConfig = MANY) -> Path:
     """Make a run folder with a checkpoint, without a worker."""
-    from splatstudio.run import Run
+    from splatstudio.files.run import Run
 
     Run.create(run, scene.path, config)
     trainer = Trainer(scene, config)

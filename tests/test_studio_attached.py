@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.config import TrainConfig, to_json
+from splatstudio.settings.config import TrainConfig, to_json
 from splatstudio.studio.attached import AttachedStudio, open_attached, project_of
 from splatstudio.studio.network import Network
 from splatstudio.worker.handshake import RunCard

@@ -13,11 +13,11 @@ from studio_page import PAGE_TEST, TIMEOUT, Screen
 from test_studio import MANY, Desk, desk, own_folder  # noqa: F401  (fixtures)
 from test_studio_evaluate_page import Open, row, trained  # noqa: F401  (a fixture)
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.model import Model, load_model
-from splatstudio.rendering import render_image
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.model import Model, load_model
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import ViewOptions

@@ -17,11 +17,11 @@ import pytest
 import torch
 from studio_page import CANVAS, DRAWN, PAGE_TEST, TIMEOUT, Screen
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.model import Model, load_model
-from splatstudio.rendering import render_image
+from splatstudio.models.model import Model, load_model
+from splatstudio.rendering.rendering import render_image
+from splatstudio.settings.config import TrainConfig
 from tests.conftest import NUM_VIEWS
 
 ROOT = Path(__file__).parent.parent

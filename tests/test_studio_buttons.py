@@ -25,10 +25,10 @@ import viser
 from conftest import write_blob_scene
 from studio_page import CANVAS, MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
 
-from splatstudio.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.path_file import read_camera_path
+from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.path_file import read_camera_path
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.keyframes import Draft
 from splatstudio.studio.panels.evaluate import EvaluatePanel
 from splatstudio.studio.panels.log import LogPanel

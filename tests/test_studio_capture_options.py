@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from splatstudio.config import TrainConfig, changed, value_of
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed, value_of
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.panels.capture_options import (
     CAPTURE_OPTIONS,

@@ -12,7 +12,7 @@ from format_models import model
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.formats import format_of
-from splatstudio.model import Model
+from splatstudio.models.model import Model
 from splatstudio.studio import job_bar
 from splatstudio.studio.jobs import JobStatus
 from splatstudio.studio.panels.export import ExportPanel

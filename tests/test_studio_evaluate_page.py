@@ -14,12 +14,12 @@ import torch
 from conftest import blobs
 from studio_page import MANY, PAGE_TEST, Screen
 
-from splatstudio.checkpoint import newest_checkpoint, save_checkpoint
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.formats.ply import read_ply
-from splatstudio.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.panels.evaluate import EvaluatePanel
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]

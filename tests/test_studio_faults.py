@@ -14,8 +14,8 @@ import pytest
 import viser
 from path_builder import random_keys
 
-from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.app import Studio
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.frame_source import ModelState

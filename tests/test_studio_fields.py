@@ -14,9 +14,10 @@ from test_checkpoint import example
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 from test_studio_parts import fake_camera
 
-from splatstudio.camera_path import CameraPath
-from splatstudio.checkpoint import save_checkpoint
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.formats import FORMATS
+from splatstudio.settings.typed_path import typed_output
 from splatstudio.studio import viser_private
 from splatstudio.studio.frame_source import ModelState
 from splatstudio.studio.hotkeys import Hotkeys
@@ -27,7 +28,6 @@ from splatstudio.studio.panels.beside_bar import BesideBar
 from splatstudio.studio.panels.export import ExportPanel, with_ending
 from splatstudio.studio.panels.render_output import OutputSection, PictureSection
 from splatstudio.studio.status import Notice, Status
-from splatstudio.typed_path import typed_output
 from splatstudio.worker.messages import (
     CancelJob,
     Command,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from splatstudio.camera import look_at
+from splatstudio.cameras.camera import look_at
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.first_view import MIN_IN_SIGHT, FirstView, num_in_sight
 

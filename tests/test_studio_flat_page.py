@@ -10,7 +10,7 @@ from typing import Any
 from studio_page import PAGE_TEST, TIMEOUT, Screen
 from test_score_flat import ANYHOW
 
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from splatstudio.worker.messages import Start
 
 pytestmark = PAGE_TEST

@@ -14,11 +14,11 @@ from studio_page import PAGE_TEST
 from test_checkpoint import example
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.devices import DeviceReading
-from splatstudio.model import load_model
-from splatstudio.run import Run
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.devices.monitor import DeviceReading
+from splatstudio.files.run import Run
+from splatstudio.models.model import load_model
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.gate.connection import STILL_HERE
 from splatstudio.studio.panels.devices import DevicesPanel

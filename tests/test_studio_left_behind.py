@@ -14,11 +14,11 @@ from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
 from test_studio_parts import fake_camera
 from test_studio_scores import scores
 
-from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import write_evaluation
-from splatstudio.run import Run
+from splatstudio.cameras.camera import Camera
+from splatstudio.evaluation.evaluate import write_evaluation
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.compare import Comparison
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.frame_source import FrameSource, ModelState

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from splatstudio.config import TrainConfig, changed
+from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.strategy import Change
 from splatstudio.studio.milestones import Milestones
 from splatstudio.studio.news import News

@@ -14,21 +14,21 @@ from test_studio_faults import controller_of
 from test_studio_scores import scores
 
 from splatstudio.cli import main
-from splatstudio.config import TrainConfig, changed, value_of
-from splatstudio.evaluate import write_evaluation
-from splatstudio.lpips import NOT_FOUND, short_notes
-from splatstudio.run import Run
+from splatstudio.evaluation.evaluate import write_evaluation
+from splatstudio.evaluation.lpips import NOT_FOUND, short_notes
+from splatstudio.files.run import Run
+from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 from splatstudio.scene import load_training_scene
-from splatstudio.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.session import Session
-from splatstudio.step_stats import StepStats
+from splatstudio.settings.config import TrainConfig, changed, value_of
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import History
 from splatstudio.studio.panels.file_work import notice_of_end
 from splatstudio.studio.panels.settings import _Input, live_settings
 from splatstudio.studio.project import open_project
 from splatstudio.studio.setting_names import WORDS, setting_text
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.step_stats import StepStats
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.file_tasks import FileTask, TaskEnd
 from splatstudio.worker.messages import Evaluated, Progress, Started
 
@@ -177,7 +177,7 @@ def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
     (tmp_path / "temporary").mkdir()
     program = (
         "import sys; from pathlib import Path\n"
-        "from splatstudio.config import TrainConfig\n"
+        "from splatstudio.settings.config import TrainConfig\n"
         "from splatstudio.worker.client import WorkerClient\n"
         "from splatstudio.worker.group import RankGroup\n"
         "from splatstudio.worker.messages import TrainJob\n"

@@ -12,9 +12,9 @@ import pytest
 from fake_nvml import RECORD, FakeNvml
 from studio_page import CANVAS, PAGE_TEST, Screen
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig, from_json, value_of
-from splatstudio.presets import PRESETS
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.settings.config import DensifyConfig, TrainConfig, from_json, value_of
+from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.panels.capture_options import options_on
 

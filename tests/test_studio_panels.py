@@ -14,15 +14,15 @@ import viser
 from conftest import blobs
 from test_checkpoint import example
 
-from splatstudio.checkpoint import checkpoint_folders, save_checkpoint
-from splatstudio.checkpoint_catalog import CatalogEntry
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import Against, evaluate, write_evaluation
+from splatstudio.checkpoints.catalog import CatalogEntry
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint
+from splatstudio.evaluation.evaluate import Against, evaluate, write_evaluation
+from splatstudio.files.run import Run
+from splatstudio.formats.free_path import free_path
 from splatstudio.formats.ply import write_ply
-from splatstudio.free_path import free_path
-from splatstudio.run import Run
+from splatstudio.models.scoring import EvaluationTask
 from splatstudio.scene.scene import Scene
-from splatstudio.scoring import EvaluationTask
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.app import Studio
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Panel

@@ -14,9 +14,9 @@ from test_parts_named import part, shard  # noqa: F401  (fixtures)
 from test_studio import Desk, desk, own_folder  # noqa: F401  (fixtures)
 
 from splatstudio import cli
-from splatstudio.merging import merge_to_open, place_of_merged
-from splatstudio.model import load_model
-from splatstudio.rank_parts import part_of
+from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.models.merging import merge_to_open, place_of_merged
+from splatstudio.models.model import load_model
 from splatstudio.studio import app
 from splatstudio.studio.panels.part_bar import part_html
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from path_builder import random_keys
 
-from splatstudio.camera_path import CameraPath
-from splatstudio.config import TrainConfig
-from splatstudio.ready_paths import THROUGH_KEYFRAMES, through
-from splatstudio.run import Run, new_run_path
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.ready_paths import THROUGH_KEYFRAMES, through
+from splatstudio.files.run import Run, new_run_path
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio import keyframes
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.job_bar import end_text, progress_text
@@ -24,7 +24,7 @@ from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.path_store import PathStore, plain_name
 from splatstudio.studio.project import open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import (
     CancelJob,
     Command,

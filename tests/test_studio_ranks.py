@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splatstudio.devices import DeviceReading
+from splatstudio.devices.monitor import DeviceReading
 from splatstudio.studio.panels.devices import UNEVEN_COLOR, balance_html, devices_html, imbalance, rank_rows
 from splatstudio.studio.panels.ranks import ranks_html
 from splatstudio.worker.ranks_report import RankFigures

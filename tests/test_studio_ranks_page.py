@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from studio_page import PAGE_TEST, Screen
 
-from splatstudio.device_options import DeviceOptions
+from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.formats.ply import read_ply
-from splatstudio.manifest import read_manifest
+from splatstudio.training.device_options import DeviceOptions
 
 pytestmark = PAGE_TEST
 

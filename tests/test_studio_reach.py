@@ -13,19 +13,19 @@ import viser
 from conftest import blobs
 from test_studio_parts import fake_camera
 
-from splatstudio.capture_config import SkyConfig
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.evaluation.lpips import load_lpips
 from splatstudio.formats.ply import write_ply
-from splatstudio.lpips import load_lpips
+from splatstudio.gaussians.trimming import Trim
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.capture_config import SkyConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.look import Look
 from splatstudio.studio.panels.photo_list import tile_html
 from splatstudio.studio.sky_there import SkyThere
 from splatstudio.studio.stream import Stream
-from splatstudio.trainer import Trainer
-from splatstudio.trimming import Trim
+from splatstudio.training.trainer import Trainer
 
 
 class Nothing(FrameSource):
@@ -86,7 +86,7 @@ def test_a_photograph_tells_its_name_and_score() -> None:
 def test_missing_weights_are_told_with_what_fetches_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("splatstudio.lpips._found", lambda *_: None)
+    monkeypatch.setattr("splatstudio.evaluation.lpips._found", lambda *_: None)
     load_lpips.cache_clear()
     with pytest.raises(ValueError, match=r"weights not found, put .*, or let splatstudio eval --fetch-lpips"):
         load_lpips("alex")

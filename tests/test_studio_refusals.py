@@ -9,8 +9,8 @@ import pytest
 import viser
 from path_builder import random_keys
 
-from splatstudio.camera_path import Keyframe
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera_path import Keyframe
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.keyframes import PathEditor
 from splatstudio.studio.news import News
 from splatstudio.studio.panels.path_section import MotionSection

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_studio_faults import controller_of
 
-from splatstudio.evaluate import Evaluation, ImageScore, write_evaluation
-from splatstudio.run import Run
+from splatstudio.evaluation.evaluate import Evaluation, ImageScore, write_evaluation
+from splatstudio.files.run import Run
 from splatstudio.studio.controller import Controller, Status
 from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.panels.status import header_html, panel_label

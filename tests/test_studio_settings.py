@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint, verify_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig, changed, declaration, value_of
-from splatstudio.devices import DeviceReading
-from splatstudio.memory_plan import splats_chosen
-from splatstudio.presets import PRESETS
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, verify_checkpoint
+from splatstudio.devices.monitor import DeviceReading
 from splatstudio.scene import load_scene
+from splatstudio.settings.config import DensifyConfig, TrainConfig, changed, declaration, value_of
+from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.history import History
 from splatstudio.studio.panels.devices import devices_html
@@ -25,6 +24,7 @@ from splatstudio.studio.panels.settings import live_settings
 from splatstudio.studio.panels.train import preset_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.status import Notice, RankRow, Status
+from splatstudio.training.memory_plan import splats_chosen
 
 TIMEOUT = 120.0
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)

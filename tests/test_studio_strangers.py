@@ -22,7 +22,7 @@ from gate_client import CAMERA, get, send, websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.connection import Connection
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.studio import present_worker
 from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network

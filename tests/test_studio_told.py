@@ -11,21 +11,21 @@ from test_score_flat import ANYHOW
 from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
 from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
 
-from splatstudio import memory_plan
-from splatstudio.config import TrainConfig, changed
-from splatstudio.flat_curve import Flat
-from splatstudio.memory_plan import plan_memory, sizes_of, splats_wanted
-from splatstudio.presets import PRESETS
-from splatstudio.run import Run
+from splatstudio.files.run import Run
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.score_watch import FlatNews
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.flat_curve import Flat
+from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.panels.settings import SettingsForm, hint_of, live_settings
 from splatstudio.studio.panels.train import settings_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.setting_names import HELP, LABELS, label_of, setting_text
 from splatstudio.studio.status import Notice, notice_of
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import plan_memory, sizes_of, splats_wanted
+from splatstudio.training.score_watch import FlatNews
 from splatstudio.worker.flat_report import score_flat
 from splatstudio.worker.messages import Job, SettingChanged, TrainJob
 from splatstudio.worker.reports import failure_sentence

@@ -17,14 +17,14 @@ import pytest
 import viser
 import viser.transforms
 
-from splatstudio.camera import Camera
-from splatstudio.color_maps import color_table
-from splatstudio.config import TrainConfig
-from splatstudio.render_modes import Legend
-from splatstudio.run import Run
+from splatstudio.cameras.camera import Camera
+from splatstudio.files.run import Run
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.modes import Legend
 from splatstudio.scene import load_scene
 from splatstudio.scene.scaling import scaled, thumbnail
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.compare import Comparison, compared, error_map, on_canvas, place_of
 from splatstudio.studio.legend import legend_html
 from splatstudio.studio.look import Look, shot_for

@@ -12,9 +12,9 @@ import cv2
 import numpy as np
 from studio_page import DRAWN, MANY, PAGE_TEST, Screen
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.model import Model, load_model
-from splatstudio.rendering import render_image
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.models.model import Model, load_model
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.compare import on_canvas, place_of

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from splatstudio import terminal
 from splatstudio.cli import main
-from splatstudio.config import TrainConfig
+from splatstudio.commands import terminal
+from splatstudio.commands.unread_output import nobody_reads
 from splatstudio.error_text import as_sentence, in_words
-from splatstudio.evaluate import Evaluation, ImageScore
-from splatstudio.run import Run
-from splatstudio.unread_output import nobody_reads
+from splatstudio.evaluation.evaluate import Evaluation, ImageScore
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
 
 # Describes a scene, and tells whether what takes seconds to load was loaded for that.
 INFO = """

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.config import TrainConfig
-from splatstudio.run import Run
+from splatstudio.files.run import Run
+from splatstudio.models.scoring import EvaluationTask, evaluate_task
 from splatstudio.scene import load_scene, load_training_scene
-from splatstudio.scoring import EvaluationTask, evaluate_task
-from splatstudio.session import Session
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 
 def names_of(folder: Path) -> list[str]:

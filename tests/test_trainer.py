@@ -15,14 +15,14 @@ import pytest
 import torch
 from conftest import NUM_VIEWS
 
-from splatstudio import descent
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.evaluate import evaluate
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization import descent
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer, TrainingDiverged
 
 # Densifies at steps 20, 30, 40 and resets at 35: everything happens within a few steps.
 BUSY = DensifyConfig(start_step=15, every=10, reset_every=35, grow_grad=1e-5, stop_step=50)

@@ -11,12 +11,12 @@ import pytest
 from conftest import blobs, ring_of_cameras
 from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
 
-from splatstudio.gaussians import Gaussians
-from splatstudio.render_modes import DrawnMode
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
+from splatstudio.rendering.modes import DrawnMode
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.studio.panels.export import ExportPanel, TrimSection
 from splatstudio.studio.status import Status
-from splatstudio.trimming import KEEP_ALL, Trim, trimmed
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks
 from splatstudio.worker.messages import Exported, ViewOptions
 from splatstudio.worker.painter import Painter

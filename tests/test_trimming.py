@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from splatstudio import api, cli
-from splatstudio.trimming import Trim, trimmed
+from splatstudio.gaussians.trimming import Trim, trimmed
 from tests.conftest import blobs
 
 

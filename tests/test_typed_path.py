@@ -11,8 +11,9 @@ import pytest
 import viser
 from path_builder import random_keys
 
-from splatstudio.config import TrainConfig, with_whole_paths
 from splatstudio.scene import load_scene
+from splatstudio.settings.config import TrainConfig, with_whole_paths
+from splatstudio.settings.typed_path import typed_path
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.keyframes import PathEditor
 from splatstudio.studio.panels.evaluate import EvaluatePanel
@@ -20,7 +21,6 @@ from splatstudio.studio.panels.export import CHOICES, ExportPanel
 from splatstudio.studio.panels.model_list import ModelList
 from splatstudio.studio.panels.render_output import OutputSection
 from splatstudio.studio.project import open_project
-from splatstudio.typed_path import typed_path
 
 NOBODY = "~no-such-user-here/model.ply"
 SENTENCE = "the folder ~no-such-user-here of ~no-such-user-here/.* is not known"

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from splatstudio.capture_config import SkyConfig
-from splatstudio.config import (
+from splatstudio.commands.launched import launched_job
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.capture_config import SkyConfig
+from splatstudio.settings.config import (
     AbsgradConfig,
     DensifyConfig,
     FastConfig,
@@ -19,14 +21,12 @@ from splatstudio.config import (
     changed,
     value_of,
 )
-from splatstudio.device_options import AS_FOUND
-from splatstudio.launched_command import launched_job
-from splatstudio.presets import PRESETS
-from splatstudio.scene.scene import Scene
-from splatstudio.setting_notes import notes_on_settings, switched_off
-from splatstudio.strategy_config import note_on_unread, unread_settings
+from splatstudio.settings.notes import notes_on_settings, switched_off
+from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.strategy_config import note_on_unread, unread_settings
 from splatstudio.studio.project import open_project
-from splatstudio.trainer import Trainer
+from splatstudio.training.device_options import AS_FOUND
+from splatstudio.training.trainer import Trainer
 
 # Short trainings in which every strategy does something.
 CONFIG = TrainConfig(

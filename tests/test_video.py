@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from splatstudio import api, cli
-from splatstudio.camera_path import CameraPath
-from splatstudio.gaussians import Gaussians
-from splatstudio.mode_pictures import draw_mode
-from splatstudio.model import Model
-from splatstudio.path_file import write_camera_path
-from splatstudio.ready_paths import orbit
-from splatstudio.rendering import RenderOptions, render_image
-from splatstudio.video import Quality, render_path
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.path_file import write_camera_path
+from splatstudio.cameras.ready_paths import orbit
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models.model import Model
+from splatstudio.models.video import Quality, render_path
+from splatstudio.rendering.mode_pictures import draw_mode
+from splatstudio.rendering.rendering import RenderOptions, render_image
 
 BANANA = Path(__file__).parent.parent.parent / "shared" / "scenes" / "banana"
 

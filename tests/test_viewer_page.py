@@ -25,18 +25,18 @@ from scipy.spatial.transform import Rotation
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 from test_cli import command
 
-from splatstudio.exporting import export_model
+from splatstudio.cameras.placement import Placement
 from splatstudio.formats import write_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians, rgb_to_sh0
-from splatstudio.losses import psnr
-from splatstudio.model import Model
-from splatstudio.placement import Placement
-from splatstudio.rendering import RenderOptions, render_image
+from splatstudio.formats.viewer_page import PAGE_SIZE, PageView, page_frame, write_viewer_page
+from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import Model
+from splatstudio.optimization.losses import psnr
+from splatstudio.rendering.rendering import RenderOptions, render_image
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.viewer_page import PAGE_SIZE, PageView, page_frame, write_viewer_page
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> 
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(ValueError, match="10 Gaussians are more than a browser"),
     ):
-        patch.setattr("splatstudio.viewer_page.LONGEST_TEXT", 1000)
+        patch.setattr("splatstudio.formats.viewer_page.LONGEST_TEXT", 1000)
         write_viewer_page(tmp_path / "a.html", model(10))
     assert list(tmp_path.iterdir()) == []
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.model import load_model
-from splatstudio.rendering import render_image
+from splatstudio.models.model import load_model
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.project import open_project
 from splatstudio.worker.messages import (
     Evaluate,
@@ -217,7 +217,7 @@ def test_the_newest_view_wins(launch: Launch, blob_scene: Scene, blob_folder: Pa
 PARENT = """
     import os, signal, sys, time
     from pathlib import Path
-    from splatstudio.config import TrainConfig
+    from splatstudio.settings.config import TrainConfig
     from splatstudio.worker.client import ONE_RANK, WorkerClient
     from splatstudio.worker.messages import Progress, Start, TrainJob
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.worker import messages
 from splatstudio.worker.channel import FrameSlots, Outbox
 from splatstudio.worker.messages import SetView

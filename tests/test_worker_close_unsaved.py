@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.worker.messages import Event, Stop, TrainJob, Warned
 from splatstudio.worker.training import Training
 

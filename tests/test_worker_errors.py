@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from splatstudio.gaussians import Gaussians
-from splatstudio.model import Model
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models.model import Model
 from splatstudio.scene.scene import Scene
 from splatstudio.worker import jobs as worker_jobs
 from splatstudio.worker.channel import FrameSlots

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import ONE_RANK
 from splatstudio.worker.group import RankGroup

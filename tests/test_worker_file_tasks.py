@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import evaluate
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.files.run import Run
 from splatstudio.formats.ply import read_ply
-from splatstudio.run import Run
+from splatstudio.models.scoring import EvaluationTask
 from splatstudio.scene.scene import Scene
-from splatstudio.scoring import EvaluationTask
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.file_tasks import FileTask, FileWorker, TaskEnd
 
 TIMEOUT = 120.0

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from splatstudio import cli
-from splatstudio.camera_path import CameraPath, keyframe_of
-from splatstudio.mode_pictures import draw_mode
-from splatstudio.model import load_model
-from splatstudio.path_file import write_camera_path
-from splatstudio.ready_paths import orbit_of
-from splatstudio.rendering import render_image
+from splatstudio.cameras.camera_path import CameraPath, keyframe_of
+from splatstudio.cameras.path_file import write_camera_path
+from splatstudio.cameras.ready_paths import orbit_of
+from splatstudio.models.model import load_model
+from splatstudio.rendering.mode_pictures import draw_mode
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.messages import (
     CancelJob,

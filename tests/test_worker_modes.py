@@ -12,16 +12,16 @@ import pytest
 import torch
 from conftest import blobs, ring_of_cameras
 
-from splatstudio import reference, reference_modes
-from splatstudio.camera import Camera
-from splatstudio.color_maps import color_table
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussians import Gaussians, rgb_to_sh0
-from splatstudio.mode_pictures import error_picture, photo_in_view
-from splatstudio.rendering import RenderOptions, render
+from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.kernels import reference, reference_modes
+from splatstudio.kernels.stages import ProjectSettings, RasterSettings
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import error_picture, photo_in_view
+from splatstudio.rendering.rendering import RenderOptions, render
 from splatstudio.scene.scene import Scene
-from splatstudio.stages import ProjectSettings, RasterSettings
+from splatstudio.settings.config import TrainConfig
 from splatstudio.worker.client import ReceivedFrame, WorkerClient
 from splatstudio.worker.messages import Finished, Job, SetView, Start, TrainJob, ViewJob, ViewOptions
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import DensifyConfig
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig
 from splatstudio.worker.messages import (
     Evaluate,
     Evaluated,

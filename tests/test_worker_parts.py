@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from blob_models import blobs
 
-from splatstudio.model import Model
+from splatstudio.models.model import Model
 from splatstudio.worker.blame import Cause, ErrorReport, RankEnd, blame, read_report, write_report
 from splatstudio.worker.control import decoded, encoded
 from splatstudio.worker.heartbeat import Heartbeats, Limits, Phase, SilenceWatch

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from splatstudio.rank_devices import choose_devices
+from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import Progress, SetView, Start, TrainJob

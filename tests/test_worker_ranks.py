@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatstudio.checkpoint import load_checkpoint
-from splatstudio.evaluate import evaluate
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.checkpoints.manifest import read_manifest
+from splatstudio.distributed.rank_devices import choose_devices
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import read_ply
-from splatstudio.manifest import read_manifest
-from splatstudio.model import load_model
-from splatstudio.rank_devices import choose_devices
-from splatstudio.rendering import render_image
+from splatstudio.models.model import load_model
+from splatstudio.rendering.rendering import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import (

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from splatstudio.model import Model, load_model
+from splatstudio.models.model import Model, load_model
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.messages import (
     CancelJob,

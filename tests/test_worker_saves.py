@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.studio.controller import Choice, Controller, Notice
 from splatstudio.studio.project import open_project
 from splatstudio.worker.heartbeat import Limits, Phase

@@ -96,7 +96,7 @@ DIE_AT_ONCE = """
     import os, signal, sys
     from pathlib import Path
     from multiprocessing.process import BaseProcess
-    from splatstudio.config import TrainConfig
+    from splatstudio.settings.config import TrainConfig
     from splatstudio.worker.channel import FrameSlots
     from splatstudio.worker.client import WorkerClient
     from splatstudio.worker.messages import TrainJob

@@ -17,7 +17,7 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.distributed.wary import all_or_none
 from splatstudio.scene import load_scene
 from splatstudio.strategy import attempt
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 NUM_EXCHANGES = 7  # of `every_exchange`
 

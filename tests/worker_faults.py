@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from splatstudio.checkpoint import Checkpoint
-from splatstudio.checkpoint_saver import SaveResult
-from splatstudio.trainer import TrainingDiverged
+from splatstudio.checkpoints.checkpoint import Checkpoint
+from splatstudio.checkpoints.saver import SaveResult
+from splatstudio.training.trainer import TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.messages import (
     Command,

@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 import pytest
 
-from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.worker.client import ONE_RANK, WorkerClient
 from splatstudio.worker.messages import Event, Job
 from splatstudio.worker.supervisor import Plan

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera, of_correction, without_common_motion
 from splatstudio.corrections.table import EPS, LearntRows
-from splatstudio.descent import Drawing, Shot
-from splatstudio.ops_training import StepGate
+from splatstudio.gaussians.sky import Sky, over_sky
+from splatstudio.kernels.ops_training import StepGate
+from splatstudio.optimization.descent import Drawing, Shot
 from splatstudio.scene.scene import Scene
-from splatstudio.sky import Sky, over_sky
+from splatstudio.settings.config import TrainConfig
 
 # A gradient of the loss with respect to a gain below this is as good as none: it comes of what the picture
 # shows. Without the limit maps wander in constant light, and take the model along: measured -2.1 dB, with it

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splatstudio.transfer import to_device
+from splatstudio.devices.transfer import to_device
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 
 
 def corrected_camera(camera: Camera, correction: np.ndarray) -> Camera:

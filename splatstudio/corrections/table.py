@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatstudio.ops_training import StepGate
-from splatstudio.transfer import to_device
+from splatstudio.devices.transfer import to_device
+from splatstudio.kernels.ops_training import StepGate
 
 BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photograph comes only once in an epoch
 EPS = 1e-15

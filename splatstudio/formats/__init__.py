@@ -25,8 +25,8 @@ from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
 from splatstudio.formats.torch_file import load_tensors
-from splatstudio.gaussians import Gaussians
-from splatstudio.viewer_page import AS_IT_LIES, PageView, write_viewer_page
+from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
+from splatstudio.gaussians.gaussians import Gaussians
 
 Reader = Callable[[Path], Gaussians]
 Writer = Callable[[Path, Gaussians], None]

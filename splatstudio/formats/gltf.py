@@ -16,7 +16,7 @@ import numpy as np
 from splatstudio.formats.half_turn import ABOUT_Z, half_turned
 from splatstudio.formats.model_arrays import ModelArrays, arrays_to_write, write_file
 from splatstudio.formats.quantize import colors_of, rounded, sigmoid, unit_quats
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 EXTENSION = "KHR_gaussian_splatting"
 FLOAT, BYTE = 5126, 5121  # glTF's codes of component types

@@ -11,7 +11,7 @@ import torch
 
 from splatstudio.formats.model_arrays import arrays_to_write
 from splatstudio.formats.torch_file import gaussians_of_tensors, save_tensors
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 
 def write_gsplat_checkpoint(path: Path | str, gaussians: Gaussians, *, step: int = 0) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.formats.torch_file import gaussians_of_tensors
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 # The order of the state that its model returns for saving; statistics and the optimiser's state follow.
 ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from splatstudio.durable import write_durably
-from splatstudio.gaussians import Gaussians
+from splatstudio.files.durable import write_durably
+from splatstudio.gaussians.gaussians import Gaussians
 
 NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
 CHUNK = 65_536  # Gaussians handled at a time, so that temporary arrays stay small

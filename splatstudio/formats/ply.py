@@ -14,9 +14,9 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from splatstudio.durable import write_parts_durably
+from splatstudio.files.durable import write_parts_durably
 from splatstudio.formats.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 POSITION = ["x", "y", "z"]
 NORMAL = ["nx", "ny", "nz"]

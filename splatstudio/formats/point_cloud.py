@@ -9,7 +9,7 @@ import torch
 
 from splatstudio.formats.model_arrays import arrays_to_write, write_file
 from splatstudio.formats.quantize import colors_of, rounded
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 
 def write_point_cloud(path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None) -> None:

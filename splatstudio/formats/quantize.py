@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from splatstudio.gaussians import SH_C0
+from splatstudio.gaussians.gaussians import SH_C0
 
 OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # the components beside the largest
 

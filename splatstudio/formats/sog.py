@@ -32,8 +32,8 @@ from splatstudio.formats.quantize import (
     without_largest,
 )
 from splatstudio.formats.sog_description import SogDescription, parsed_description
-from splatstudio.gaussians import Gaussians
-from splatstudio.spatial_order import morton_order
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.spatial_order import morton_order
 
 MOST_GAUSSIANS = 16_380 * 16_380  # pixels of the largest WebP image
 PALETTE_SIZE = 65_536  # of SH; two bytes choose from it

@@ -18,7 +18,7 @@ from splatstudio.formats.model_arrays import (
     write_file,
 )
 from splatstudio.formats.quantize import colors_of, opacity_logits, rounded, sh0_of, sigmoid, unit_quats
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 SMALLEST_SCALE = np.finfo(np.float32).tiny  # a scale of 0 has no logarithm

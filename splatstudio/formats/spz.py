@@ -34,7 +34,7 @@ from splatstudio.formats.quantize import (
     with_largest,
     without_largest,
 )
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 MAGIC = b"NGSP"
 HEADER = struct.Struct("<4sIIBBBB")  # magic, version, count, SH degree, fractional bits, flags, streams

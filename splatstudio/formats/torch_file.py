@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splatstudio.error_text import first_line
 from splatstudio.formats.model_arrays import NUM_SHN, ModelArrays, gaussians_read, write_file
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 # What a damaged or hostile pickle makes torch's restricted unpickler raise.
 DAMAGE = (

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.camera import Camera
-from splatstudio.config import TrainConfig
+from splatstudio.cameras.camera import Camera
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, Shot
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, cropped, pinhole
@@ -18,7 +17,8 @@ from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
 from splatstudio.scene.scene import Scene, View
 from splatstudio.scene.transforms_json import read_blender, read_transforms
-from splatstudio.typed_path import typed_path
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.typed_path import typed_path
 
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 

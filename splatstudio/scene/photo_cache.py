@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 
 if TYPE_CHECKING:
     from splatstudio.scene.scene import View

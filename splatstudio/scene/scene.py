@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.photo import Photo, read_photo
 

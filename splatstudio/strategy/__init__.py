@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from splatstudio.config import TrainConfig
-from splatstudio.descent import Observation
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.descent import Observation
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.places import number_rows
 from splatstudio.strategy.population import Population, edit, trainable
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed import Ranks
-from splatstudio.reference_training import random_bits
+from splatstudio.kernels.reference_training import random_bits
 from splatstudio.strategy.places import in_order, listed
 from splatstudio.strategy.population import KEY, PLACE, Population
 

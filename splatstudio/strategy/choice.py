@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from splatstudio.config import TrainConfig
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.fast import FastStrategy, Survey

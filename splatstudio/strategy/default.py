@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.config import DensifyConfig, TrainConfig
-from splatstudio.gaussians import Gaussians, concatenated, opacities_of
-from splatstudio.ops_training import StepGate, count_seen
-from splatstudio.reference import rotation_matrices
-from splatstudio.rendering import stages_for
+from splatstudio.gaussians.gaussians import Gaussians, concatenated, opacities_of
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import StepGate, count_seen
+from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.rendering.rendering import stages_for
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.births import keys_of_parts

@@ -17,13 +17,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splatstudio import ops_training
-from splatstudio.config import McmcConfig, TrainConfig
-from splatstudio.gaussians import Gaussians, opacities_of
-from splatstudio.optim import learning_rates
-from splatstudio.reference import rotation_matrices
-from splatstudio.reference_training import normal_noise
-from splatstudio.rendering import training_stages_for
+from splatstudio.gaussians.gaussians import Gaussians, opacities_of
+from splatstudio.kernels import ops_training
+from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.kernels.reference_training import normal_noise
+from splatstudio.optimization.optim import learning_rates
+from splatstudio.rendering.rendering import training_stages_for
+from splatstudio.settings.config import McmcConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
 from splatstudio.strategy.births import Births, births_of

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from splatstudio.gaussians import concatenated
-from splatstudio.optim import SplatAdam
+from splatstudio.gaussians.gaussians import concatenated
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import Population
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed import ALONE, Ranks
-from splatstudio.gaussians import Gaussians, with_rows
-from splatstudio.ops_training import StepGate
-from splatstudio.optim import SplatAdam, with_zero_rows
+from splatstudio.gaussians.gaussians import Gaussians, with_rows
+from splatstudio.kernels.ops_training import StepGate
+from splatstudio.optimization.optim import SplatAdam, with_zero_rows
 
 PLACE = "place"  # the count that says where a row stands among those of all ranks, see `places`
 KEY = "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splatstudio.spatial_order import morton_order
+from splatstudio.gaussians.spatial_order import morton_order
 from splatstudio.strategy.attempt import attempt
 from splatstudio.strategy.population import PLACE, Population, trainable
 

@@ -1,0 +1,1 @@
+"""The page in the browser: the only part that knows Viser's server."""

@@ -14,9 +14,8 @@ from shlex import quote
 
 import viser
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.device_options import AS_FOUND, DeviceOptions
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.controller import Controller, Notice, Status
 from splatstudio.studio.first_view import FirstView
 from splatstudio.studio.gate import open_server
@@ -39,6 +38,7 @@ from splatstudio.studio.project import Project, on_devices, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.studio.viser_private import on_failed_callback
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.worker.messages import Close, Event, ModelLoaded, Saved
 from splatstudio.worker.reports import saved_sentence
 

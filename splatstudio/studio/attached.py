@@ -10,9 +10,9 @@ from typing import Any
 
 import viser
 
-from splatstudio.config import TrainConfig, from_json
-from splatstudio.run import PATHS_FOLDER, Run
+from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.scene import load_training_scene
+from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.studio.app import Studio, say_where, show_in_browser
 from splatstudio.studio.controller import Controller
 from splatstudio.studio.network import LOOPBACK, Network

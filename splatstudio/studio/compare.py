@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from splatstudio.camera import Camera
-from splatstudio.color_maps import color_table
-from splatstudio.mode_pictures import MIN_ERROR_RANGE
-from splatstudio.render_modes import Legend
+from splatstudio.cameras.camera import Camera
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE
+from splatstudio.rendering.modes import Legend
 from splatstudio.studio.viewpoint import Viewpoint
 
 Comparing = Literal["off", "split", "blend", "difference"]

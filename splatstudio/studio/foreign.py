@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.studio.frame_source import FrameSource, ModelState
 from splatstudio.studio.gate import GatedServer, open_server
 from splatstudio.studio.theme import ACCENT

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from splatstudio.camera_path import CameraPath, FrameFormat, Keyframe
+from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe
 
 MAX_UNDO = 200
 MERGE_SECONDS = 1.5  # changes of one control within this time are one step back

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 
-from splatstudio.color_maps import ColorMapName, color_table
-from splatstudio.render_modes import Legend
+from splatstudio.rendering.color_maps import ColorMapName, color_table
+from splatstudio.rendering.modes import Legend
 from splatstudio.studio.theme import MUTED
 
 NUM_STOPS = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.studio.compare import Comparison, Place, place_of
 from splatstudio.studio.viewpoint import MIN_SIDE, Viewpoint
 from splatstudio.worker.channel import MAX_FRAME_PIXELS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from splatstudio.resolution import divisor_at, sh_degree_at
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Notice, Status
+from splatstudio.training.resolution import divisor_at, sh_degree_at
 from splatstudio.worker.messages import Densified, Evaluated, Event, Progress, Started, StateChanged
 
 NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatstudio.device_options import DeviceOptions
 from splatstudio.studio.app import say_where, show_in_browser
 from splatstudio.studio.attached import AttachedStudio, attached_studio
 from splatstudio.studio.network import Network
+from splatstudio.training.device_options import DeviceOptions
 from splatstudio.worker.handshake import REDIAL_SECONDS, Unreachable
 from splatstudio.worker.store_host import EVERYWHERE, StoreHost
 

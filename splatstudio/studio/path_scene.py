@@ -8,7 +8,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.camera_path import CameraPath
+from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.studio.keyframes import Draft, PathEditor
 
 ROOT = "/camera_path"  # what a preview hides in one browser

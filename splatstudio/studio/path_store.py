@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.camera_path import CameraPath
-from splatstudio.checkpoint import read_manifest
-from splatstudio.path_file import read_camera_path, write_camera_path
-from splatstudio.run import PATHS_FOLDER
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.path_file import read_camera_path, write_camera_path
+from splatstudio.checkpoints.checkpoint import read_manifest
+from splatstudio.files.run import PATHS_FOLDER
 from splatstudio.studio.project import Project
 
 QUICK_FRAMES = 3000  # beyond, the frames' cameras are left out of what is saved after every change

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from splatstudio.run import Run
+from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.run_so_far import newest_scores
 

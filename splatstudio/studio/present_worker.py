@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from splatstudio.camera import Camera
-from splatstudio.config import changed, value_of
-from splatstudio.run import Run
+from splatstudio.cameras.camera import Camera
+from splatstudio.files.run import Run
+from splatstudio.settings.config import changed, value_of
 from splatstudio.studio.beside import Beside
 from splatstudio.studio.frame_source import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.studio.history import History

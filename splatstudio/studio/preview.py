@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import viser
 
-from splatstudio.camera_path import CameraPath
+from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.studio.viewpoint import fly_to
 from splatstudio.studio.viser_private import show_node
 

@@ -9,8 +9,16 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from splatstudio.checkpoint import config_of_checkpoint, newest_checkpoint
-from splatstudio.config import (
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.rank_parts import SHARD_NAME, part_of
+from splatstudio.corrections import check_agreement
+from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
+from splatstudio.files.run import Run, is_taken, new_run_path
+from splatstudio.formats import format_of
+from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.scene import load_training_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import (
     FREE_ON_RESUME,
     TrainConfig,
     changed,
@@ -20,19 +28,11 @@ from splatstudio.config import (
     value_of,
     with_whole_paths,
 )
-from splatstudio.corrections import check_agreement
-from splatstudio.device_options import DeviceOptions
-from splatstudio.formats import format_of
-from splatstudio.memory_plan import fitted
-from splatstudio.model import remember_images, with_images_found
-from splatstudio.presets import PRESETS, applied_settings
-from splatstudio.rank_devices import ONE_PROCESS, RankDevices
-from splatstudio.rank_parts import SHARD_NAME, part_of
-from splatstudio.run import Run, is_taken, new_run_path
-from splatstudio.scene import load_training_scene
-from splatstudio.scene.scene import Scene
-from splatstudio.setting_notes import notes_on_settings
-from splatstudio.typed_path import typed_path
+from splatstudio.settings.notes import notes_on_settings
+from splatstudio.settings.presets import PRESETS, applied_settings
+from splatstudio.settings.typed_path import typed_path
+from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.memory_plan import fitted
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
 from splatstudio.worker.reports import checkpoint_step
 

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import evaluation_from_json
-from splatstudio.run import Run
-from splatstudio.score_watch import ScoreWatch
-from splatstudio.session import METRICS_EVERY
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.evaluation.evaluate import evaluation_from_json
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.history import History
+from splatstudio.training.score_watch import ScoreWatch
+from splatstudio.training.session import METRICS_EVERY
 from splatstudio.worker.flat_report import ScoreFlat, score_flat
 from splatstudio.worker.messages import Evaluated
 from splatstudio.worker.reports import checkpoint_step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoint import config_of_checkpoint
-from splatstudio.rank_parts import SHARD_NAME
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint
+from splatstudio.checkpoints.rank_parts import SHARD_NAME
 from splatstudio.studio.controller import Controller
 
 

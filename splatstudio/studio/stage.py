@@ -9,7 +9,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.theme import ACCENT, TEST_COLOR
 

@@ -9,7 +9,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.viewpoint import Viewpoint, fitting_fov, fly_to
 

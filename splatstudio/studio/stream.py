@@ -17,7 +17,8 @@ import numpy as np
 import simplejpeg
 import viser
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.trimming import Trim
 from splatstudio.scene.scaling import scaled
 from splatstudio.studio.compare import compared, error_map, on_canvas
 from splatstudio.studio.frame_source import FrameSource
@@ -27,7 +28,6 @@ from splatstudio.studio.photos import PhotoShelf
 from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.studio.viser_private import push_background_jpeg
-from splatstudio.trimming import Trim
 from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.messages import Frame
 

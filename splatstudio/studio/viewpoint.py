@@ -9,7 +9,7 @@ import numpy as np
 import viser
 import viser.transforms
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.worker.channel import MAX_FRAME_PIXELS
 
 MIN_SIDE, MAX_SIDE = 16, 8192  # px; below and above a window is closed or a lie

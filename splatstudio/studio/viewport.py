@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import viser
 
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.frame_source import FrameSource
 from splatstudio.studio.look import Look
 from splatstudio.studio.photos import PhotoShelf
 from splatstudio.studio.standpoint import Standpoint
 from splatstudio.studio.stream import Stream
-from splatstudio.trimming import KEEP_ALL, Trim
 
 
 class Viewport:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splatstudio.distributed import ALONE, Ranks
-from splatstudio.model import Model
+from splatstudio.models.model import Model
 from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look

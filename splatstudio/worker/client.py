@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.rank_devices import RankDevices
+from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.worker.attached import AttachedPlan
 from splatstudio.worker.log_file import log_of
 from splatstudio.worker.messages import (

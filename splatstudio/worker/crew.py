@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from splatstudio.checkpoint_saver import CheckpointSaver
+from splatstudio.checkpoints.saver import CheckpointSaver
+from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.evaluate import Evaluation
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions
-from splatstudio.session import OnImage
-from splatstudio.sharded_evaluate import AbandonedElsewhere, evaluate_together
-from splatstudio.sharded_view import gathered
-from splatstudio.shared_saver import PartSaver, SharedSaver
-from splatstudio.trainer import Trainer
+from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.evaluation.sharded_evaluate import AbandonedElsewhere, evaluate_together
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.sharded_view import gathered
+from splatstudio.training.session import OnImage
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks, gather_seen, shown_model

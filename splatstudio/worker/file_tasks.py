@@ -15,9 +15,9 @@ from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 
 from splatstudio.error_text import first_line
-from splatstudio.evaluate import ImageScore, measures_for
-from splatstudio.merging import merged_parts
-from splatstudio.scoring import EvaluationTask, Scored, evaluate_task
+from splatstudio.evaluation.evaluate import ImageScore, measures_for
+from splatstudio.models.merging import merged_parts
+from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
 from splatstudio.worker.group import process_context
 
 NICENESS = 10  # a training beside it comes first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from splatstudio.config import TrainConfig
-from splatstudio.score_watch import AT_REST, FlatNews
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.score_watch import AT_REST, FlatNews
 from splatstudio.worker.messages import Event
 
 

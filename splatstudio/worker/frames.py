@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from splatstudio import ops
 from splatstudio.error_text import first_line
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.looks import Look

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from splatstudio.rank_devices import RankDevices
+from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.worker.blame import RankEnd, read_report
 from splatstudio.worker.channel import FrameSlots, SlotsFile
 from splatstudio.worker.heartbeat import Heartbeats, Silence

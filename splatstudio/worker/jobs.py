@@ -12,19 +12,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from splatstudio import ops
-from splatstudio.camera import Camera, similarity_scale
-from splatstudio.camera_file import write_cameras
-from splatstudio.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.cameras.camera import Camera, similarity_scale
+from splatstudio.cameras.camera_file import write_cameras
+from splatstudio.cameras.placement import export_transform
 from splatstudio.error_text import first_line
+from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
 from splatstudio.formats import write_gaussians
-from splatstudio.gaussian_transform import transformed
-from splatstudio.model import Model
-from splatstudio.normals import normals_of
-from splatstudio.placement import export_transform
-from splatstudio.rendering import render_image
-from splatstudio.trimming import trimmed
-from splatstudio.video import write_frames, write_picture
+from splatstudio.formats.normals import normals_of
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gaussians.trimming import trimmed
+from splatstudio.kernels import ops
+from splatstudio.models.model import Model
+from splatstudio.models.video import write_frames, write_picture
+from splatstudio.rendering.rendering import render_image
 from splatstudio.worker.messages import (
     Event,
     Export,

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from splatstudio import ops
-from splatstudio.rank_devices import settle_device
+from splatstudio.distributed.rank_devices import settle_device
+from splatstudio.kernels import ops
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.blame import ErrorReport, read_report
 from splatstudio.worker.channel import FrameSlots

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from splatstudio.config import to_json
-from splatstudio.run import Run
+from splatstudio.files.run import Run
+from splatstudio.settings.config import to_json
 from splatstudio.worker import save_retries
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.handshake import RunCard

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
-from splatstudio.gaussians import Gaussians
-from splatstudio.mode_pictures import scaled
-from splatstudio.rendering import RenderOptions
-from splatstudio.sharded_view import as_seen_from
-from splatstudio.trimming import Trim
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.trimming import Trim
+from splatstudio.rendering.mode_pictures import scaled
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.sharded_view import as_seen_from
 from splatstudio.worker.messages import ViewOptions
 from splatstudio.worker.painter import asked_for
 

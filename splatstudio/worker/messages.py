@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from splatstudio.camera import Camera
-from splatstudio.camera_path import CameraPath
-from splatstudio.config import TrainConfig
-from splatstudio.render_modes import Legend, RenderMode
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.models.video import Quality
+from splatstudio.rendering.modes import Legend, RenderMode
+from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Change
-from splatstudio.trimming import KEEP_ALL, Trim
-from splatstudio.video import Quality
 
 State = Literal[
     "starting",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from splatstudio.gaussians import central_bounds
-from splatstudio.model import Model
+from splatstudio.gaussians.gaussians import central_bounds
+from splatstudio.models.model import Model
 from splatstudio.worker.messages import ModelLoaded
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Container
 from pathlib import Path
 
-from splatstudio.durable import remove_partial
+from splatstudio.files.durable import remove_partial
 from splatstudio.worker.jobs import output_of
 from splatstudio.worker.messages import Command, Event, JobCancelled, JobCommand, JobDone, JobFailed
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
-from splatstudio.evaluate import target_for
-from splatstudio.gaussians import Gaussians
-from splatstudio.mode_pictures import (
+from splatstudio.cameras.camera import Camera
+from splatstudio.evaluation.evaluate import target_for
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.sky import Sky
+from splatstudio.gaussians.trimming import hidden
+from splatstudio.rendering.mode_pictures import (
     Picture,
     camera_at_photo,
     draw_mode,
@@ -18,10 +20,8 @@ from splatstudio.mode_pictures import (
     photo_in_view,
     scaled,
 )
-from splatstudio.rendering import RenderOptions
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.sky import Sky
-from splatstudio.trimming import hidden
 from splatstudio.worker.messages import ViewOptions
 
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import numpy as np
 
-from splatstudio.camera import Camera
-from splatstudio.camera_path import MAX_SIZE
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import MAX_SIZE
 
 MAX_NUMBERS = 16  # of an array: a matrix of a camera
 LEFT_OUT = "number"  # of orders: who passes them on numbers them

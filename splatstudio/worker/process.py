@@ -24,9 +24,9 @@ import torch
 
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import FailedTogether
-from splatstudio.model import Model
-from splatstudio.rank_devices import settle_device
-from splatstudio.session import EvaluationAbandoned
+from splatstudio.distributed.rank_devices import settle_device
+from splatstudio.models.model import Model
+from splatstudio.training.session import EvaluationAbandoned
 from splatstudio.worker.activity import Activity, Desk, SharedPart
 from splatstudio.worker.blame import is_of_a_peer, write_report
 from splatstudio.worker.channel import FrameSlots, Outbox

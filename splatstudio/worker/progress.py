@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from splatstudio.session import Advance
-from splatstudio.trainer import Trainer
+from splatstudio.training.session import Advance
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import Densified, Event, PhotoErrors, Progress
 
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from splatstudio.error_text import as_sentence, essence
-from splatstudio.run import read_metrics
+from splatstudio.files.run import read_metrics
 from splatstudio.worker.blame import MEMORY, Cause
 from splatstudio.worker.messages import Job, TrainJob
 from splatstudio.worker.standing_orders import LIMIT

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
+from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import FailedTogether, OutOfMemory, together
 from splatstudio.distributed.wary import all_or_none
-from splatstudio.gaussians import Gaussians
-from splatstudio.rendering import RenderOptions
-from splatstudio.trainer import Trainer
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.looks import COLUMNS, Look, decoded_looks, encoded_looks, gaussians_of_rows, seen_rows
 from splatstudio.worker.messages import Command, ViewOptions

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from splatstudio.free_path import free_path
+from splatstudio.formats.free_path import free_path
 from splatstudio.worker.channel import MAX_FRAME_PIXELS, Outbox
 from splatstudio.worker.handshake import read_object, shut
 from splatstudio.worker.messages import (

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from splatstudio.checkpoint import newest_checkpoint
-from splatstudio.rank_devices import RankDevices
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.worker.blame import Cause, blame
 from splatstudio.worker.channel import Outbox
 from splatstudio.worker.group import RankGroup, RankMain

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from splatstudio.config import FREE_ON_RESUME
 from splatstudio.distributed import Ranks
 from splatstudio.scene import load_training_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import FREE_ON_RESUME
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.messages import TrainJob
 
 

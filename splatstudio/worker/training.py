@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from splatstudio.model import Model
-from splatstudio.precision import note_on_precision
-from splatstudio.run import Run
-from splatstudio.session import EvaluationAbandoned, Session
-from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.files.run import Run
+from splatstudio.models.model import Model
+from splatstudio.training.precision import note_on_precision
+from splatstudio.training.session import EvaluationAbandoned, Session
+from splatstudio.training.trainer import Trainer, TrainingDiverged
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.crew import Leader
 from splatstudio.worker.frames import ShownModel

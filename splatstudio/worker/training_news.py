@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from splatstudio.evaluate import Evaluation
-from splatstudio.score_watch import FlatNews
-from splatstudio.session import Advance, Session
-from splatstudio.trainer import Trainer
+from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.training.score_watch import FlatNews
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.flat_report import ScoreRises, score_flat
 from splatstudio.worker.messages import Evaluated, Event, Saved, SettingChanged, Started, Warned
 from splatstudio.worker.progress import ProgressTeller

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from splatstudio.model import Model, load_model
+from splatstudio.models.model import Model, load_model
 from splatstudio.worker.activity import Desk
 from splatstudio.worker.frames import ShownModel
 from splatstudio.worker.looks import Look

@@ -24,12 +24,12 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from capture_scenes import in_changing_light, under_an_open_sky, with_cameras_off, with_passers_by
 
-from splatstudio.config import TrainConfig, changed
-from splatstudio.evaluate import Measures, evaluate
-from splatstudio.presets import PRESETS
+from splatstudio.evaluation.evaluate import Measures, evaluate
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.presets import PRESETS
+from splatstudio.training.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {

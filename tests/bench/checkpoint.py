@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
-from splatstudio.checkpoint_saver import CheckpointSaver, snapshot
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from splatstudio.checkpoints.saver import CheckpointSaver, snapshot
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"
 

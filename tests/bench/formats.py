@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from splatstudio.formats import FORMATS, format_of, read_gaussians, write_gaussians
-from splatstudio.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians
 
 FAST = 2.0  # seconds: what is done sooner is done three times
 

@@ -26,12 +26,12 @@ from gpu_peers import PEERS, fused_ssim_of, gsplat_picture, gsplat_step, install
 from gpu_report import Aim, Clock, Report
 from gpu_workloads import Workload, cloud, find_garden, garden, training_step
 
-from splatstudio import ops
-from splatstudio.config import TrainConfig
-from splatstudio.evaluate import evaluate
-from splatstudio.rendering import render
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.kernels import ops
+from splatstudio.rendering.rendering import render
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_A_ROW = 4  # steps that are timed together

@@ -17,8 +17,8 @@ import torch
 from gpu_workloads import SSIM_WEIGHT, Workload, cloud, noise
 from torch import Tensor
 
-from splatstudio.config import OptimConfig
-from splatstudio.optim import BETA1, BETA2, EPS, learning_rates
+from splatstudio.optimization.optim import BETA1, BETA2, EPS, learning_rates
+from splatstudio.settings.config import OptimConfig
 
 PEERS = ("gsplat", "fused_ssim")
 T = TypeVar("T")

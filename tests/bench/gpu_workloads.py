@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.camera import Camera
-from splatstudio.config import OptimConfig
-from splatstudio.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import ALONE
-from splatstudio.findings import descend_on
-from splatstudio.gaussians import Gaussians
-from splatstudio.instance_room import room_for
-from splatstudio.losses import photometric
-from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.instance_room import room_for
+from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
+from splatstudio.optimization.findings import descend_on
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.settings.config import OptimConfig
 
 GARDEN = "garden0_pinhole_classic_sh3_grad.npz"
 SSIM_WEIGHT = 0.2

@@ -38,18 +38,18 @@ import zstandard
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from splatstudio.camera import Camera
-from splatstudio.checkpoint import save_checkpoint
-from splatstudio.config import DensifyConfig, TrainConfig
+from splatstudio.cameras.camera import Camera
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.formats import read_gaussians
-from splatstudio.gaussian_transform import transformed
-from splatstudio.optim import SplatAdam
-from splatstudio.run import Run
+from splatstudio.gaussians.transform import transformed
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene import load_scene
+from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Population, trainable
 from splatstudio.studio import stream
 from splatstudio.studio.app import Studio
-from splatstudio.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 from splatstudio.worker.client import ReceivedFrame
 from splatstudio.worker.messages import Pause, Progress, Resume, ViewOptions
 

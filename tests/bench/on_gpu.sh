@@ -140,7 +140,7 @@ if [ -z "$rehearse" ] && [ -n "$PYTHON" ]; then
     fail "the build, status $status"
   fi
   if [ -e "$BUILD/_C.so" ]; then export SPLATSTUDIO_EXTENSION=$BUILD/_C.so; fi
-  if ! within 60 "$PYTHON" -c "from splatstudio import ops; assert ops.has_cuda_kernels(); print('CUDA kernels are built')"; then
+  if ! within 60 "$PYTHON" -c "from splatstudio.kernels import ops; assert ops.has_cuda_kernels(); print('CUDA kernels are built')"; then
     fail "there are no CUDA kernels, or torch sees no GPU: nothing can be tested or measured"
     exit 1
   fi

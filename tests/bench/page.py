@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 from playwright.sync_api import Error as PlaywrightError
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.app import Studio
 from splatstudio.studio.network import Network
 

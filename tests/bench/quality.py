@@ -21,11 +21,11 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 # isort: split
 import torch
 
-from splatstudio.config import TrainConfig, changed, declaration, value_of
-from splatstudio.evaluate import evaluate, measures_for
-from splatstudio.presets import PRESETS
+from splatstudio.evaluation.evaluate import evaluate, measures_for
 from splatstudio.scene import Scene, load_training_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
+from splatstudio.settings.presets import PRESETS
+from splatstudio.training.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 

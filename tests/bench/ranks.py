@@ -26,15 +26,15 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from rank_processes import answers_of, meet
 
-from splatstudio.config import TrainConfig, changed, declaration
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.gaussians import Gaussians
-from splatstudio.presets import PRESETS
+from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_training_scene
-from splatstudio.sharded_evaluate import evaluate_together
-from splatstudio.sharded_view import gathered
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed, declaration
+from splatstudio.settings.presets import PRESETS
+from splatstudio.training.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 STRATEGIES = ("default", "absgrad", "mcmc", "fast")  # each with the preset of its name, where there is one

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from splatstudio.config import TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import Event, Progress, Save, Saved, Start, Started, StateChanged, TrainJob
 

@@ -25,12 +25,12 @@ import torch.distributed as dist
 from rank_processes import answers_of, meet
 from torch import Tensor
 
-from splatstudio.config import TrainConfig, changed
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.precision import HALVES, row_bytes
 from splatstudio.scene import load_scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.training.precision import HALVES, row_bytes
+from splatstudio.training.trainer import Trainer
 
 # Of a visible Gaussian in the exchange and of its gradients.
 ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}

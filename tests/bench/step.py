@@ -28,21 +28,27 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from torch import Tensor
 
-from splatstudio import ops
-from splatstudio.camera import Camera
-from splatstudio.config import OptimConfig
-from splatstudio.descent import backward, draw, gradient_of_pose, improve
-from splatstudio.evaluate import target_image
+from splatstudio.cameras.camera import Camera
+from splatstudio.evaluation.evaluate import target_image
 from splatstudio.formats.ply import read_ply
-from splatstudio.gaussian_transform import transformed
-from splatstudio.gaussians import Gaussians
-from splatstudio.initialize import from_points
-from splatstudio.losses import photometric
-from splatstudio.ops_training import count_seen
-from splatstudio.optim import SplatAdam, learning_rates
-from splatstudio.rendering import RenderOptions
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.initialize import from_points
+from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import count_seen
+from splatstudio.kernels.stages import (
+    ALPHA_THRESHOLD,
+    TRANSMITTANCE_STOP,
+    Projected,
+    ProjectSettings,
+    RasterSettings,
+)
+from splatstudio.optimization.descent import backward, draw, gradient_of_pose, improve
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.rendering.rendering import RenderOptions
 from splatstudio.scene import Scene, load_scene
-from splatstudio.stages import ALPHA_THRESHOLD, TRANSMITTANCE_STOP, Projected, ProjectSettings, RasterSettings
+from splatstudio.settings.config import OptimConfig
 
 # Floating-point operations of the rasteriser's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.
 FORWARD_FLOP, BACKWARD_FLOP = 26, 40

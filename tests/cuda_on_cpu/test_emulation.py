@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio import reference
+from splatstudio.kernels import reference
 
 EXTENSION = os.environ.get("SPLATSTUDIO_EXTENSION", "")
 if not EXTENSION.endswith("emulated.so"):

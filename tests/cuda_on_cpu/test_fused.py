@@ -12,10 +12,10 @@ import torch
 from test_emulation import native
 from torch import Tensor
 
-from splatstudio import reference
-from splatstudio.camera import Camera, CameraModel, look_at
-from splatstudio.ops import camera_numbers
-from splatstudio.stages import ProjectSettings
+from splatstudio.cameras.camera import Camera, CameraModel, look_at
+from splatstudio.kernels import reference
+from splatstudio.kernels.ops import camera_numbers
+from splatstudio.kernels.stages import ProjectSettings
 
 NUM = 150  # more than a block, and no whole number of blocks
 RATES = [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3, 0.9, 0.999, 1e-15]

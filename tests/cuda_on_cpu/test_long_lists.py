@@ -11,9 +11,9 @@ from test_emulation import native
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from splatstudio import ops, reference
-from splatstudio.ops_training import rasterize_for
-from splatstudio.stages import Projected, Raster, RasterSettings
+from splatstudio.kernels import ops, reference
+from splatstudio.kernels.ops_training import rasterize_for
+from splatstudio.kernels.stages import Projected, Raster, RasterSettings
 
 NUM, SIDE = 700, 24
 LARGE = 1024  # px, a side from which on chunks are of 256 instead of 128

@@ -16,18 +16,19 @@ from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of
 from test_steps import CONFIG, Watched
 from torch import Tensor
 
-from splatstudio import findings, transfer
-from splatstudio.checkpoint import Checkpoint
-from splatstudio.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
-from splatstudio.descent import RenderOptions, backward, draw, improve
-from splatstudio.lookahead import Lookahead
-from splatstudio.losses import photometric, psnr, psnr_on_device
-from splatstudio.ops import camera_numbers
-from splatstudio.ops_training import StepGate
-from splatstudio.optim import SplatAdam
+from splatstudio.checkpoints.checkpoint import Checkpoint
+from splatstudio.devices import transfer
+from splatstudio.kernels.ops import camera_numbers
+from splatstudio.kernels.ops_training import StepGate
+from splatstudio.optimization import findings
+from splatstudio.optimization.descent import RenderOptions, backward, draw, improve
+from splatstudio.optimization.losses import photometric, psnr, psnr_on_device
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
 from splatstudio.strategy import trainable
-from splatstudio.trainer import Trainer
+from splatstudio.training.lookahead import Lookahead
+from splatstudio.training.trainer import Trainer
 
 GROWING = replace(
     CONFIG,

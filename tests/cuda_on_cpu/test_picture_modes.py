@@ -9,8 +9,8 @@ import torch
 from test_emulation import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
-from splatstudio import ops_modes, reference_modes
-from splatstudio.stages import Projected, RasterSettings
+from splatstudio.kernels import ops_modes, reference_modes
+from splatstudio.kernels.stages import Projected, RasterSettings
 
 
 def pictures(rows: list[Tensor], background: Tensor, surfaces: Tensor | None = None) -> list[Tensor]:

@@ -9,7 +9,7 @@ from test_emulation import native
 from test_pose_kernels import CAMERA, case, check, twist
 from torch import Tensor
 
-from splatstudio import ops_training
+from splatstudio.kernels import ops_training
 
 VIEW = [*CAMERA.viewmat[:3].reshape(-1).tolist(), *CAMERA.position.tolist()]
 

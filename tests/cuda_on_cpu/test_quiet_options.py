@@ -13,13 +13,13 @@ from quiet_options import OPTIONS, guide_of
 from test_emulation import native
 from torch import Tensor
 
-from splatstudio import shots
-from splatstudio import trainer as trainer_module
-from splatstudio.evaluate import target_of
-from splatstudio.lookahead import Lookahead
-from splatstudio.photo_uploads import Pixels
+from splatstudio.evaluation.evaluate import target_of
+from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer, TrainingDiverged
+from splatstudio.training import shots
+from splatstudio.training import trainer as trainer_module
+from splatstudio.training.lookahead import Lookahead
+from splatstudio.training.trainer import Trainer, TrainingDiverged
 
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
 

@@ -11,12 +11,13 @@ from lookahead_trainings import all_of, same, take_room
 from test_emulation import native
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from splatstudio import findings, transfer
-from splatstudio.config import StrategyName, TrainConfig
-from splatstudio.descent import Drawing
-from splatstudio.instance_room import InstanceRoom
+from splatstudio.devices import transfer
+from splatstudio.kernels.instance_room import InstanceRoom
+from splatstudio.optimization import findings
+from splatstudio.optimization.descent import Drawing
 from splatstudio.scene.scene import Scene
-from splatstudio.trainer import Trainer
+from splatstudio.settings.config import StrategyName, TrainConfig
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 # What needs a number, or a size, that only the device knows.
@@ -112,7 +113,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     ):
         noting(owner, name)
     # Ranks agree on the host alone.
-    monkeypatch.setattr("splatstudio.trainer.together", lambda _, work: work())
+    monkeypatch.setattr("splatstudio.training.trainer.together", lambda _, work: work())
     with Watched() as watched:
         trainer.train_step()
     assert order == ["draw_as_planned", "backward", "read", "improve"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import viser
 
-from splatstudio.render_modes import RenderMode
+from splatstudio.rendering.modes import RenderMode
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.compare import Comparing
 from splatstudio.studio.first_view import Axis

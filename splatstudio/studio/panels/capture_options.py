@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import viser
 
-from splatstudio.config import TrainConfig, value_of
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, value_of
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value

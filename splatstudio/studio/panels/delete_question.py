@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splatstudio.checkpoint_catalog import CatalogEntry, content_mark, delete_entry
+from splatstudio.checkpoints.catalog import CatalogEntry, content_mark, delete_entry
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.model_rows import note_html
 from splatstudio.studio.status import Notice

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import viser
 
-from splatstudio.devices import DeviceMonitor, DeviceReading, Field
+from splatstudio.devices.monitor import DeviceMonitor, DeviceReading, Field
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.plot import Line, Plot, round_end
 from splatstudio.studio.status import RankRow

@@ -9,9 +9,9 @@ from typing import Any
 
 import viser
 
-from splatstudio.checkpoint_catalog import CatalogEntry
-from splatstudio.model import run_folder_of
-from splatstudio.scoring import EvaluationTask
+from splatstudio.checkpoints.catalog import CatalogEntry
+from splatstudio.models.model import run_folder_of
+from splatstudio.models.scoring import EvaluationTask
 from splatstudio.studio.job_bar import can_be_sent, download
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.beside_bar import BesideBar

@@ -10,14 +10,14 @@ import numpy as np
 import viser
 
 from splatstudio.formats import FORMATS, Format, format_of
-from splatstudio.free_path import free_path
+from splatstudio.formats.free_path import free_path
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.settings.typed_path import typed_output
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.job_bar import JobBar
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, size
-from splatstudio.trimming import KEEP_ALL, Trim
-from splatstudio.typed_path import typed_output
 from splatstudio.worker.messages import Event, Export, Exported, ModelLoaded
 
 BOX_COLOR = (255, 214, 92)

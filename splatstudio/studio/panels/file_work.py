@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from splatstudio.formats import format_to_write
-from splatstudio.free_path import free_path
+from splatstudio.formats.free_path import free_path
+from splatstudio.settings.typed_path import typed_output
 from splatstudio.studio.status import Notice
-from splatstudio.typed_path import typed_output
 from splatstudio.worker.file_tasks import FileTask, TaskEnd
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import viser
 
-from splatstudio.camera_path import CameraPath, Keyframe
+from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.keyframes import Draft, PathEditor
 from splatstudio.studio.page import Page

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from splatstudio.checkpoint_catalog import CatalogEntry, entries_of, folders_with_models
+from splatstudio.checkpoints.catalog import CatalogEntry, entries_of, folders_with_models
+from splatstudio.settings.typed_path import typed_path
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.model_rows import PLAIN, row_color, row_label
 from splatstudio.studio.status import Notice
-from splatstudio.typed_path import typed_path
 
 PER_PAGE = 6
 RESCAN_SECONDS = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from splatstudio.checkpoint_catalog import CatalogEntry, bytes_of
+from splatstudio.checkpoints.catalog import CatalogEntry, bytes_of
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import ACCENT, MUTED, size
 

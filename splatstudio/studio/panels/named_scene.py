@@ -6,11 +6,11 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.model import run_folder_of
-from splatstudio.run import Run
+from splatstudio.files.run import Run
+from splatstudio.models.model import run_folder_of
+from splatstudio.settings.typed_path import typed_path
 from splatstudio.studio.page import Page
 from splatstudio.studio.theme import ACCENT
-from splatstudio.typed_path import typed_path
 
 
 class NamedScene:

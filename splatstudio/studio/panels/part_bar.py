@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from splatstudio.merging import place_of_merged, whole_of
-from splatstudio.rank_parts import RankPart, part_of
+from splatstudio.checkpoints.rank_parts import RankPart, part_of
+from splatstudio.models.merging import place_of_merged, whole_of
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.file_work import notice_of_end
 from splatstudio.studio.panels.task_bar import TaskBar

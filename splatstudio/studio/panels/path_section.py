@@ -8,9 +8,9 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.camera_path import CameraPath
-from splatstudio.path_file import read_camera_path
-from splatstudio.ready_paths import orbit_of, spiral, through
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.path_file import read_camera_path
+from splatstudio.cameras.ready_paths import orbit_of, spiral, through
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.keyframes import Draft, PathEditor

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.camera_path import MAX_SIZE
-from splatstudio.free_path import free_path
+from splatstudio.cameras.camera_path import MAX_SIZE
+from splatstudio.formats.free_path import free_path
+from splatstudio.models.video import Quality, check_output
+from splatstudio.settings.typed_path import typed_output
 from splatstudio.studio.controller import Notice
 from splatstudio.studio.hotkeys import Hotkey
 from splatstudio.studio.job_bar import MAX_DOWNLOAD_BYTES, JobBar, download
@@ -18,8 +20,6 @@ from splatstudio.studio.page import Page
 from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewpoint import read_viewpoint
-from splatstudio.typed_path import typed_output
-from splatstudio.video import Quality, check_output
 from splatstudio.worker.messages import JobDone, RenderPath, Snapshot, ViewOptions
 
 CUSTOM, PHOTO = "Custom", "As the photographs"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.evaluate import SCORES, Against, Evaluation, evaluation_from_json
-from splatstudio.lpips import short_notes
-from splatstudio.scoring import Scored
+from splatstudio.evaluation.evaluate import SCORES, Against, Evaluation, evaluation_from_json
+from splatstudio.evaluation.lpips import short_notes
+from splatstudio.models.scoring import Scored
 from splatstudio.studio.page import Page
 from splatstudio.studio.panels.train import table_html
 from splatstudio.studio.theme import MUTED

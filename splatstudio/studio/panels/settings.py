@@ -9,9 +9,9 @@ from typing import Any
 
 import viser
 
-from splatstudio.config import Setting, value_of
-from splatstudio.setting_notes import switched_off
-from splatstudio.strategy_config import unread_settings
+from splatstudio.settings.config import Setting, value_of
+from splatstudio.settings.notes import switched_off
+from splatstudio.settings.strategy_config import unread_settings
 from splatstudio.studio.page import Page
 from splatstudio.studio.setting_names import GROUPS, HELP, WORDS, label_of, number_of
 from splatstudio.studio.theme import BAD, MUTED

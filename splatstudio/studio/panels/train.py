@@ -8,11 +8,9 @@ import time
 import numpy as np
 import viser
 
-from splatstudio.config import TrainConfig, declaration, value_of
-from splatstudio.memory_plan import splats_chosen
-from splatstudio.presets import PRESETS, nearest_preset
 from splatstudio.scene import Scene
-from splatstudio.score_watch import evaluation_interval
+from splatstudio.settings.config import TrainConfig, declaration, value_of
+from splatstudio.settings.presets import PRESETS, nearest_preset
 from splatstudio.studio.controller import Controller, Notice
 from splatstudio.studio.history import Curve
 from splatstudio.studio.page import Page, Panel
@@ -21,6 +19,8 @@ from splatstudio.studio.panels.keyframe_section import set_value
 from splatstudio.studio.panels.plot import Line, Plot, axis_ranges, from_zero
 from splatstudio.studio.panels.settings import SettingsForm
 from splatstudio.studio.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css
+from splatstudio.training.memory_plan import splats_chosen
+from splatstudio.training.score_watch import evaluation_interval
 from splatstudio.worker.flat_report import flat_advice, flat_words
 from splatstudio.worker.messages import Evaluate
 

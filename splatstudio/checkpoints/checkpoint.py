@@ -1,0 +1,349 @@
+"""Checkpoints: ckpts/step_00012000/ with one safetensors file a rank and manifest.json, written last.
+
+A folder that has its final name is complete: it is written under a temporary name, synced and renamed.
+Sizes and SHA-256 in the manifest tell damaged files; any number of rank files is read as one model.
+
+One process writes with `save_checkpoint`. Several ranks of one training write together: rank 0 calls
+`begin_checkpoint` and tells the others the folder, each calls `write_shard`, and rank 0, when it has all the
+answers, calls `commit_checkpoint`, or `abandon_checkpoint` when a rank failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from splatstudio.checkpoints.corrections_file import (
+    read_corrections,
+    verify_corrections,
+    write_corrections,
+)
+from splatstudio.checkpoints.manifest import (
+    DOOMED_FOLDER,
+    REPLACED_FOLDER,
+    STEP_FOLDER,
+    read_manifest,
+    step_of,
+    write_sealed,
+)
+from splatstudio.checkpoints.shard_file import (
+    Shard,
+    named_tensors,
+    read_shard,
+    shard_name,
+    verify_shard,
+    write_shard_file,
+)
+from splatstudio.corrections import SavedCorrections
+from splatstudio.files.durable import sync_folder
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.settings.config import TrainConfig, from_json, to_json
+from splatstudio.strategy import Population
+from splatstudio.strategy.parts import joined, shard_rows
+
+log = logging.getLogger(__name__)
+
+_TRIES = itertools.count(1)  # of this process to write a checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """All that a training needs to go on as if it had never stopped."""
+
+    step: int  # steps done
+    config: TrainConfig
+    population: Population
+    scene_path: Path
+    scene_transform: np.ndarray  # [4, 4] float64 from the files' world to the frame of the Gaussians
+    rng_state: Tensor  # [S] uint8, of the training's random generator
+    upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
+    view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
+    autosave: bool = False  # written because time had passed: a newer one replaces it
+    corrections: SavedCorrections | None = None  # what was learnt beside the Gaussians
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """Return the model."""
+        return self.population.gaussians
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes the tensors have, in memory and on the disk."""
+        beside = 0 if self.corrections is None else self.corrections.num_bytes
+        return beside + sum(tensor.nbytes for tensor in named_tensors(self.population).values())
+
+
+def save_checkpoint(run_dir: Path, checkpoint: Checkpoint, *, num_shards: int = 1) -> Path:
+    """Write `checkpoint` below `run_dir`/ckpts and return its folder.
+
+    A checkpoint of the same step is replaced. `num_shards` files share the rows evenly. Raises OSError when
+    the disk is full or fails; what was there before is then still there.
+    """
+    staging = begin_checkpoint(run_dir, checkpoint.step, checkpoint.num_bytes)
+    try:
+        shards = [
+            write_shard(staging, shard_rows(checkpoint.population, rank, num_shards), rank, num_shards)
+            for rank in range(num_shards)
+        ]
+        return commit_checkpoint(staging, checkpoint, shards)
+    except BaseException:
+        abandon_checkpoint(staging)
+        raise
+
+
+def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
+    """Make the temporary folder into which the ranks write the checkpoint of `step`, and return it.
+
+    What killed saves left is cleared away first. `num_bytes` is the size of all ranks' tensors. Raises
+    OSError when the disk has no room for them.
+    """
+    parent = Path(run_dir) / "ckpts"
+    parent.mkdir(parents=True, exist_ok=True)
+    _sweep(parent)
+    _require_space(parent, num_bytes)
+    # No name comes twice: what a slow rank still writes for a try that was given up is in no later one.
+    names = (f".step_{step:08d}.tmp-{os.getpid()}-{number}" for number in _TRIES)
+    staging = next(parent / name for name in names if not (parent / name).exists())
+    staging.mkdir()
+    return staging
+
+
+def write_shard(staging: Path, population: Population, rank: int, num_ranks: int) -> Shard:
+    """Write the rows of one rank into the folder of `begin_checkpoint`; OSError when that fails."""
+    return write_shard_file(staging / shard_name(rank, num_ranks), population)
+
+
+def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> Path:
+    """Make a checkpoint of the shards that all ranks have written, in their order; return its folder.
+
+    Of `checkpoint` all but the population's rows is kept: they are in the shards. Raises OSError.
+    """
+    parent = staging.parent
+    final = parent / staging.name[1:].partition(".")[0]
+    replaced = parent / f".{final.name}.old-{os.getpid()}"
+    write_manifest(staging, checkpoint, shards)
+    if final.exists():
+        final.rename(replaced)
+    try:
+        staging.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
+    sync_folder(parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def abandon_checkpoint(staging: Path) -> None:
+    """Remove the folder of a checkpoint that could not be written."""
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint, of however many ranks, onto the CPU.
+
+    Raises ValueError with the file and the reason when anything is missing, cut off or changed.
+    """
+    manifest = verify_checkpoint(Path(folder))
+    return _checkpoint_of(Path(folder), manifest, manifest["ranks"])
+
+
+def config_of_checkpoint(folder: Path) -> TrainConfig:
+    """Return the settings of the training at a checkpoint: some may have been changed since it began.
+
+    Raises ValueError with the file and the reason when the manifest is damaged.
+    """
+    try:
+        return from_json(TrainConfig, read_manifest(Path(folder))["config"])
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
+
+
+def load_shard(file: Path) -> Checkpoint:
+    """Read and verify one rank's file of a checkpoint alone: its rows, with what all ranks share.
+
+    Raises ValueError with the file and the reason when it is damaged or does not belong to a checkpoint.
+    """
+    folder = Path(file).parent
+    manifest = read_manifest(folder)
+    entries = [entry for entry in manifest["ranks"] if entry["file"] == Path(file).name]
+    if not entries:
+        raise ValueError(f"{file} is no file of the checkpoint {folder}")
+    verify_shard(folder, Shard(**entries[0]))
+    return _checkpoint_of(folder, manifest, entries)
+
+
+def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[str, Any]]) -> Checkpoint:
+    parts = [read_shard(folder, Shard(**entry)) for entry in entries]
+    try:
+        config = from_json(TrainConfig, manifest["config"])
+        transform = np.array(manifest["scene"]["transform"], dtype=np.float64)
+        rng_state = torch.frombuffer(bytearray(base64.b64decode(manifest["rng"])), dtype=torch.uint8)
+        if transform.shape != (4, 4) or not np.isfinite(transform).all():
+            raise ValueError("the scene's transform is no matrix of 4 x 4 numbers")
+        if any(part.counts.keys() != parts[0].counts.keys() for part in parts):
+            raise ValueError("the ranks' files hold different tensors")
+        if len({part.gaussians.sh_degree for part in parts}) > 1:
+            raise ValueError("the ranks' files hold spherical harmonics of different degrees")
+        return Checkpoint(
+            step=manifest["step"],
+            config=config,
+            population=joined(parts, manifest["optimizer"]["num_steps"]),
+            scene_path=Path(manifest["scene"]["path"]),
+            scene_transform=transform,
+            rng_state=rng_state,
+            upcoming=tuple(manifest["upcoming"]),
+            view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
+            autosave=manifest.get("autosave") is True,
+            corrections=read_corrections(folder, manifest),
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {reason}") from error
+
+
+def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
+    """Return the manifest of a checkpoint whose files all have the size and the SHA-256 it tells.
+
+    `content` False compares sizes alone, which takes no time. Raises ValueError with the file, the rank and
+    the reason otherwise.
+    """
+    manifest = read_manifest(folder)
+    for entry in manifest["ranks"]:
+        verify_shard(folder, Shard(**entry), content=content)
+    verify_corrections(folder, manifest, content=content)
+    return manifest
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, good or not, by rising step.
+
+    One that a killed save had put aside to replace it counts where the new one is not there.
+    """
+    parent = Path(run_dir) / "ckpts"
+    found = {path.name: path for path in parent.glob("step_*") if STEP_FOLDER.fullmatch(path.name)}
+    for path in sorted(parent.glob(".step_*")):
+        match = REPLACED_FOLDER.fullmatch(path.name)
+        if match is not None and match[1] not in found:
+            found[match[1]] = path
+    return sorted(found.values(), key=lambda path: step_of(path) or 0)
+
+
+def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
+    """Return the newest checkpoint folder of a run whose files are whole, or None.
+
+    `report` gets a sentence for each newer one that is damaged, with the one that is used instead.
+    """
+    refused: list[str] = []
+    chosen = None
+    for folder in reversed(checkpoint_folders(run_dir)):
+        try:
+            verify_checkpoint(folder)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            chosen = folder
+            break
+    instead = "no other checkpoint is good" if chosen is None else f"step {step_of(chosen)} is used instead"
+    for sentence in refused:
+        report(f"{sentence}; {instead}")
+    return chosen
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete a checkpoint: it is gone at once, even when the deletion is cut short. Raises OSError."""
+    doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
+    try:
+        folder.rename(doomed)
+    except FileNotFoundError:
+        return  # somebody else deleted it
+    sync_folder(folder.parent)
+    # A file that another process holds open keeps its name on some network disks: a later save tries again.
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
+    """Delete the run's older checkpoints but for the last `keep`, with `newest`, and return them.
+
+    `newest` is the checkpoint that was just written: it always stays, and so do those of later steps, which
+    an earlier training left, and damaged ones, which do not count. `keep` 0 keeps all. Raises OSError.
+    """
+    if keep < 1:
+        return []
+    step = step_of(newest)
+    assert step is not None, "a checkpoint of a run"
+    older = [folder for folder in checkpoint_folders(newest.parent.parent) if (step_of(folder) or 0) < step]
+    whole: list[Path] = []
+    for folder in older:
+        try:
+            verify_checkpoint(folder, content=False)
+        except ValueError:
+            continue
+        whole.append(folder)
+    removed = whole[: max(len(whole) - (keep - 1), 0)]
+    for folder in removed:
+        remove_checkpoint(folder)
+    return removed
+
+
+def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
+    """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails.
+
+    What was learnt beside the Gaussians is written with it, once, whatever the number of ranks.
+    """
+    values = {
+        "step": checkpoint.step,
+        "num_gaussians": sum(shard.rows for shard in shards),
+        "ranks": [shard.to_json() for shard in shards],
+        "config": to_json(checkpoint.config),
+        "scene": {"path": str(checkpoint.scene_path), "transform": checkpoint.scene_transform.tolist()},
+        "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
+        "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
+        "upcoming": list(checkpoint.upcoming),
+        "autosave": checkpoint.autosave,
+    }
+    if checkpoint.view_costs:
+        values["view_costs"] = dict(checkpoint.view_costs)
+    if checkpoint.corrections is not None:
+        values |= write_corrections(folder, checkpoint.corrections)
+    write_sealed(folder, values)
+
+
+def _sweep(parent: Path) -> None:
+    """Clear away what a killed save left: put back what it was about to replace, drop what it had begun."""
+    for left in parent.glob(".step_*.old-*"):
+        final = parent / left.name[1:].partition(".")[0]
+        if not final.exists():
+            left.rename(final)
+    for left in parent.glob(".step_*"):
+        doomed = DOOMED_FOLDER.fullmatch(left.name)
+        if doomed is not None and psutil.pid_exists(int(doomed[1])):
+            continue  # another process is emptying it
+        # What cannot be removed now is in the way of nothing.
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if not free > 1.05 * num_bytes:
+        kept = "; the earlier checkpoints are still good" if any(folder.glob("step_*")) else ""
+        raise OSError(
+            f"no checkpoint was written: it needs {num_bytes / 1e6:.0f} MB, and {folder} has"
+            f" {free / 1e6:.0f} MB free{kept}"
+        )

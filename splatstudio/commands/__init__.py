@@ -1,0 +1,1 @@
+"""The commands of the command line, what they take, and what they print."""

@@ -1,0 +1,375 @@
+"""How well a model shows the photographs that it was not trained on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.devices.transfer import to_device
+from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
+from splatstudio.files.durable import write_durably, write_json_durably
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.losses import psnr, ssim
+from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.scene.photo import Photo
+from splatstudio.scene.photo_uploads import Pixels, pixels_of
+from splatstudio.scene.scene import Scene
+
+# What the figures are, as it stands in every file of results. `photograph` is 8-bit / 255, `render` is float.
+DEFINITIONS = {
+    "psnr": "dB; -10 log10 of the mean squared error over pixels and channels; render (float, clamped to"
+    " 0..1) against photograph (8-bit / 255); data range 1; a mask leaves its pixels out",
+    "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
+    " data range 1; mean over windows and channels; with a mask over the windows centred in it",
+    "psnr_corrected": "PSNR after the affine map of colours [r g b 1] -> [r g b] that brings the render"
+    " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
+    " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
+    "lpips_alex": "Zhang et al. 2018, version 0.1, AlexNet; images in -1..1 (as gsplat's default); lower is"
+    " better; mean over positions",
+    "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
+    " program and gsplat's lpips_net vgg); lower is better; mean over positions",
+    "test_photographs": "nothing is learnt of them: where a training learns exposures, poses or depths, it is"
+    " those of its own photographs; a test photograph is compared with the uncorrected render from the camera"
+    " that the scene's files tell",
+    "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
+    " from the mean of that score",
+    "seconds_per_image": "rendering alone, on the machine that evaluated",
+}
+
+
+@dataclass(frozen=True)
+class ImageScore:
+    """The scores of one photograph, as `DEFINITIONS` says; None: not measured."""
+
+    name: str
+    psnr: float
+    ssim: float
+    psnr_corrected: float | None = None
+    lpips_alex: float | None = None
+    lpips_vgg: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the name and the scores that were measured; what is not finite is None."""
+        return {name: _finite(value) for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Against:
+    """What an evaluation compared with: the figures of two are comparable where this is the same."""
+
+    scene: Path  # resolved
+    downscale: int
+    test_every: int
+    test_images: tuple[str, ...] = ()
+
+
+SCORES = ("psnr", "ssim", "psnr_corrected", "lpips_alex", "lpips_vgg")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of some photographs and their means over the photographs."""
+
+    psnr: float
+    ssim: float
+    num_gaussians: int
+    images: tuple[ImageScore, ...]
+    seconds_per_image: float
+    psnr_corrected: float | None = None
+    lpips_alex: float | None = None
+    lpips_vgg: float | None = None
+    notes: tuple[str, ...] = ()  # what could not be measured, and why
+    part: str | None = None  # a sentence, also a note, where a part of a model was compared alone
+    against: Against | None = None  # where it is known
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions.
+
+        scene, downscale, test_every and test_images say what was compared with, where it is known.
+        """
+        means = {name: _finite(getattr(self, name)) for name in self.measured}
+        against = {} if self.against is None else {**asdict(self.against), "scene": str(self.against.scene)}
+        return {
+            **means,
+            **against,
+            "num_gaussians": self.num_gaussians,
+            "seconds_per_image": self.seconds_per_image,
+            "images": [score.to_json() for score in self.images],
+            "notes": list(self.notes),
+            **({} if self.part is None else {"part": self.part}),
+            "definitions": {
+                name: text for name, text in DEFINITIONS.items() if name not in SCORES or name in means
+            },
+        }
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Return the names of the scores that were measured."""
+        return tuple(name for name in SCORES if getattr(self, name) is not None)
+
+    @property
+    def worst_first(self) -> tuple[ImageScore, ...]:
+        """Return the images' scores by rising PSNR; one that is no number comes first."""
+        return tuple(sorted(self.images, key=lambda s: -math.inf if math.isnan(s.psnr) else s.psnr))
+
+    def to_csv(self) -> str:
+        """Return a table with a line for each image, worst first, and one for the mean.
+
+        Below the scores of a part of a model stands that they are, after a # as a comment.
+        """
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(["name", *self.measured])
+        for score in self.worst_first:
+            writer.writerow([_as_text(score.name), *(getattr(score, name) for name in self.measured)])
+        writer.writerow(["mean", *(getattr(self, name) for name in self.measured)])
+        if self.part is not None:
+            writer.writerow([f"# {self.part}"])
+        return table.getvalue()
+
+
+def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
+    """Return the evaluation that a file of `write_evaluation` holds; ValueError when it holds none."""
+    try:
+        images = tuple(_score_from_json(score) for score in values["images"])
+        means = {name: _number(values[name]) for name in SCORES if name in values}
+        against = None
+        if "scene" in values:
+            numbers = int(values["downscale"]), int(values["test_every"])
+            against = Against(Path(values["scene"]), *numbers, tuple(map(str, values.get("test_images", ()))))
+        return Evaluation(
+            **means,
+            num_gaussians=int(values["num_gaussians"]),
+            images=images,
+            seconds_per_image=_number(values["seconds_per_image"]),
+            notes=tuple(map(str, values.get("notes", ()))),
+            part=None if values.get("part") is None else str(values["part"]),
+            against=against,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"these are no scores: {error}") from error
+
+
+def _score_from_json(values: dict[str, Any]) -> ImageScore:
+    scores = {name: _number(values[name]) for name in SCORES if name in values}
+    return ImageScore(name=str(values["name"]), **scores)
+
+
+def _number(value: Any) -> float:
+    """Return a number; JSON's null stands for one that was not finite."""
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """What to measure beside PSNR and SSIM, and why something that was wanted cannot be."""
+
+    lpips: tuple[Lpips, ...] = ()
+    color_correct: bool = False
+    notes: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> Measures:
+        """Return the measures with their networks on `device`."""
+        return replace(self, lpips=tuple(network.to(device) for network in self.lpips))
+
+
+PSNR_AND_SSIM = Measures()
+
+
+def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> Measures:
+    """Return the measures with the networks of LPIPS, "alex" and "vgg", that are found on this machine.
+
+    For one whose weights are not, a note says where to put them.
+    """
+    networks: list[Lpips] = []
+    notes: list[str] = []
+    for name in lpips:
+        if name not in NETWORKS:
+            raise ValueError(f"there is no LPIPS with the network {name!r}: {', '.join(NETWORKS)} there are")
+        try:
+            networks.append(load_lpips(name))
+        except ValueError as error:
+            notes.append(str(error))
+    return Measures(tuple(networks), color_correct, tuple(notes))
+
+
+@torch.no_grad()
+def evaluate(
+    gaussians: Gaussians,
+    scene: Scene,
+    *,
+    indices: Sequence[int] | None = None,
+    options: RenderOptions = RenderOptions(),
+    measures: Measures = PSNR_AND_SSIM,
+    on_image: Callable[[ImageScore, Tensor], None] | None = None,
+) -> Evaluation:
+    """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
+
+    The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background, or the sky, of
+    `options`.
+    `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3]. Raises
+    ValueError when there is nothing to compare with.
+    """
+    indices = scene.test_indices if indices is None else indices
+    measures = measures.to(gaussians.device)
+    scores: list[ImageScore] = []
+    seconds = 0.0
+    for index in indices:
+        view = scene.views[index]
+        target, mask = target_for(scene.photo(index), view.camera, options, gaussians.device)
+        if mask is not None and not mask.any():
+            continue
+        started = now(gaussians.device)
+        rgb = render(gaussians, view.camera, options).rgb
+        seconds += now(gaussians.device) - started
+        scores.append(score_of(view.name, rgb, target, mask, measures))
+        if on_image is not None:
+            on_image(scores[-1], rgb)
+    return summary(scores, scene, num_gaussians=len(gaussians), seconds=seconds, notes=measures.notes)
+
+
+def score_of(
+    name: str, rgb: Tensor, target: Tensor, mask: Tensor | None, measures: Measures = PSNR_AND_SSIM
+) -> ImageScore:
+    """Return the scores of a render [H, W, 3] of the photograph `name`, see `target_image`."""
+    corrected = psnr(color_corrected(rgb, target, mask), target, mask) if measures.color_correct else None
+    distances = {f"lpips_{network.name}": network(rgb, target, mask) for network in measures.lpips}
+    return ImageScore(name, psnr(rgb, target, mask), ssim(rgb, target, mask), corrected, **distances)
+
+
+def summary(
+    scores: Sequence[ImageScore],
+    scene: Scene,
+    *,
+    num_gaussians: int,
+    seconds: float,
+    notes: Sequence[str] = (),
+) -> Evaluation:
+    """Return the evaluation of a model on some photographs of `scene`; `seconds` are those of rendering.
+
+    Raises ValueError when there are none.
+    """
+    if not scores:
+        raise ValueError(
+            f"{scene.path} has no test photographs to compare with: load it with test_every of 2 or more"
+        )
+    means = {name: [getattr(score, name) for score in scores] for name in SCORES}
+    known = {name: values for name, values in means.items() if None not in values}
+    averages: dict[str, Any] = {name: _mean(values) for name, values in known.items()}
+    return Evaluation(
+        **averages,
+        num_gaussians=num_gaussians,
+        images=tuple(scores),
+        seconds_per_image=seconds / len(scores),
+        notes=(*notes, *_left_out(known)),
+    )
+
+
+@torch.no_grad()
+def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return `image` [H, W, 3] under the affine map of colours that brings it closest to `target`.
+
+    Least squares over the pixels of `mask` [H, W] bool, clamped to 0..1 before and after.
+    """
+    image = image.clamp(0.0, 1.0)
+    ones = torch.cat([image, torch.ones_like(image[..., :1])], dim=-1).double()
+    seen = ones.reshape(-1, 4) if mask is None else ones[mask]
+    wanted = (target.reshape(-1, 3) if mask is None else target[mask]).double()
+    # The pseudo-inverse, as an image of one colour leaves the map undetermined.
+    affine = torch.linalg.pinv(seen.T @ seen, hermitian=True) @ (seen.T @ wanted)
+    return (ones @ affine).clamp(0.0, 1.0).to(image.dtype)
+
+
+def target_image(
+    photo: Photo, background: Sequence[float], device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return what a render of `photo` should look like, [H, W, 3] float32 in 0..1, and its mask [H, W] bool.
+
+    A photograph with alpha (not premultiplied) is put over `background`, linear RGB.
+    """
+    return target_of(pixels_of(photo, device), background)
+
+
+def target_of(pixels: Pixels, background: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+    """Return what `target_image` does of a photograph that is on its device already."""
+    rgb, alpha = pixels.rgb.float().div_(255.0), alpha_of(pixels)
+    if alpha is not None:
+        behind = to_device(torch.tensor(tuple(background)), rgb.device)
+        rgb = alpha[..., None] * rgb + (1.0 - alpha[..., None]) * behind
+    return rgb, pixels.mask
+
+
+def alpha_of(pixels: Pixels) -> Tensor | None:
+    """Return the alpha of a photograph, [H, W] float32 in 0..1; None: it has none."""
+    return None if pixels.alpha is None else pixels.alpha.float() / 255.0
+
+
+def target_for(
+    photo: Photo, camera: Camera, options: RenderOptions, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return as `target_image` what `camera`, with the photograph's pixels, should show under `options`.
+
+    Where the photograph is transparent that is the background, or the sky where there is one.
+    """
+    pixels = pixels_of(photo, device)
+    alpha = alpha_of(pixels)
+    if options.sky is None or alpha is None:
+        return target_of(pixels, options.background)
+    over_black, mask = target_of(pixels, (0.0, 0.0, 0.0))
+    return options.sky.over(over_black, alpha, camera), mask
+
+
+def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:
+    """Write eval/step_N.json and eval/step_N.csv of a run folder and return the path of the first."""
+    folder = Path(run_dir) / "eval"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:08d}.json"
+    write_durably(path.with_suffix(".csv"), evaluation.to_csv().encode())
+    write_json_durably(path, {"step": step, **evaluation.to_json()})
+    return path
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values; where there are none, the first: infinity or NaN."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else values[0]
+
+
+def _left_out(scores: dict[str, list[float]]) -> list[str]:
+    notes: list[str] = []
+    for name, values in scores.items():
+        num = sum(not math.isfinite(value) for value in values)
+        if num == len(values):
+            notes.append(f"{name}: no image has a finite value")
+        elif num:
+            notes.append(
+                f"{name}: {num} of {len(values)} images have no finite value; the mean is without them"
+            )
+    return notes
+
+
+def _as_text(name: str) -> str:
+    """Return a file's name as a spreadsheet takes it for text: these begin a formula there."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+
+
+def _finite(value: Any) -> Any:
+    """Return `value`, or None for a number that JSON has no word for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def now(device: torch.device) -> float:
+    """Return the seconds of a clock when everything given to `device` until now is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,149 @@
+"""The folder of a run: run.json, metrics.jsonl, ckpts/, eval/, exports/, logs/."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splatstudio.files.durable import write_json_durably
+from splatstudio.settings.config import TrainConfig, from_json, to_json
+
+FORMAT_VERSION = 1
+PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The lines of metrics.jsonl that are whole, by rising step, and a sentence for each that is not."""
+
+    rows: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists: where it lies, which scene it trains, and how."""
+
+    path: Path
+    scene_path: Path
+    config: TrainConfig
+
+    @classmethod
+    def create(cls, path: Path, scene_path: Path, config: TrainConfig) -> Run:
+        """Make the folder and its run.json.
+
+        Raises ValueError when `path` already holds something or cannot be made.
+        """
+        path, scene_path = Path(path), Path(scene_path).resolve()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = is_taken(path)
+        except OSError as error:
+            raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
+        if taken:
+            raise ValueError(f"the run folder {path} is not empty: resume it (--resume), or name another one")
+        values = {"format_version": FORMAT_VERSION, "scene": str(scene_path), "config": to_json(config)}
+        write_json_durably(path / "run.json", values)
+        return cls(path, scene_path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Read the run.json of an existing run.
+
+        Raises ValueError, naming the file, when there is none or it cannot be understood.
+        """
+        file = Path(path) / "run.json"
+        try:
+            values = json.loads(file.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} is no run folder: {file} cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged: it is not JSON ({error})") from error
+        if not isinstance(values, dict) or not isinstance(values.get("scene"), str):
+            raise ValueError(f"{file} is damaged: it names no scene")
+        version = values.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
+        try:
+            config = from_json(TrainConfig, values.get("config", {}))
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+        return cls(Path(path), Path(values["scene"]), config)
+
+    def with_images(self, folder: str) -> Run:
+        """Note in run.json that the photographs lie in `folder` now, and return the run with it.
+
+        Raises OSError where the file cannot be written.
+        """
+        file = self.path / "run.json"
+        values = json.loads(file.read_bytes())
+        config = dataclasses.replace(self.config, images=folder)
+        write_json_durably(file, {**values, "config": to_json(config)})
+        return dataclasses.replace(self, config=config)
+
+    def append_metrics(self, values: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl; numbers that are not finite are written as null."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        with open(self.path / "metrics.jsonl", "ab+") as file:
+            # A line that was cut off by a crash must not swallow the next one.
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write((json.dumps(finite) + "\n").encode())
+
+    def metrics(self) -> Metrics:
+        """Return what `read_metrics` does."""
+        return read_metrics(self.path)
+
+
+def read_metrics(run_dir: Path) -> Metrics:
+    """Return the lines of metrics.jsonl; steps made again after a resume replace the old ones."""
+    file = run_dir / "metrics.jsonl"
+    if not file.exists():
+        return Metrics(())
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        row = _parsed(line)
+        if row is None:
+            notes.append(f"{file}: line {number} is damaged and left out")
+            continue
+        while rows and rows[-1].get("step", 0) > row.get("step", 0):
+            rows.pop()
+        rows.append(row)
+    return Metrics(tuple(rows), tuple(notes))
+
+
+def new_run_path(scene_path: Path, root: Path = Path("runs")) -> Path:
+    """Return `root`/NAME for the scene's folder name, with -2, -3 ... when that is taken."""
+    name = Path(scene_path).resolve().name or "scene"
+    path, number = root / name, 2
+    while is_taken(path):
+        path, number = root / f"{name}-{number}", number + 1
+    return path
+
+
+def is_taken(path: Path) -> bool:
+    """Return whether `path` holds something, so that no new run can use it; camera paths are no hindrance."""
+    if not path.is_dir():
+        return path.exists()
+    return any(entry.name != PATHS_FOLDER for entry in path.iterdir())
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None

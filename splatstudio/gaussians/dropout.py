@@ -1,0 +1,65 @@
+"""Gaussians that a step leaves out at random, so that none comes to lean on others.
+
+Where few photographs say how a scene looks, Gaussians that are wrong each for itself come to show all of
+these together, noise included, and no other view. After DropGaussian (Park et al. 2025) the ones that remain
+are drawn with more opacity, so that there is as much of it as before, on average. Finished models are drawn
+whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from splatstudio.gaussians.gaussians import Gaussians, opacities_of
+
+LEAST_OPACITY, MOST_OPACITY = 1e-8, 0.999  # of what is raised; the least is not drawn, but has a slope
+LEFT_OUT = -20.0  # the logit of an opacity that nothing draws
+_LOW = 0xFFFFFFFF
+_ODD = (-0x61C8864680B583EB, -0x3B314601E57A13AD)  # multipliers that mix the bits of 64: wrap as int64 does
+
+
+@dataclass(frozen=True, eq=False)
+class Dropout:
+    """Who is left out of a step: a share `rate`, 0 to below 1, of the Gaussians with the `keys` [N] int64.
+
+    That follows from its key and `seed` (0 to below 2^62) alone, on whatever rank it is.
+    """
+
+    rate: float
+    seed: int
+    keys: Tensor
+
+    @property
+    def gain(self) -> float:
+        """Return by what the opacities of those that stay are multiplied."""
+        return 1.0 / (1.0 - self.rate)
+
+    @torch.no_grad()
+    def left_out(self) -> Tensor:
+        """Return who is left out, [N] bool."""
+        bits = (self.keys ^ self.seed) * _ODD[0]
+        bits ^= (bits >> 32) & _LOW
+        bits *= _ODD[1]
+        return ((bits >> 32) & _LOW) < int(self.rate * 2.0**32)
+
+    def drawn(self, gaussians: Gaussians) -> Gaussians:
+        """Return `gaussians` as the step draws them, differentiable in the same tensors.
+
+        The gradient of an opacity is `gain` times that of the raised one, also where that is at its limit:
+        a Gaussian that is all but opaque can still be taken back.
+        """
+        logits = gaussians.opacities
+        with torch.no_grad():
+            opacities = opacities_of(logits)
+            raised = (opacities * self.gain).clamp(LEAST_OPACITY, MOST_OPACITY)
+            out = self.left_out()
+            shown = torch.where(out, torch.full_like(logits, LEFT_OUT), (raised / (1.0 - raised)).log())
+        if not logits.requires_grad or not torch.is_grad_enabled():
+            return replace(gaussians, opacities=shown)
+        with torch.no_grad():
+            slopes = self.gain * opacities * (1.0 - opacities) / (raised * (1.0 - raised))
+            slopes = torch.where(out, torch.zeros_like(slopes), slopes)
+        return replace(gaussians, opacities=shown + (logits - logits.detach()) * slopes)

@@ -1,0 +1,76 @@
+"""What of a model is left out where it is kept: faint Gaussians, and those outside of a box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # The command line names a Trim before it loads torch.
+    from torch import Tensor
+
+    from splatstudio.gaussians.gaussians import Gaussians
+
+
+@dataclass(frozen=True)
+class Trim:
+    """Which Gaussians are kept.
+
+    Args:
+        min_opacity: Leave out what is less opaque than this, 0 to 1; below 1/255 nothing is ever drawn.
+        crop: Keep only what has its centre in this box: x y z of one corner and of the opposite one.
+    """
+
+    min_opacity: float = 0.0
+    crop: tuple[float, float, float, float, float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_opacity < 1:
+            raise ValueError(f"the least opacity lies between 0 and 1, not {self.min_opacity:g}")
+        if self.crop is not None and not all(math.isfinite(value) for value in self.crop):
+            raise ValueError("the corners of a crop box are finite numbers")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Say whether nothing is left out."""
+        return self.min_opacity == 0 and self.crop is None
+
+
+KEEP_ALL = Trim()
+
+
+def trimmed(gaussians: Gaussians, trim: Trim) -> Gaussians:
+    """Return the Gaussians that `trim` keeps; its box is in their frame.
+
+    Raises ValueError when none is left.
+    """
+    if trim.keeps_all:
+        return gaussians
+    kept = _kept(gaussians, trim)
+    if not bool(kept.any()):
+        raise ValueError("no Gaussian is left: lower the least opacity, or make the crop box larger")
+    return gaussians[kept]
+
+
+def hidden(gaussians: Gaussians, trim: Trim, nowhere: Sequence[float]) -> Gaussians:
+    """Return the Gaussians for a picture that shows those alone that `trim` keeps.
+
+    The others are moved to `nowhere` [3], which the picture does not show: that is quicker than a copy of
+    all that stay, whose harmonics are most of a model.
+    """
+    if trim.keeps_all:
+        return gaussians
+    kept = _kept(gaussians, trim)
+    return replace(gaussians, means=gaussians.means.where(kept[:, None], gaussians.means.new_tensor(nowhere)))
+
+
+def _kept(gaussians: Gaussians, trim: Trim) -> Tensor:
+    """Return which Gaussians `trim` keeps, [N] bool."""
+    kept = gaussians.opacities.sigmoid() >= trim.min_opacity
+    if trim.crop is not None:
+        corners = gaussians.means.new_tensor(trim.crop).reshape(2, 3)
+        low, high = corners.amin(dim=0), corners.amax(dim=0)
+        kept &= ((gaussians.means >= low) & (gaussians.means <= high)).all(dim=1)
+    return kept

@@ -1,0 +1,393 @@
+"""The stages of the renderer on native kernels (csrc/), as in `reference.py`: float32, on the CPU or CUDA.
+
+Gradients are autograd.Functions here; this is the only file that calls `torch.ops`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
+
+SSIM_WINDOW = 11  # px
+CAMERA_MODELS = ("pinhole", "ortho", "fisheye")  # their numbers in csrc/camera.h
+
+_thread = threading.local()
+
+
+@functools.cache
+def _native() -> Any:
+    """Load the extension once and return its operators.
+
+    Raises RuntimeError when it has not been built.
+    """
+    path = _extension()
+    if path is None:
+        raise RuntimeError(
+            "the native kernels of splatstudio are not built; "
+            "run `pip install --no-build-isolation --no-deps -e .` in the repository"
+        )
+    torch.ops.load_library(path)
+    return _Operators()
+
+
+class _Operators:
+    """The operators of the extension; where a GPU's fails, the error says what it was given."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operator = getattr(torch.ops.splatstudio, name)
+
+        def call(*given: Any) -> Any:
+            try:
+                return operator(*given)
+            except RuntimeError as error:
+                if " failed on cuda:" not in str(error):  # see check() in csrc/cuda/launch.cuh
+                    raise
+                raise RuntimeError(
+                    f"{str(error).splitlines()[0]}; {name} was given {_shapes(given)}"
+                ) from error
+
+        setattr(self, name, call)
+        return call
+
+
+def _shapes(given: Sequence[Any]) -> str:
+    """Return the shapes of all tensors among the arguments of an operator, in their order."""
+    flat = [one for each in given for one in (each if isinstance(each, list | tuple) else [each])]
+    return ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        for one in flat
+        if isinstance(one, Tensor)
+    )
+
+
+def _extension() -> str | None:
+    """Return the file of the extension: what SPLATSTUDIO_EXTENSION names (another build), else our own."""
+    spec = importlib.util.find_spec("splatstudio._C")
+    return os.environ.get("SPLATSTUDIO_EXTENSION") or (None if spec is None else spec.origin)
+
+
+def is_available() -> bool:
+    """Return whether the native kernels have been built."""
+    return _extension() is not None
+
+
+def native_version() -> str:
+    """Return the instruction set that the kernels use on this machine: "avx2" or "portable".
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().instruction_set()
+
+
+@functools.cache
+def has_cuda_kernels() -> bool:
+    """Return whether the native kernels were built for CUDA too and torch sees a GPU."""
+    return is_available() and torch.cuda.is_available() and has_kernel("project_fwd", "cuda")
+
+
+@functools.cache
+def has_kernel(name: str, device_type: str) -> bool:
+    """Return whether the operator `name` was built for tensors of a device type, "cpu" or "cuda".
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    _native()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"splatstudio::{name}", device_type.upper())
+
+
+def num_threads() -> int:
+    """Return the number of threads that a call from this Python thread uses.
+
+    That is `torch.get_num_threads()` (OMP_NUM_THREADS, torch.set_num_threads), or the limit of
+    `limited_threads`.
+    """
+    limit = getattr(_thread, "limit", None)
+    return torch.get_num_threads() if limit is None else limit
+
+
+@contextlib.contextmanager
+def limited_threads(limit: int) -> Iterator[None]:
+    """Let calls from this Python thread use `limit` threads (1 or more), whatever torch is set to.
+
+    For what runs beside a training: each Python thread has helpers of its own and waits for no other.
+    """
+    assert limit >= 1
+    before = getattr(_thread, "limit", None)
+    _thread.limit = limit
+    try:
+        yield
+    finally:
+        _thread.limit = before
+
+
+def project(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    sh0: Tensor,
+    shN: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> Projected:
+    """Project N Gaussians onto one camera's image plane and shade them.
+
+    `means` [N, 3] world, `quats` [N, 4] wxyz of any length but 0, `scales` [N, 3] standard deviations,
+    `opacities` [N] in 0..1, `sh0` [N, 1, 3], `shN` [N, K-1, 3] with K >= (settings.sh_degree + 1)^2.
+    A Gaussian with a value that is not finite is culled and gets no gradient.
+    Raises RuntimeError when the kernels have not been built.
+    """
+    inputs = (means, quats, scales, opacities, sh0, shN)
+    return _project(inputs, camera, settings, raw=False)
+
+
+def project_raw(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    sh0: Tensor,
+    shN: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> Projected:
+    """Project as `project` does, from what is stored: `scales` natural logarithms, `opacities` logits.
+
+    The activations and their gradients are part of the kernels. Raises RuntimeError when these have not been
+    built.
+    """
+    inputs = (means, quats, scales, opacities, sh0, shN)
+    return _project(inputs, camera, settings, raw=True)
+
+
+def _project(
+    inputs: tuple[Tensor, ...], camera: Camera, settings: ProjectSettings, *, raw: bool
+) -> Projected:
+    return Projected(*_Project.apply(*inputs, *camera_numbers(camera, settings, raw=raw)))  # type: ignore[misc]
+
+
+def camera_numbers(camera: Camera, settings: ProjectSettings, *, raw: bool) -> tuple[list[float], list[int]]:
+    """Return a camera and how to project as the kernels take them (`settings_of` in csrc/binding.h).
+
+    `raw`: the scales are logarithms and the opacities logits.
+    """
+    (fx, _, cx), (_, fy, cy) = camera.K[:2].tolist()
+    viewmat, position = camera.viewmat[:3].reshape(-1).tolist(), camera.position.tolist()
+    view = [*viewmat, *position, fx, fy, cx, cy, settings.near, settings.far]
+    model = CAMERA_MODELS.index(camera.model)
+    options = [camera.width, camera.height, model, settings.sh_degree, int(settings.antialiased), int(raw)]
+    return view, options
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, means, quats, scales, opacities, sh0, shN, view, options):  # noqa: PLR0913
+        inputs = [tensor.contiguous() for tensor in (means, quats, scales, opacities, sh0, shN)]
+        outputs = _native().project_fwd(*inputs, view, options, num_threads())
+        colors, radii = outputs[4], outputs[5]
+        ctx.save_for_backward(*inputs, radii, colors)
+        ctx.view, ctx.options = view, options
+        ctx.mark_non_differentiable(radii)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *v_outputs):
+        v = [gradient.contiguous() for gradient in v_outputs[:5]]
+        *gradients, v_shN = _native().project_bwd(
+            *ctx.saved_tensors, *v, ctx.view, ctx.options, num_threads()
+        )
+        # At degree 0 the other coefficients have no influence, and no gradient is made for them.
+        return (*gradients, None if v_shN.dim() == 1 else v_shN, None, None)
+
+
+def rasterize(projected: Projected, settings: RasterSettings, probe: Tensor | None = None) -> Raster:
+    """Composite projected Gaussians front to back.
+
+    `probe` [N, 2], zeros that require a gradient: after the backward pass `probe.grad` is the gradient with
+    respect to means2d, px, summed over the pixels. The background gets no gradient. `settings.room` is for
+    a GPU. Raises RuntimeError when the kernels have not been built.
+    """
+    return _rasterize(projected, settings, probe, absgrad=False)
+
+
+def rasterize_absgrad(projected: Projected, settings: RasterSettings, probe: Tensor) -> Raster:
+    """Composite as `rasterize` does, but let `probe.grad` be the sum of the pixels' absolute contributions.
+
+    The two components are taken absolutely one by one (Ye et al. 2024, AbsGS). Other gradients stay.
+    """
+    return _rasterize(projected, settings, probe, absgrad=True)
+
+
+def _rasterize(
+    projected: Projected, settings: RasterSettings, probe: Tensor | None, *, absgrad: bool
+) -> Raster:
+    p = projected
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
+    followed = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in inputs)
+    if not followed and has_kernel("raster_picture", p.means2d.device.type):
+        return _picture(p, settings)
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, None))  # type: ignore[misc]
+
+
+def _picture(p: Projected, settings: RasterSettings) -> Raster:
+    """Composite on a GPU, without what only the way back would need."""
+    means2d = p.means2d.detach()
+    lists = _lists((means2d, p.conics, p.depths, p.opacities, p.colors, p.radii), settings)
+    background = settings.background.detach().to(means2d).contiguous()
+    rgb, alpha, depth_sum = _native().raster_picture(
+        *lists, background, settings.width, settings.height, settings.max_alpha
+    )
+    return Raster(rgb, alpha, depth_sum, lists[2][-1:].clone())
+
+
+def _lists(tensors: tuple[Tensor, ...], settings: RasterSettings) -> tuple[Tensor, ...]:
+    """Return splats, order, splat_starts, tile_starts, instances, slots of what was projected."""
+    native, size = _native(), (settings.width, settings.height)
+    rows = [tensor.detach().contiguous() for tensor in tensors]
+    if settings.room is None:
+        return native.bin(*rows, *size, num_threads())
+    return native.bin_within(*rows, *size, settings.room)
+
+
+class _Rasterize(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913
+        ctx, means2d, conics, depths, opacities, colors, probe, radii, settings, absgrad, projected
+    ):
+        ctx.set_materialize_grads(False)
+        rows = (means2d, conics, depths, opacities, colors, radii)
+        if projected is not None:  # the others but stand in for it
+            p = projected
+            rows = (p.means2d, p.conics, p.depths, p.opacities, p.colors, p.radii)
+        lists = _lists(rows, settings)
+        background = settings.background.detach().to(means2d).contiguous()
+        rgb, alpha, depth_sum, masks, tile_ends = _native().raster_fwd(
+            *lists, background, settings.width, settings.height, settings.max_alpha, num_threads()
+        )
+        ctx.once = None
+        if projected is not None and has_kernel("raster_slab", means2d.device.type):
+            # What the first half of the way back needs alone, with nobody else to hold it.
+            ctx.once = (*lists[3:], masks, tile_ends)
+            ctx.save_for_backward(*lists[:3], rgb, alpha, depth_sum)
+        else:
+            ctx.save_for_backward(*lists, masks, tile_ends, rgb, alpha, depth_sum)
+        ctx.num_gaussians, ctx.max_alpha, ctx.absgrad = len(means2d), settings.max_alpha, absgrad
+        splat_starts = lists[2]
+        num_instances = splat_starts[-1:].clone()
+        ctx.mark_non_differentiable(num_instances)
+        return rgb, alpha, depth_sum, num_instances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *v_outputs):
+        v = [None if gradient is None else gradient.contiguous() for gradient in v_outputs[:3]]
+        with_probe, native = ctx.needs_input_grad[5], _native()
+        if ctx.once is None:
+            options = (ctx.num_gaussians, ctx.max_alpha, ctx.absgrad, with_probe, num_threads())
+            *gradients, v_probe = native.raster_bwd(*ctx.saved_tensors, *v, *options)
+        else:  # the gradients take the place of a GPU's checkpoints and lists
+            by_depth, pictures = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+            slab = native.raster_slab(*by_depth, *ctx.once, *pictures, *v, ctx.max_alpha, ctx.absgrad)
+            ctx.once = None
+            gathered = (*by_depth, slab, ctx.num_gaussians, ctx.absgrad, with_probe)
+            *gradients, v_probe = native.gather_slab(*gathered)
+        return (*gradients, v_probe if with_probe else None, None, None, None, None)
+
+
+def ssim(image: Tensor, target: Tensor, *, padding: Literal["same", "valid"]) -> Tensor:
+    """Return the mean structural similarity of two images [H, W, C] of range 0..1, a scalar.
+
+    The window is an 11 x 11 Gaussian of sigma 1.5 (Wang et al. 2004); "same" pads with zeros, "valid" leaves
+    out the 5-pixel border. The gradient goes to `image` only.
+    Raises ValueError when "valid" leaves nothing of the image, RuntimeError when the kernels have not been
+    built.
+    """
+    if padding == "valid":
+        _check_window_fits(image)
+    return 1.0 - _ImageLoss.apply(image, target, None, 0.0, 1.0, padding == "same")  # type: ignore[operator]
+
+
+def l1_ssim(image: Tensor, target: Tensor, *, ssim_weight: float, mask: Tensor | None = None) -> Tensor:
+    """Return (1 - w) * mean|image - target| + w * (1 - valid SSIM) of images [H, W, C], a scalar.
+
+    `mask` [H, W] bool: only its pixels count, in both means; elsewhere the image is taken to equal the
+    target, so that what lies outside has no influence and gets no gradient. An empty mask gives 0.
+    Raises ValueError when a side is below 11 pixels and the SSIM has a weight, RuntimeError when the kernels
+    have not been built.
+    """
+    if ssim_weight > 0:
+        _check_window_fits(image)
+    return _ImageLoss.apply(image, target, mask, 1.0 - ssim_weight, ssim_weight, False)  # type: ignore[return-value]
+
+
+def _check_window_fits(image: Tensor) -> None:
+    height, width = image.shape[:2]
+    if min(height, width) < SSIM_WINDOW:
+        raise ValueError(
+            f"an image of {width} x {height} pixels is too small for SSIM: a side needs {SSIM_WINDOW} or more"
+        )
+
+
+class _ImageLoss(torch.autograd.Function):
+    """Return l1_weight * mean|image - target| + ssim_weight * mean(1 - SSIM).
+
+    The gradient is made together with the value.
+    """
+
+    @staticmethod
+    def forward(ctx, image, target, mask, l1_weight, ssim_weight, same_padding):
+        value, gradient = _native().image_loss(
+            image.contiguous(),
+            target.contiguous(),
+            None if mask is None else mask.contiguous(),
+            l1_weight,
+            ssim_weight,
+            same_padding,
+            ctx.needs_input_grad[0],
+            num_threads(),
+        )
+        ctx.save_for_backward(gradient)
+        return value.to(image.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, v_value):
+        (gradient,) = ctx.saved_tensors
+        return gradient * v_value, None, None, None, None, None
+
+
+@torch.no_grad()
+def adam_step(  # noqa: PLR0913 - torch's own names, the tensors apart from the numbers
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+) -> None:
+    """Make one step of Adam in place, as torch.optim.Adam without weight decay does.
+
+    All tensors have one shape and are contiguous; `step` counts from 1 (Kingma and Ba 2015).
+    Raises RuntimeError when the kernels have not been built.
+    """
+    rates = [lr, beta1, beta2, eps]
+    _native().adam_step(param, grad.contiguous(), exp_avg, exp_avg_sq, rates, step, num_threads())

@@ -1,0 +1,338 @@
+"""What only a training on native kernels needs: the fused optimiser and what strategies do.
+
+Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient, and but for `parted` all happens in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.ops import _native, _Rasterize, camera_numbers, has_kernel, num_threads
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
+
+HISTORY = 128  # steps after which every row is brought up to date
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """One step of Adam: the rates of the six tensors by name, the moments' decay, its number from 1 on."""
+
+    rates: dict[str, float]
+    beta1: float
+    beta2: float
+    eps: float
+    number: int
+
+
+@dataclass(frozen=True)
+class Regularization:
+    """What a loss gains: `opacity` times the mean opacity and `scale` times the mean standard deviation.
+
+    Opacities in 0..1, standard deviations in scene units; the loss of Kheradmand et al. 2024 (3DGS as MCMC).
+    """
+
+    opacity: float = 0.0
+    scale: float = 0.0
+
+
+NO_REGULARIZATION = Regularization()
+
+
+@dataclass(frozen=True, eq=False)
+class StepGate:
+    """What says on a GPU whether a step changes anything, before the host can know.
+
+    It does where the picture had room for all its instances and the loss is a number.
+    """
+
+    num_instances: Tensor  # [1] int64
+    room: int
+    loss: Tensor  # float32, a scalar
+
+    @property
+    def arguments(self) -> tuple[Tensor, int, Tensor]:
+        """Return what operators that end in `_within` take last."""
+        return self.num_instances, self.room, self.loss.detach()
+
+    @property
+    def opened(self) -> Tensor:
+        """Return what the kernels ask of it, [1] bool, for what torch's operations change."""
+        return (self.num_instances <= self.room) & self.loss.detach().isfinite()
+
+
+def has_step_gates(device: torch.device) -> bool:
+    """Return whether steps on such a device may have a StepGate; the CPU knows before it begins one."""
+    return has_kernel("project_adam_within", device.type)
+
+
+def leaves_rows_behind(device: torch.device) -> bool:
+    """Return whether a step leaves rows of shN out of sight behind on such a device, for `settle`.
+
+    The CPU's does, which saves it much of the optimiser's time. On a GPU all rows make every step: nothing is
+    ever late there.
+    """
+    return has_kernel("settle_adam", device.type)
+
+
+class LateRows:
+    """The steps of shN that Gaussians out of sight have yet to make.
+
+    Without a gradient a step is known beforehand, and nobody asks for the colour of what is out of sight: the
+    row makes up for its steps when it is seen again, to the same bits as if it had made them in time.
+    """
+
+    def __init__(self, num_gaussians: int, used_columns: int, device: torch.device) -> None:
+        # Where no row is left behind, nothing is to be remembered of it.
+        num_late = num_gaussians if num_gaussians > 0 and leaves_rows_behind(device) else 0
+        # How many of the `num_steps` below each row has made.
+        self.steps_done = torch.zeros(num_late, dtype=torch.int32, device="cpu")
+        self.history = torch.zeros(HISTORY, 2, device="cpu")  # what the kernels need to know of each step
+        self.num_steps = 0
+        self._size = (num_gaussians, used_columns)
+
+    @property
+    def used_columns(self) -> int:
+        """Return how many floats of a row have moments or gradients."""
+        return self._size[1]
+
+    def full(self, num_gaussians: int, used_columns: int) -> bool:
+        """Return whether the next step, of so many rows and columns, cannot be remembered here."""
+        return self.num_steps == HISTORY or self._size != (num_gaussians, used_columns)
+
+
+def rasterize_for(
+    leaves: Projected,
+    projected: Projected,
+    settings: RasterSettings,
+    probe: Tensor | None = None,
+    *,
+    absgrad: bool = False,
+) -> Raster:
+    """Composite as `rasterize` does, or `rasterize_absgrad`, but for `leaves`, which get the gradients.
+
+    Their values are not looked at, and nothing remembers `projected`: its memory is the caller's to free. One
+    can go back from the picture but once.
+    """
+    p = leaves
+    inputs = (p.means2d, p.conics, p.depths, p.opacities, p.colors, probe)
+    return Raster(*_Rasterize.apply(*inputs, p.radii, settings, absgrad, projected))  # type: ignore[misc]
+
+
+@torch.no_grad()
+def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
+    gaussians: Gaussians,
+    exp_avg: Gaussians,
+    exp_avg_sq: Gaussians,
+    projected: Projected,
+    v_projected: tuple[Tensor, ...],
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+    adam: AdamStep,
+    late: LateRows,
+    regularization: Regularization,
+    visible_only: bool,
+    gate: StepGate | None = None,
+) -> None:
+    """Make one step of Adam from the gradients of what `ops.project_raw` returned and of `regularization`.
+
+    `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
+    in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
+    their shN is left behind, which `late` remembers, where `leaves_rows_behind` says so. A `gate` may
+    keep everything from changing.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rates = [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps]
+    used_columns = late.used_columns if settings.sh_degree > 0 else 0
+    if used_columns > 0 and not visible_only and leaves_rows_behind(gaussians.means.device):
+        late.num_steps += 1
+    step = (
+        list(gaussians.detach().tensors().values()),
+        list(exp_avg.tensors().values()),
+        list(exp_avg_sq.tensors().values()),
+        projected.radii,
+        projected.colors.detach(),
+        [gradient.contiguous() for gradient in v_projected],
+        view,
+        options,
+        rates,
+        [regularization.opacity, regularization.scale],
+        adam.number,
+    )
+    if gate is not None:
+        _native().project_adam_within(*step, used_columns, visible_only, *gate.arguments)
+        return
+    behind = (late.steps_done, late.history, late.num_steps)
+    _native().project_adam(*step, *behind, used_columns, visible_only, num_threads())
+
+
+@torch.no_grad()
+def adam_step_within(  # noqa: PLR0913 - as `ops.adam_step`
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    visible: Tensor | None,
+    gate: StepGate,
+) -> None:
+    """Make one step of Adam in place, as `ops.adam_step` does, unless the `gate` keeps it from that.
+
+    With `visible` [N] bool rows outside it stay as they are, moments included.
+    """
+    rates = [lr, beta1, beta2, eps]
+    moving = (param, grad.contiguous(), exp_avg, exp_avg_sq)
+    _native().adam_step_within(*moving, rates, step, visible, *gate.arguments)
+
+
+@torch.no_grad()
+def gradients_of_projected(
+    gaussians: Gaussians,
+    projected: Projected,
+    v_projected: tuple[Tensor, ...],
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+) -> dict[str, Tensor | None]:
+    """Return the gradients of the six stored tensors, by name, from those of what `ops.project_raw` returned.
+
+    `v_projected`: of means2d, conics, depths, opacities, colors. For who needs the gradients themselves,
+    which `project_adam` never has in memory. At degree 0 shN has None.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rows = [tensor.contiguous() for tensor in gaussians.detach().tensors().values()]
+    v_rows = [gradient.contiguous() for gradient in v_projected]
+    outputs = (projected.radii, projected.colors.detach())
+    *gradients, v_shN = _native().project_bwd(*rows, *outputs, *v_rows, view, options, num_threads())
+    values = (*gradients, None if v_shN.dim() == 1 else v_shN)
+    return dict(zip(gaussians.tensors(), values, strict=True))
+
+
+@torch.no_grad()
+def project_late(
+    gaussians: Gaussians,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    camera: Camera,
+    settings: ProjectSettings,
+    late: LateRows,
+    betas: list[float],
+) -> Projected:
+    """Project as `ops.project_raw` does; what is visible first makes the steps of its shN that it has yet to.
+
+    `exp_avg`, `exp_avg_sq` [N, K-1, 3] are the moments of shN, `betas` beta1, beta2, eps.
+    """
+    view, options = camera_numbers(camera, settings, raw=True)
+    rows = list(gaussians.detach().tensors().values())
+    if late.num_steps == 0 or settings.sh_degree == 0:
+        return Projected(*_native().project_fwd(*rows, view, options, num_threads()))
+    steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
+    return Projected(*_native().project_late(rows, exp_avg, exp_avg_sq, view, options, *steps, num_threads()))
+
+
+@torch.no_grad()
+def settle(shN: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, late: LateRows, betas: list[float]) -> None:
+    """Let every row of shN [N, K-1, 3] make the steps it has yet to make; `betas` are beta1, beta2, eps."""
+    if late.num_steps > 0:
+        steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
+        _native().settle_adam(shN.detach(), exp_avg, exp_avg_sq, *steps, num_threads())
+        late.steps_done.zero_()
+        late.num_steps = 0
+
+
+@torch.no_grad()
+def count_seen(
+    gradients2d: Tensor,
+    radii: Tensor,
+    size: tuple[int, int],
+    grad2d: Tensor,
+    visible: Tensor,
+    radius2d: Tensor | None,
+    gate: StepGate | None = None,
+) -> None:
+    """Add what one step showed to the counts of a strategy, [N] each, in place.
+
+    `gradients2d` [N, 2] px and `radii` [N, 2] int32 px of a rendering of `size` (width, height) px. For what
+    is visible: `grad2d` grows by the gradient's length in normalised device coordinates, `visible` by 1, and
+    `radius2d` to the larger radius over the longer side. A `gate` may keep everything from changing.
+    """
+    seen = (gradients2d, radii, *size, grad2d, visible, radius2d)
+    if gate is None:
+        _native().count_seen(*seen, num_threads())
+    else:
+        _native().count_seen_within(*seen, *gate.arguments)
+
+
+@torch.no_grad()
+def tremble(
+    gaussians: Gaussians,
+    *,
+    amount: float,
+    min_opacity: float,
+    seed: int,
+    places: Tensor | None = None,
+    gate: StepGate | None = None,
+) -> None:
+    """Move positions at random, in place, as `reference_training.tremble` does; contiguous tensors.
+
+    A `gate` may keep everything from changing. Raises RuntimeError when the kernels have not been built.
+    """
+    g = gaussians.detach()
+    rows = (g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous())
+    numbers = (amount, min_opacity, seed)
+    if gate is None:
+        _native().tremble(*rows, *numbers, num_threads(), places)
+    else:
+        _native().tremble_within(*rows, *numbers, *gate.arguments, places)
+
+
+@torch.no_grad()
+def pose_gradient(
+    gaussians: Gaussians,
+    gradients: dict[str, Tensor | None],
+    *,
+    camera: Camera,
+    sh_degree: int,
+    radii: Tensor,
+) -> Tensor:
+    """Return the gradient [6] float64 of a twist of `camera`, as `reference_training.pose_gradient` does.
+
+    A GPU is not waited for. Raises RuntimeError when the kernels have not been built.
+    """
+    v_means, v_quats, v_sh0 = (gradients[name] for name in ("means", "quats", "sh0"))
+    if v_means is None or v_quats is None:
+        return torch.zeros(6, dtype=torch.float64, device=gaussians.device)
+    g = gaussians.detach()
+    rows = [tensor.contiguous() for tensor in (g.means, g.quats, g.shN, v_means, v_quats)]
+    v_colors = v_sh0.contiguous() if v_sh0 is not None and sh_degree > 0 else None
+    view = [*camera.viewmat[:3].reshape(-1).tolist(), *camera.position.tolist()]
+    return _native().pose_gradient(*rows, v_colors, radii.contiguous(), view, sh_degree, num_threads())
+
+
+@torch.no_grad()
+def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
+    """Return `image` [H, W, C] as [height, width, C], as `reference_training.area_means` does.
+
+    For the CPU alone, see `has_kernel`. Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().area_means(image.contiguous(), width, height, num_threads())
+
+
+@torch.no_grad()
+def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how `copies` [M] int64 equal parts look, as `reference_training.parted` does.
+
+    Raises RuntimeError when the kernels have not been built.
+    """
+    return _native().parted(opacities.contiguous(), copies.contiguous(), num_threads())

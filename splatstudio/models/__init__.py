@@ -1,0 +1,1 @@
+"""Trained models: opened, merged, scored, exported, filmed."""

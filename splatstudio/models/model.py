@@ -1,0 +1,234 @@
+"""A trained model and where it lies: read from disk, evaluated, written in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera, similarity_scale
+from splatstudio.cameras.placement import knows_no_scene
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
+from splatstudio.checkpoints.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
+from splatstudio.corrections import saved_poses, saved_sky
+from splatstudio.corrections.poses import corrected_camera
+from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
+from splatstudio.files.run import Run
+from splatstudio.formats import format_of, read_gaussians, write_gaussians
+from splatstudio.formats.ply import write_ply
+from splatstudio.formats.viewer_page import PageView
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed, transformed_sky
+from splatstudio.rendering.rendering import RenderOptions, options_for_display
+from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, with_whole_paths
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model: Gaussians in a scene's normalised frame and the way back to its files' coordinates."""
+
+    gaussians: Gaussians
+    transform: np.ndarray = field(default_factory=lambda: np.eye(4))  # [4, 4] from the files' world to this
+    options: RenderOptions = field(default_factory=RenderOptions)
+    step: int | None = None  # of the training, where it is known
+    part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
+    # What the training learnt of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
+    poses: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+    def save_ply(self, path: str | Path) -> Path:
+        """Write the model as a PLY in the coordinates of the scene's files; return the path."""
+        write_ply(Path(path), transformed(self.gaussians, np.linalg.inv(self.transform)))
+        return Path(path)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model in the format of the ending, in the scene's files' coordinates; return the path.
+
+        Raises ValueError, naming the endings there are, for another one.
+        """
+        gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
+        write_gaussians(path, gaussians, step=self.step, page=self.page_view(self.transform))
+        return Path(path)
+
+    def page_view(self, upright: np.ndarray, camera: Camera | None = None) -> PageView:
+        """Return how a web page shows Gaussians that `upright` [4, 4] brings to this model's frame.
+
+        `camera`, in this model's frame, is where one stands at first.
+        """
+        options = self.options
+        background = options.background if options.sky is None else options.sky.mean_color
+        if knows_no_scene(self.transform):
+            return PageView(background=background)
+        if camera is not None:
+            camera = camera.transformed(np.linalg.inv(upright))
+        return PageView(upright, camera, background=background)
+
+    def evaluate(
+        self,
+        scene: Scene,
+        measures: Measures = PSNR_AND_SSIM,
+        on_image: Callable[[ImageScore, Tensor], None] | None = None,
+    ) -> Evaluation:
+        """Compare renders with the scene's test photographs: PSNR, SSIM and `measures`, per image and mean.
+
+        `on_image` gets each score and its render [H, W, 3] as soon as they are there.
+        """
+        gaussians = self.in_frame_of(scene).gaussians
+        evaluation = evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
+        if self.part is None:
+            return evaluation
+        return replace(evaluation, part=self.part, notes=(self.part, *evaluation.notes))
+
+    def in_frame_of(self, scene: Scene) -> Model:
+        """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
+        return self.in_frame(scene.transform)
+
+    def in_frame(self, transform: np.ndarray) -> Model:
+        """Return the model in the frame to which `transform` [4, 4] leads from the files' coordinates."""
+        if np.allclose(self.transform, transform, rtol=0.0, atol=1e-9):
+            return self
+        step = transform @ np.linalg.inv(self.transform)
+        options = self.options
+        if options.sky is not None:
+            options = replace(options, sky=transformed_sky(options.sky, step))
+        scale = np.array([similarity_scale(step)] * 3 + [1.0] * 3)  # a shift has a length, a turn has none
+        return replace(
+            self,
+            gaussians=transformed(self.gaussians, step),
+            transform=transform,
+            options=options,
+            poses={name: scale * correction for name, correction in self.poses.items()},
+        )
+
+    def refined(self, name: str, camera: Camera) -> Camera:
+        """Return the camera of the photograph `name`, which is in this frame, as the training refined it.
+
+        Cameras of which nothing was learnt, as those of test photographs, stay as they are.
+        """
+        correction = self.poses.get(name)
+        return camera if correction is None else corrected_camera(camera, correction)
+
+
+def load_model(path: str | Path) -> Model:
+    """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
+
+    One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
+    Raises ValueError, naming the file and the reason, when there is none or it is damaged.
+    """
+    path = Path(path)
+    if SHARD_NAME.fullmatch(path.name) and path.is_file():
+        return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
+    if path.is_file() or (format_of(path) is not None and not path.is_dir()):
+        return Model(read_gaussians(path), part=_sentence(part_of(path)))
+    folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
+    if folder is None and (steps := gsplat_steps(path)):
+        raise ValueError(
+            f"{path} holds gsplat's checkpoints of {len(steps)} steps: name one file, or merge the ranks'"
+            f" with splatstudio merge {quote(str(path))} -o model.ply"
+        )
+    if folder is None:
+        scene = any((path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json"))
+        raise ValueError(
+            f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
+            + ("; this is a scene, and its models are in the run folders, such as runs/NAME" if scene else "")
+        )
+    return model_of(load_checkpoint(folder))
+
+
+def _sentence(part: RankPart | None) -> str | None:
+    return None if part is None else str(part)
+
+
+def model_of(checkpoint: Checkpoint) -> Model:
+    """Return the model that a checkpoint holds."""
+    options = options_for_display(checkpoint.config, saved_sky(checkpoint.corrections))
+    poses = saved_poses(checkpoint.corrections)
+    return Model(checkpoint.gaussians, checkpoint.scene_transform, options, checkpoint.step, poses=poses)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was trained on, and how."""
+
+    scene_path: Path
+    config: TrainConfig
+
+
+def run_folder_of(path: str | Path) -> Path | None:
+    """Return the run folder that a run, a checkpoint of it or a file in it belongs to, or None."""
+    path = Path(path).resolve()
+    return next((place for place in [path, *path.parents[:3]] if (place / "run.json").exists()), None)
+
+
+def origin_of(path: str | Path) -> Origin | None:
+    """Return where the model in a run, in a file of a run, or in a checkpoint comes from; None: not known.
+
+    Raises ValueError, naming the file, when the run or the checkpoint is damaged.
+    """
+    path, folder = Path(path).resolve(), run_folder_of(path)
+    if folder is not None:
+        run = Run.open(folder)
+        return Origin(run.scene_path, run.config)
+    folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
+    if (folder / "manifest.json").exists():
+        checkpoint = load_checkpoint(folder)
+        if checkpoint.scene_path != Path():  # a model that was merged of another program's parts has none
+            return Origin(checkpoint.scene_path, checkpoint.config)
+    return None
+
+
+def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
+    """Return the scene that a model shows: `scene` where it is named, else that of its training.
+
+    `images` is as in `images_of`; the photographs are of their full size, or of that of the training. Raises
+    ValueError where the scene is not known or cannot be read.
+    """
+    origin = origin_of(path)
+    place = scene or (origin.scene_path if origin else None)
+    if place is None:
+        raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
+    downscale = 1 if full_size or origin is None else origin.config.downscale
+    return load_scene(place, downscale=downscale, images_folder=images_of(images, scene, origin))
+
+
+def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | None:
+    """Return the folder of photographs `images` that was named, else that of the training; None: the scene's.
+
+    That of the training is for its own scene alone, which it is where no `scene` was named.
+    """
+    return images or (origin.config.images if origin is not None and scene is None else None) or None
+
+
+def remember_images(run: Run, images: str) -> Run:
+    """Note in a run where its photographs lie now, if they are not where they were; return the run.
+
+    `images` is where they were found, as in `images_of`: who opens the run the next time need not say it
+    again. Raises OSError where run.json cannot be written.
+    """
+    try:
+        load_training_scene(run.scene_path, run.config)
+    except ValueError:
+        return run.with_images(with_whole_paths(replace(run.config, images=images), run.scene_path).images)
+    return run  # other photographs of the scene, for once
+
+
+def with_images_found(config: TrainConfig, run: Run, scene_path: Path) -> TrainConfig:
+    """Return the settings of a checkpoint of `run` with where the photographs of its scene lie now.
+
+    What the checkpoint says wins where it holds: who went on with other photographs goes on with those.
+    """
+    if config.images == run.config.images:
+        return config
+    try:
+        load_training_scene(scene_path, config)
+    except ValueError:
+        return replace(config, images=run.config.images)
+    return config

@@ -1,0 +1,156 @@
+"""Evaluate what lies on the disk: a run, a checkpoint, a file, or the ranks' parts of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.evaluation.evaluate import (
+    PSNR_AND_SSIM,
+    Against,
+    Evaluation,
+    ImageScore,
+    Measures,
+    write_evaluation,
+)
+from splatstudio.files.run import Run
+from splatstudio.models.merging import merge
+from splatstudio.models.model import Origin, images_of, load_model, origin_of, remember_images, run_folder_of
+from splatstudio.scene import load_scene
+
+BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
+OTHER_FRAME = (
+    "gsplat's trainer turns and scales the scene unless it is given --no-normalize-world-space: such a model"
+    " does not lie where the cameras of the scene's files look, and these scores say nothing about it"
+)
+BESIDE = (
+    "such scores have models that are not where the cameras look: it may be of another scene, or lie in other"
+    " coordinates than the scene's files, as what nerfstudio exports does"
+)
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What to evaluate against what; None: as in the training where that is known."""
+
+    path: Path  # a run folder, a checkpoint folder, or a file of Gaussians in the scene's coordinates
+    scene: Path | None = None
+    downscale: int | None = None
+    test_every: int = 8  # for a file; a run remembers its own
+    merge: bool = False  # join the parts of a model before
+    test_images: tuple[str, ...] = ()  # those to compare with; none: as in the training
+    images: str = ""  # the scene's folder of photographs, where it is another one than in the training
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores, and where they were written."""
+
+    evaluation: Evaluation
+    step: int | None
+    file: Path | None  # eval/step_N.json of the run, with a CSV beside it; None: not the run's own scores
+
+
+def evaluate_task(
+    task: EvaluationTask,
+    measures: Measures = PSNR_AND_SSIM,
+    report: Callable[[int, int, ImageScore | None], None] = lambda done, total, score: None,
+) -> Scored:
+    """Load the model and the scene, compare, and write the scores where they are a run's own.
+
+    They are where the model is a whole one of a run and was compared as in its training, with the same scene,
+    downscale and split. `report` gets the images done, their total, and the newest score.
+
+    Raises ValueError when something cannot be read or there is nothing to compare with.
+    """
+    if task.merge:
+        part = part_of(task.path)
+        model = merge(task.path if part is None else [part.path, *part.others])
+    else:
+        model = load_model(task.path)
+    origin = origin_of(task.path)
+    against = _against(task, origin)
+    split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images}
+    split["images_folder"] = images = images_of(task.images, task.scene, origin)
+    scene = load_scene(against.scene, downscale=against.downscale, **split)
+    total = len(scene.test_indices)
+    if total == 0:
+        raise ValueError(
+            f"{against.scene} has no test photographs: --test-every {against.test_every} holds none out"
+        )
+    done = 0
+
+    def count(score: ImageScore, _: object) -> None:
+        nonlocal done
+        done += 1
+        report(done, total, score)
+
+    report(0, total, None)
+    evaluation = replace(model.evaluate(scene, measures, count), against=against)
+    if origin is None and evaluation.psnr < BESIDE_THE_SCENE:
+        why = OTHER_FRAME if task.path.suffix == ".pt" else BESIDE
+        evaluation = replace(evaluation, notes=(*evaluation.notes, why))
+    own = None if origin is None else _against(EvaluationTask(task.path), origin)
+    if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, images)))
+    run = run_folder_of(task.path)
+    file = None
+    if run is not None and own is not None and model.step is not None and model.part is None:
+        if against == own:
+            try:
+                file = write_evaluation(run, model.step, evaluation)
+            except OSError as error:  # what was measured is told all the same
+                note = f"the scores could not be written to {run}: {error.strerror or error}"
+                evaluation = replace(evaluation, notes=(*evaluation.notes, note))
+            evaluation = replace(evaluation, notes=(*evaluation.notes, *_remembered(run, task.images)))
+        else:
+            same = (own.scene, own.downscale) == (against.scene, against.downscale)
+            what = "other photographs" if same else f"{own.scene} at 1/{own.downscale} of its size"
+            note = f"not written into {run}: its own scores are of {what}"
+            evaluation = replace(evaluation, notes=(*evaluation.notes, note))
+    return Scored(evaluation, model.step, file)
+
+
+def _remembered(run: Path, images: str) -> list[str]:
+    """Note in a run where its photographs were said to be; return a sentence where that fails."""
+    try:
+        if images:
+            remember_images(Run.open(run), images)
+    except OSError as error:
+        why = error.strerror or error
+        return [f"{run} cannot keep where its photographs are ({why}): name --images again"]
+    return []
+
+
+def _trained_on(evaluation: Evaluation, own: Against, images: str | None) -> list[str]:
+    """Return a sentence where the training, whose split is that of `own`, has learnt from what is judged."""
+    if evaluation.against is None or evaluation.against.test_images == own.test_images:
+        return []
+    split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images}
+    scene = load_scene(own.scene, downscale=own.downscale, images_folder=images, **split)
+    held_out = {scene.views[index].name for index in scene.test_indices}
+    learnt = [score.name for score in evaluation.images if score.name not in held_out]
+    if not learnt:
+        return []
+    names = ", ".join(learnt[:3]) + (", ..." if len(learnt) > 3 else "")
+    return [
+        f"the training has learnt from {len(learnt)} of these {len(evaluation.images)} photographs ({names}):"
+        " their scores do not tell how well it shows what it has not seen"
+    ]
+
+
+def _against(task: EvaluationTask, origin: Origin | None) -> Against:
+    """Return what to compare with: what the task says, else as in the training."""
+    scene, downscale = task.scene, task.downscale
+    test_every, test_images = task.test_every, task.test_images
+    if origin is not None:
+        scene = scene or origin.scene_path
+        downscale = downscale or origin.config.downscale
+        test_every = origin.config.test_every
+        test_images = test_images or origin.config.test_images
+    if scene is None:
+        raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
+    return Against(scene.resolve(), downscale or 1, test_every, test_images)

@@ -1,0 +1,238 @@
+"""A model from a camera as a picture: its colours, or what a person wants to know about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops, ops_modes, reference_modes
+from splatstudio.kernels.stages import ALPHA_THRESHOLD, Projected, ProjectSettings, RasterSettings, Shapes
+from splatstudio.rendering.color_maps import colored
+from splatstudio.rendering.modes import DrawnMode, Legend
+from splatstudio.rendering.rendering import RenderOptions, render, render_image, stages_for, to_uint8
+
+SEEN_ALPHA = 0.02  # a pixel that is covered less has no depth and no normal
+ELLIPSOID_HULL = 2.0  # standard deviations
+ELLIPSOID_MIN_OPACITY = 0.05  # fainter splats would hide the others
+POINT_RADIUS = 1.5  # px
+SAMPLES = 20_000  # pixels that a range is estimated from
+MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
+# Not to be waited for without kernels.
+KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
+OUTSIDE = 20  # grey of 255 where there is no photograph to compare with
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture, [H, W, 3] uint8, and what its colours mean (None: they are the model's own)."""
+
+    image: np.ndarray
+    legend: Legend | None = None
+
+
+def draw_mode(mode: DrawnMode, gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    """Draw Gaussians in a mode; `error_picture` compares with a photograph.
+
+    Where nothing is, the picture has the background of `options`; its near and far hide what lies beyond.
+    """
+    with torch.no_grad():
+        if mode in KERNEL_MODES and stages_for(gaussians.means) is not ops:
+            gaussians = gaussians.to("cpu")
+        return _MODES[mode](gaussians, camera, options)
+
+
+@torch.no_grad()
+def scaled(gaussians: Gaussians, factor: float) -> Gaussians:
+    """Return the Gaussians with every standard deviation times `factor`, which is above 0."""
+    if factor == 1.0:
+        return gaussians
+    return replace(gaussians, scales=gaussians.scales + math.log(factor))
+
+
+@torch.no_grad()
+def error_picture(
+    gaussians: Gaussians, camera: Camera, options: RenderOptions, target: Tensor, shown: Tensor
+) -> Picture:
+    """Draw the mean absolute difference of the channels to `target` [H, W, 3] in 0..1, as seen by `camera`.
+
+    Where `shown` [H, W] bool is False there is nothing to compare with, and the picture is dark.
+    """
+    rgb = render(gaussians, camera, options).rgb.clamp(0.0, 1.0)
+    error = (rgb - target).abs().mean(dim=-1) * 255.0
+    _, high = _range(error[shown], 0.99)
+    legend = Legend(0.0, max(high, MIN_ERROR_RANGE), "difference of 255", "turbo")
+    image = colored(error, legend.low, legend.high, legend.color_map)
+    image[~shown] = OUTSIDE
+    return Picture(image.cpu().numpy(), legend)
+
+
+def camera_at_photo(view: Camera, photo: Camera) -> Camera:
+    """Return a camera with the lens and size of `view` that stands where `photo` was taken."""
+    return replace(view, viewmat=photo.viewmat, model=photo.model)
+
+
+@torch.no_grad()
+def photo_in_view(rgb: Tensor, mask: Tensor | None, photo: Camera, view: Camera) -> tuple[Tensor, Tensor]:
+    """Return a photograph as a camera at the same place would have taken it, and where it says something.
+
+    `rgb` [H, W, 3] and `mask` [H, W] bool belong to `photo`; the two cameras differ in lens and size alone.
+    The result is [H', W', 3] and [H', W'] bool.
+    """
+    # Equal pixels: nothing is resampled.
+    if rgb.shape[:2] == (view.height, view.width) and np.allclose(photo.K, view.K, atol=1e-6):
+        return rgb, torch.ones_like(rgb[..., 0], dtype=torch.bool) if mask is None else mask
+    ratio = view.K[[0, 1], [0, 1]] / photo.K[[0, 1], [0, 1]]  # pixels of the view to one of the photograph
+    counted = torch.ones_like(rgb[..., 0]) if mask is None else mask.float()
+    planes = torch.cat([rgb, counted[..., None]], dim=-1).permute(2, 0, 1)[None]
+    if ratio.min() < 1.0:
+        # A pixel of the view is the mean of the pixels that it covers.
+        size = [max(1, round(side * min(1.0, r))) for side, r in zip(rgb.shape[:2], ratio[::-1], strict=True)]
+        planes = functional.interpolate(planes, size=size, mode="area")
+    x = (torch.arange(view.width) + 0.5 - view.K[0, 2]) / ratio[0] + photo.K[0, 2]
+    y = (torch.arange(view.height) + 0.5 - view.K[1, 2]) / ratio[1] + photo.K[1, 2]
+    x, y = x.to(rgb) * (2.0 / photo.width) - 1.0, y.to(rgb) * (2.0 / photo.height) - 1.0
+    grid = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], dim=-1)[None]
+    sampled = functional.grid_sample(
+        planes, grid, mode="bilinear", padding_mode="border", align_corners=False
+    )[0].permute(1, 2, 0)
+    inside = (x.abs() < 1.0) & (y.abs() < 1.0)[:, None]
+    return sampled[..., :3], inside & (sampled[..., 3] > 0.999)
+
+
+def _color(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    return Picture(render_image(gaussians, camera, options))
+
+
+def _depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    rendering = render(gaussians, camera, options)
+    return _heat(rendering.depth, rendering.alpha >= SEEN_ALPHA, options)
+
+
+def _median_depth(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    projected, settings = _projected(gaussians, camera, options)
+    depth = _modes_for(gaussians).rasterize_median(projected, settings).depth
+    return _heat(depth, depth > 0, options)
+
+
+def _alpha(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    percent = render(gaussians, camera, options).alpha * 100.0
+    legend = Legend(0.0, 100.0, "% covered", "gray")
+    return Picture(colored(percent, legend.low, legend.high, legend.color_map).cpu().numpy(), legend)
+
+
+def _count(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    projected, settings = _projected(gaussians, camera, options)
+    count = _modes_for(gaussians).rasterize_median(projected, settings).count.float()
+    legend = Legend(0.0, max(float(count.max()), 1.0), "splats", "viridis")
+    return Picture(colored(count, legend.low, legend.high, legend.color_map).cpu().numpy(), legend)
+
+
+def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    """Draw normals as usual: red to the right, green up, blue towards the camera."""
+    projected, settings = _projected(gaussians, camera, options)
+    normals = _shapes(gaussians, projected, camera).normals
+    black = replace(settings, background=torch.zeros_like(settings.background))
+    raster = stages_for(gaussians.means).rasterize(replace(projected, colors=normals), black)
+    unit = functional.normalize(raster.rgb, dim=-1) * raster.rgb.new_tensor([0.5, -0.5, -0.5]) + 0.5
+    alpha = raster.alpha[..., None]
+    return Picture(_bytes(torch.where(alpha >= SEEN_ALPHA, unit, settings.background)))
+
+
+def _ellipsoids(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    projected, settings = _projected(gaussians, camera, options)
+    a, b, c = projected.conics.unbind(-1)
+    extent = (torch.stack([c, a], dim=-1) / (a * c - b * b)[:, None]).sqrt() * ELLIPSOID_HULL
+    # Where rounding has eaten a needle's determinant, the box of the projection has to do.
+    extent = torch.where(extent.isfinite(), extent.ceil(), projected.radii).clamp(0, 1e8)
+    radii = extent.to(torch.int32)
+    radii = torch.where(projected.opacities[:, None] >= ELLIPSOID_MIN_OPACITY, radii, 0)
+    radii = torch.where(projected.radii > 0, radii, 0)
+    hulls = _with_hull(projected, ELLIPSOID_HULL, radii)
+    surfaces = _shapes(gaussians, projected, camera).surfaces
+    return Picture(_bytes(_modes_for(gaussians).rasterize_solid(hulls, surfaces, settings).rgb))
+
+
+def _points(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
+    projected, settings = _projected(gaussians, camera, options)
+    round_conic = projected.conics.new_tensor([POINT_RADIUS**-2, 0.0, POINT_RADIUS**-2])
+    radii = (projected.radii > 0).to(torch.int32) * math.ceil(POINT_RADIUS)
+    points = replace(projected, conics=round_conic.expand_as(projected.conics))
+    flat = projected.means2d.new_zeros(len(gaussians), 4)
+    solid = _modes_for(gaussians).rasterize_solid(_with_hull(points, 1.0, radii), flat, settings)
+    return Picture(_bytes(solid.rgb))
+
+
+_MODES: dict[DrawnMode, Callable[[Gaussians, Camera, RenderOptions], Picture]] = {
+    "color": _color,
+    "depth": _depth,
+    "median_depth": _median_depth,
+    "normals": _normals,
+    "alpha": _alpha,
+    "ellipsoids": _ellipsoids,
+    "points": _points,
+    "count": _count,
+}
+
+
+def _modes_for(gaussians: Gaussians) -> ModuleType:
+    return ops_modes if stages_for(gaussians.means) is ops else reference_modes
+
+
+def _projected(
+    gaussians: Gaussians, camera: Camera, options: RenderOptions
+) -> tuple[Projected, RasterSettings]:
+    degree = gaussians.sh_degree if options.sh_degree is None else min(options.sh_degree, gaussians.sh_degree)
+    project_settings = ProjectSettings(degree, options.antialiased, options.near, options.far)
+    means, quats, scales, opacities, sh0, shN = gaussians.tensors().values()
+    stages = stages_for(means)
+    rows = (means, quats, scales.exp(), opacities.sigmoid(), sh0, shN)
+    if stages is ops:
+        rows = (means, quats, scales, opacities, sh0, shN)
+        projected = ops.project_raw(*rows, camera=camera, settings=project_settings)
+    else:
+        projected = stages.project(*rows, camera=camera, settings=project_settings)
+    return projected, RasterSettings(camera.width, camera.height, means.new_tensor(options.background))
+
+
+def _shapes(gaussians: Gaussians, projected: Projected, camera: Camera) -> Shapes:
+    rows = (gaussians.means, gaussians.quats, gaussians.scales, projected.radii)
+    return _modes_for(gaussians).splat_shapes(*rows, camera=camera)
+
+
+def _with_hull(projected: Projected, hull: float, radii: Tensor) -> Projected:
+    """Return splats that end at `hull` standard deviations, as `rasterize_solid` is told of it."""
+    opacities = torch.full_like(projected.opacities, ALPHA_THRESHOLD * math.exp(hull * hull / 2.0))
+    return replace(projected, opacities=opacities, radii=radii)
+
+
+def _heat(depth: Tensor, seen: Tensor, options: RenderOptions) -> Picture:
+    low, high = _range(depth[seen], 0.98)
+    legend = Legend(low, high, "scene units", "turbo")
+    image = colored(depth, low, high, legend.color_map)
+    background = to_uint8(depth.new_tensor(options.background))
+    return Picture(torch.where(seen[..., None], image, background).cpu().numpy(), legend)
+
+
+def _range(values: Tensor, share: float) -> tuple[float, float]:
+    """Return a range that leaves out the outermost (1 - share) of the values at either end; never empty."""
+    values = values[:: max(1, values.numel() // SAMPLES)]
+    values = values[values.isfinite()]
+    if values.numel() == 0:
+        return 0.0, 1.0
+    ends = torch.quantile(values, values.new_tensor([1.0 - share, share]))
+    low, high = ends.tolist()
+    least = max(1e-6, 1e-3 * abs(high))
+    return (low, high) if high - low > least else (low - least, high + least)
+
+
+def _bytes(rgb: Tensor) -> np.ndarray:
+    return to_uint8(rgb).cpu().numpy()

@@ -1,0 +1,228 @@
+"""Pictures of a model whose Gaussians lie on several ranks.
+
+Every rank projects its own Gaussians for the cameras of all ranks, sends each rank what that one's cameras
+see, and composites the pictures of its own cameras. A picture is that of the whole model to the last bit,
+as it does not follow from the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.exchange import Route, exchange
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
+from splatstudio.distributed.halves import Halves
+from splatstudio.gaussians.dropout import Dropout
+from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.kernels.ops import CAMERA_MODELS
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
+from splatstudio.rendering.rendering import RenderOptions, project, stages_for
+
+COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange
+CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What this rank's Gaussians look like to the cameras of all ranks, packed for the exchange."""
+
+    parts: tuple[Tensor, ...]  # for each camera what it sees, [M_c, 10]; see COLUMNS
+    rows: Tensor  # [M, 10] the parts, one behind the other, without gradients
+    radii: Tensor  # [M, 2] int32
+    visible: tuple[Tensor, ...]  # for each camera the indices of its rows among this rank's Gaussians
+    all_radii: tuple[Tensor, ...]  # for each camera [N, 2]
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What all ranks' Gaussians look like to the cameras of this one."""
+
+    rows: Tensor  # [K, 10] by rank, then by camera, without gradients
+    radii: Tensor  # [K, 2]
+    counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
+    route: Route  # back to those that have sent them
+
+
+def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
+    """Return how Gaussians are projected under `options`."""
+    sh_degree = gaussians.sh_degree
+    if options.sh_degree is not None:
+        sh_degree = min(options.sh_degree, sh_degree)
+    return ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
+
+
+def cameras_of_all(ranks: Ranks, cameras: Sequence[Camera]) -> list[list[Camera]]:
+    """Return every rank's cameras, of whatever sizes and numbers, rank 0's first."""
+    records = torch.zeros(len(cameras), CAMERA_NUMBERS, dtype=torch.float64, device="cpu")
+    for record, camera in zip(records, cameras, strict=True):
+        size = [camera.width, camera.height, CAMERA_MODELS.index(camera.model)]
+        numbers = np.concatenate([camera.viewmat.reshape(-1), camera.K.reshape(-1), size])
+        record[:] = torch.from_numpy(numbers)
+    if ranks.num_ranks == 1:
+        return [list(cameras)]
+    return [[_camera(record) for record in part.numpy()] for part in ranks.gather(records)]
+
+
+def _camera(record: np.ndarray) -> Camera:
+    width, height, model = (int(number) for number in record[25:])
+    viewmat, K = record[:16].reshape(4, 4).copy(), record[16:25].reshape(3, 3).copy()
+    return Camera(viewmat, K, width, height, CAMERA_MODELS[model])
+
+
+def project_for_all(
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    settings: ProjectSettings,
+    dropout: Dropout | None = None,
+) -> Shared:
+    """Project this rank's Gaussians for `cameras` and pack what each sees.
+
+    The parts are differentiable in the six tensors. `dropout`: who is left out.
+    """
+    packed: list[Tensor] = []
+    visible: list[Tensor] = []
+    radii: list[Tensor] = []
+    for camera in cameras:
+        shown = gaussians if dropout is None else dropout.drawn(gaussians)  # each with a graph of its own
+        seen = project(shown, camera, settings)
+        rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
+        columns = (seen.means2d, seen.conics, seen.depths[:, None], seen.opacities[:, None], seen.colors)
+        packed.append(torch.cat([column.index_select(0, rows) for column in columns], dim=1))
+        visible.append(rows)
+        radii.append(seen.radii)
+    if len(packed) == 1:
+        rows = packed[0].detach()
+    else:
+        rows = (
+            torch.cat([part.detach() for part in packed])
+            if packed
+            else gaussians.means.new_zeros((0, sum(COLUMNS)))
+        )
+    kept = [each.index_select(0, index) for each, index in zip(radii, visible, strict=True)]
+    all_kept = torch.cat(kept) if kept else torch.zeros((0, 2), dtype=torch.int32, device=rows.device)
+    return Shared(tuple(packed), rows, all_kept, tuple(visible), tuple(radii))
+
+
+def share(
+    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], halves: Halves | None = None
+) -> Received:
+    """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
+
+    `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
+    where a rank had no memory for it. `halves`: what travels in 16 bits; None: nothing. All ranks raise
+    OutOfMemory, before anything is sent, where any has no memory for that or for what comes.
+    """
+    most = max(num_cameras)
+    counts = torch.zeros(ranks.num_ranks, most + 1, dtype=torch.int64, device="cpu")
+    if shared is None:
+        counts[:, most] = 1
+    else:
+        numbers = iter(shared.visible)
+        for rank, num in enumerate(num_cameras):
+            for camera in range(num):
+                counts[rank, camera] = len(next(numbers))
+    got = ranks.swap_counts(counts)
+    failed = got[:, most].nonzero().squeeze(1).tolist()
+    if failed or shared is None:
+        raise OutOfMemory(failed)
+    own = got[:, : num_cameras[ranks.rank]]
+    route = Route(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), halves)
+    rows, radii = exchange(shared.rows, shared.radii, route)
+    return Received(rows, radii, own, route)
+
+
+def rows_of_camera(received: Received, camera: int) -> Tensor | slice:
+    """Return which rows of `received` belong to one of this rank's cameras, by rank."""
+    counts = received.counts
+    if counts.shape[1] == 1:
+        return slice(0, len(received.rows))
+    ends = counts.reshape(-1).cumsum(0).view_as(counts)
+    device, own = received.rows.device, zip(counts[:, camera].tolist(), ends[:, camera].tolist(), strict=True)
+    return torch.cat([torch.arange(end - count, end, device=device) for count, end in own])
+
+
+def projected_from(rows: Tensor, radii: Tensor) -> Projected:
+    """Return rows of the exchange as what `rasterize` takes."""
+    means2d, conics, depths, opacities, colors = (part.contiguous() for part in rows.split(COLUMNS, dim=1))
+    return Projected(means2d, conics, depths.squeeze(1), opacities.squeeze(1), colors, radii)
+
+
+def received_for(
+    ranks: Ranks, gaussians: Gaussians, cameras: Sequence[Camera], options: RenderOptions
+) -> Received:
+    """Return what this rank's `cameras` see of all ranks' Gaussians.
+
+    `options` must be the same on all ranks. Raises OutOfMemory on all of them alike where any has no memory.
+    """
+    by_rank = cameras_of_all(ranks, cameras)
+    settings = project_settings(gaussians, options)
+    of_all, model = [camera for part in by_rank for camera in part], gaussians.detach()
+    shared = unless_out_of_memory(lambda: project_for_all(model, of_all, settings))
+    return share(ranks, shared, [len(part) for part in by_rank])
+
+
+def drawn(
+    gaussians: Gaussians, received: Received, cameras: Sequence[Camera], options: RenderOptions
+) -> list[Raster]:
+    """Draw what was received for this rank's `cameras`; no other rank is asked."""
+    background = gaussians.means.new_tensor(options.background if options.sky is None else (0.0, 0.0, 0.0))
+    pictures = []
+    for number, camera in enumerate(cameras):
+        rows = rows_of_camera(received, number)
+        projected = projected_from(received.rows[rows], received.radii[rows])
+        raster_settings = RasterSettings(camera.width, camera.height, background)
+        raster = stages_for(gaussians.means).rasterize(projected, raster_settings)
+        if options.sky is not None:
+            raster = replace(raster, rgb=options.sky.over(raster.rgb, raster.alpha, camera))
+        pictures.append(raster)
+    return pictures
+
+
+@torch.no_grad()
+def as_seen_from(gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()) -> Gaussians:
+    """Return the Gaussians that `camera` sees, with the colours that it sees, as a model of degree 0.
+
+    Drawn from `camera` with the same options it gives the same picture, from elsewhere another. Of a model
+    with harmonics of degree 3 it has a quarter of the bytes of what is seen.
+    """
+    seen = project(gaussians.detach(), camera, project_settings(gaussians, options))
+    rows = (seen.radii > 0).all(dim=1).nonzero().squeeze(1)
+    sh0 = rgb_to_sh0(seen.colors[rows])[:, None, :]
+    return Gaussians(
+        means=gaussians.means[rows],
+        quats=gaussians.quats[rows],
+        scales=gaussians.scales[rows],
+        opacities=gaussians.opacities[rows],
+        sh0=sh0,
+        shN=sh0.new_zeros((len(rows), 0, 3)),
+    )
+
+
+@torch.no_grad()
+def gathered(ranks: Ranks, gaussians: Gaussians) -> Gaussians | None:
+    """Return all ranks' Gaussians as one model on rank 0, on the CPU; None on the others.
+
+    Raises OutOfMemory on all ranks where any has no memory for it.
+    """
+    counts = [int(part) for part in ranks.gather(torch.tensor([len(gaussians)], device="cpu"))]
+    first = ranks.rank == 0
+    num, nothing = sum(counts) if first else 0, [0] * (ranks.num_ranks - 1)
+
+    def copies() -> list[tuple[Tensor, Tensor]]:
+        own = [tensor.detach().cpu() for tensor in gaussians.tensors().values()]
+        return [(tensor, tensor.new_empty((num, *tensor.shape[1:]))) for tensor in own]
+
+    # Before the first message: a rank that fails in the midst of them leaves the others waiting.
+    made = together(ranks, copies)
+    received = counts if first else [0, *nothing]
+    for own, whole in made:
+        ranks.swap_rows(own, [len(own), *nothing], received, into=whole)
+    model = {name: whole for name, (_, whole) in zip(gaussians.tensors(), made, strict=True)}
+    return Gaussians(**model) if first else None

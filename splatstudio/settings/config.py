@@ -1,0 +1,373 @@
+"""Every hyper-parameter of a training, declared once: default, help, range, and whether it may change live.
+
+The command line, the studio's form and `run.json` are derived from these declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from splatstudio.settings.capture_config import (
+    DepthConfig,
+    DropoutConfig,
+    ExposureConfig,
+    PoseConfig,
+    ShapeConfig,
+    SkyConfig,
+)
+from splatstudio.settings.flat_curve import FlatConfig
+from splatstudio.settings.setting import Setting, documented, setting
+from splatstudio.settings.strategy_config import (
+    AbsgradConfig,
+    CoarseConfig,
+    DensifyConfig,
+    FastConfig,
+    McmcConfig,
+    StrategyName,
+)
+from splatstudio.settings.typed_path import typed_path
+
+Precision = Literal["auto", "fp32", "mixed"]
+Order = Literal["born", "morton"]
+
+
+@documented
+@dataclass(frozen=True)
+class OptimConfig:
+    """Learning rates of Adam; the defaults are those of gsplat's `default` preset."""
+
+    means_lr: float = setting(
+        1.6e-4, "Learning rate of positions, times the scene's extent.", 0, 1, live=True
+    )
+    means_lr_decay: float = setting(0.01, "Positions' rate at the last step over that at the first.", 1e-6, 1)
+    scales_lr: float = setting(5e-3, "Learning rate of the log scales.", 0, 1, live=True)
+    quats_lr: float = setting(1e-3, "Learning rate of the rotations.", 0, 1, live=True)
+    opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
+    sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
+    shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
+    rest_lr_decay: float = setting(
+        1.0, "The other rates at the last step over those at the first; 1: they stay as they are.", 1e-6, 1
+    )
+    hurry: float = setting(
+        0.0, "Multiply all rates in a training of fewer than 30,000 steps by (30,000 / steps) to this.", 0, 1
+    )
+    visible_only: bool = setting(
+        False,
+        "Move only the Gaussians that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
+        live=True,
+    )
+
+
+@documented
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training: what to optimise, how long, and what to write when."""
+
+    steps: int = setting(30_000, "Training steps.", 1, live=True)
+    downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
+    images: str = setting(
+        "", "Folder of the photographs, in the scene or elsewhere, where it is not the one its files name."
+    )
+    test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
+    test_images: tuple[str, ...] = setting(
+        (), "Names of the photographs to hold out, by commas, in place of every test_every-th."
+    )
+    batch_size: int = setting(
+        1, "Photographs a step on each GPU (or CPU process); learning rates follow the number of all.", 1, 64
+    )
+    accumulate: int = setting(
+        1, "Rounds of batch_size photographs a step: as a larger batch_size, in less memory.", 1, 64
+    )
+    seed: int = setting(42, "Seed of every random choice.")
+    sh_degree: int = setting(3, "Highest degree of the spherical harmonics.", 0, 3)
+    sh_degree_every: int = setting(1000, "Steps after which one more degree is used.", 1)
+    sh_photos: float = setting(
+        0.0,
+        "No degree is used with fewer photographs for each of its coefficients; 0: any number will do.",
+        0,
+    )
+    sh_degree_limit: int = setting(
+        3, "Highest degree in use from now on; higher ones are kept as they are.", 0, 3, live=True
+    )
+    ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
+    init_opacity: float = setting(0.1, "Opacity of the first Gaussians.", 0.001, 0.999)
+    init_scale: float = setting(
+        1.0, "Size of the first Gaussians over the distance to their neighbours.", 1e-3
+    )
+    init: str = setting(
+        "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
+    )
+    init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
+    antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
+    background: tuple[float, float, float] = setting(
+        (0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1, live=True
+    )
+    random_background: bool = setting(
+        False, "A random background each step: discourages transparency.", live=True
+    )
+    near: float = setting(0.01, "Nearest depth that is drawn, scene units.", 1e-6)
+    far: float = setting(1e10, "Farthest depth that is drawn, scene units.", 1e-6)
+    eval_steps: tuple[int, ...] = setting(
+        (7000, 30_000), "Steps after which the test photographs are evaluated.", 1
+    )
+    eval_every: int = setting(
+        -1,
+        "Steps between two evaluations of the test photographs, beside eval_steps; 0: none; -1: chosen by the"
+        " number of photographs, for about 2 % of the time.",
+        -1,
+        live=True,
+    )
+    stop_when_flat: bool = setting(
+        False,
+        "End the training, saved, when the test PSNR stands still; evaluates where eval_every is 0, too.",
+        live=True,
+    )
+    save_steps: tuple[int, ...] = setting((7000, 30_000), "Steps after which a checkpoint is written.", 1)
+    save_minutes: float = setting(
+        10.0,
+        "Minutes after the last checkpoint until one is written that the next one replaces; 0: never. The"
+        " first ones come sooner, after 1, 2, 4, ... minutes of training.",
+        0,
+        live=True,
+    )
+    keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
+    precision: Precision = setting(  # noqa: RUF009 - likewise
+        "auto",
+        "What ranks send each other in training: all in 32 bits (fp32), or colours and most gradients in 16"
+        " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
+    )
+    order: Order = setting(  # noqa: RUF009 - likewise
+        "born",
+        "How Gaussians lie in memory: as born, or after each densification along a Morton curve (morton),"
+        " neighbours together, which is faster where there are very many. Choices by chance are the same.",
+    )
+    strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
+        "default",
+        "Who is born and who dies while the model trains; --preset also sets what goes well with that.",
+    )
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    densify: DensifyConfig = field(default_factory=DensifyConfig)
+    absgrad: AbsgradConfig = field(default_factory=AbsgradConfig)
+    exposure: ExposureConfig = field(default_factory=ExposureConfig)
+    poses: PoseConfig = field(default_factory=PoseConfig)
+    sky: SkyConfig = field(default_factory=SkyConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    shapes: ShapeConfig = field(default_factory=ShapeConfig)
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    mcmc: McmcConfig = field(default_factory=McmcConfig)
+    fast: FastConfig = field(default_factory=FastConfig)
+    coarse: CoarseConfig = field(default_factory=CoarseConfig)
+    flat: FlatConfig = field(default_factory=FlatConfig)
+
+
+def check(config: Any, path: str = "") -> None:
+    """Raise ValueError naming the first setting that lies outside its declared range (NaN included)."""
+    for f in fields(config):
+        value, name = getattr(config, f.name), path + f.name
+        if is_dataclass(value):
+            check(value, name + ".")
+            continue
+        declared: Setting | None = f.metadata.get("setting")
+        for number in value if isinstance(value, tuple) else (value,):
+            if declared is None or isinstance(number, (bool, str)):
+                continue
+            if declared.low is not None and not number >= declared.low:
+                raise ValueError(f"setting {name} is {number}, but must be at least {declared.low:g}")
+            if declared.high is not None and not number <= declared.high:
+                raise ValueError(f"setting {name} is {number}, but must be at most {declared.high:g}")
+            if declared.least is not None and 0 < number < declared.least:
+                raise ValueError(
+                    f"setting {name} is {number}, but must be 0, which is off, or at least {declared.least:g}"
+                )
+
+
+def declaration(cls: type, path: str) -> Setting:
+    """Return what is declared of the setting at a dotted `path`, as "optim.means_lr".
+
+    Raises ValueError where there is no such setting.
+    """
+    *groups, name = path.split(".")
+    for group in groups:
+        cls = typing.get_type_hints(cls).get(group, object) if is_dataclass(cls) else object
+    declared = {f.name: f for f in fields(cls)}.get(name) if is_dataclass(cls) else None
+    if declared is None or "setting" not in declared.metadata:
+        raise ValueError(f"unknown setting {path!r}")
+    return declared.metadata["setting"]
+
+
+def value_of(config: Any, path: str) -> Any:
+    """Return the value of the setting at a dotted `path`, as "optim.means_lr"."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return a configuration as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_json(cls: type, values: dict[str, Any]) -> Any:
+    """Return the configuration that `to_json` wrote; missing settings take their defaults.
+
+    Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
+    """
+    config = _from_json(cls, _of_today(values), "")
+    check(config)
+    return config
+
+
+def _of_today(values: Any) -> Any:
+    """Return settings as they are called now: until November 2026 `densify.absgrad` chose the strategy."""
+    densify = values.get("densify") if isinstance(values, dict) else None
+    if not isinstance(densify, dict) or "absgrad" not in densify:
+        return values
+    kept = {name: value for name, value in densify.items() if name != "absgrad"}
+    if densify["absgrad"] is not True:
+        return {**values, "densify": kept}
+    threshold = {"grow_grad": kept.get("grow_grad", DensifyConfig.grow_grad)}
+    return {**values, "densify": kept, "strategy": "absgrad", "absgrad": threshold}
+
+
+def changed(config: Any, path: str, value: Any) -> Any:
+    """Return the configuration with one setting replaced; `path` is dotted, as "optim.means_lr".
+
+    Raises ValueError for an unknown setting, a value of the wrong type or outside its range.
+    """
+    declaration(type(config), path)
+    result = _replaced(config, path.split("."), value, path)
+    check(result)
+    return result
+
+
+def _from_json(cls: type, values: Any, path: str) -> Any:
+    if not isinstance(values, dict):
+        raise ValueError(f"the settings {path.rstrip('.') or cls.__name__} must be an object, not {values!r}")
+    hints, known = typing.get_type_hints(cls), {f.name for f in fields(cls)}
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"unknown setting {path + name!r}")
+        if is_dataclass(hints[name]):
+            arguments[name] = _from_json(hints[name], value, f"{path}{name}.")
+        else:
+            arguments[name] = _typed(hints[name], value, path + name)
+    return cls(**arguments)
+
+
+def _replaced(config: Any, path: list[str], value: Any, full_path: str) -> Any:
+    head, *rest = path
+    if rest:
+        new = _replaced(getattr(config, head), rest, value, full_path)
+    else:
+        new = _typed(typing.get_type_hints(type(config))[head], value, full_path)
+    return dataclasses.replace(config, **{head: new})
+
+
+def _typed(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as the declared type: whole numbers serve as float, lists as tuple, nothing else."""
+    if typing.get_origin(hint) is tuple:
+        hints = typing.get_args(hint)
+        if isinstance(value, (list, tuple)):
+            if hints[-1] is Ellipsis:
+                return tuple(_typed(hints[0], item, path) for item in value)
+            if len(value) == len(hints):
+                return tuple(_typed(one, item, path) for one, item in zip(hints, value, strict=True))
+        raise ValueError(f"setting {path} must be a list of {len(hints)} values, not {value!r}")
+    if hint is float and type(value) is int:
+        return float(value)
+    if typing.get_origin(hint) is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise ValueError(f"setting {path} must be one of {', '.join(typing.get_args(hint))}, not {value!r}")
+    if type(value) is not hint:
+        raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
+    return value
+
+
+def with_whole_paths(config: TrainConfig, scene_path: Path) -> TrainConfig:
+    """Return the settings with the paths that they name made absolute, for other folders' use.
+
+    A folder of photographs that lies in the scene keeps its short name. Raises ValueError when nothing is
+    there.
+    """
+    if config.images and not (scene_path / config.images).is_dir():
+        folder = typed_path(config.images).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder of photographs at {config.images}: correct --images")
+        config = dataclasses.replace(config, images=str(folder))
+    if not config.init:
+        return config
+    path = typed_path(config.init).resolve()
+    if not path.exists():
+        raise ValueError(f"there is no model to start from at {config.init}: give a file, run or checkpoint")
+    return dataclasses.replace(config, init=str(path))
+
+
+def differing(config: Any, other: Any, path: str = "") -> list[str]:
+    """Return the dotted names of the settings in which two configurations of one class differ."""
+    names: list[str] = []
+    for f in fields(config):
+        one, two = getattr(config, f.name), getattr(other, f.name)
+        if is_dataclass(one):
+            names += differing(one, two, path + f.name + ".")
+        elif one != two:
+            names.append(path + f.name)
+    return names
+
+
+# What a run that goes on may be told anew: when to stop, to evaluate and to save.
+FREE_ON_RESUME = (
+    "images",  # the same photographs may have been moved
+    "steps",
+    "eval_steps",
+    "eval_every",
+    "stop_when_flat",
+    "save_steps",
+    "save_minutes",
+    "keep",
+)
+
+
+def settings_named(arguments: Iterable[str]) -> frozenset[str]:
+    """Return the dotted names of the settings that a command's arguments give, whatever their values are.
+
+    As "--steps 7", "--steps=7", "--optim.means-lr", "--densify.no-enabled".
+    """
+    known = set(_names(TrainConfig))
+    named: set[str] = set()
+    for argument in arguments:
+        if argument.startswith("--"):
+            *groups, last = argument[2:].partition("=")[0].replace("-", "_").split(".")
+            named |= {".".join([*groups, name]) for name in (last, last.removeprefix("no_"))}
+    return frozenset(named & known)
+
+
+def _names(cls: Any, path: str = "") -> list[str]:
+    names: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        names += _names(hint, f"{path}{name}.") if is_dataclass(hint) else [path + name]
+    return names
+
+
+def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Return the settings with which a run goes on: its own, and of `FREE_ON_RESUME` those that were given.
+
+    `given` are the dotted names of the settings of `asked` that the user named. Raises ValueError for one
+    that differs from the run's and is not about when to stop, to evaluate and to save.
+    """
+    fixed = [name for name in differing(asked, saved) if name in given and name not in FREE_ON_RESUME]
+    if fixed:
+        raise ValueError(
+            f"a run goes on with its own settings, but {', '.join(fixed)} would change; leave that away, "
+            "or train anew without --resume"
+        )
+    return dataclasses.replace(
+        saved, **{name: getattr(asked, name) for name in FREE_ON_RESUME if name in given}
+    )

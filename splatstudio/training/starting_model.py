@@ -1,0 +1,86 @@
+"""A model that was made before, as what the training of a scene starts from."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+
+import torch
+
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.initialize import from_points, random_in_cameras
+from splatstudio.models.model import load_model
+from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+log = logging.getLogger(__name__)
+
+MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
+ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
+
+
+def first_gaussians(scene: Scene, config: TrainConfig, generator: torch.Generator) -> Gaussians:
+    """Return what a training begins with: `config.init`, the scene's points, or Gaussians at random.
+
+    Raises ValueError for a model to start from that cannot be read or is of another scene.
+    """
+    if config.init and scene.train_indices:
+        return gaussians_to_start_from(scene, config)
+    if len(scene.points):
+        return from_points(
+            scene.points,
+            scene.colors,
+            sh_degree=config.sh_degree,
+            init_scale=config.init_scale,
+            init_opacity=config.init_opacity,
+            generator=generator,
+        )
+    return random_in_cameras(
+        [scene.views[index].camera for index in scene.train_indices],
+        config.init_random,
+        sh_degree=config.sh_degree,
+        init_scale=config.init_scale,
+        init_opacity=config.init_opacity,
+        generator=generator,
+    )
+
+
+def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
+    """Return the model `config.init` in the scene's frame, with the coefficients of `config.sh_degree`.
+
+    A file of Gaussians is taken to lie in the coordinates of the scene's files; a checkpoint knows its own.
+    Coefficients of higher degrees are dropped, missing ones are zero.
+    Raises ValueError for a path without a model, a damaged one, or a model that no camera of the scene sees.
+    """
+    model = load_model(config.init)
+    if model.part is not None:
+        log.warning("the training starts from a part: %s", model.part)
+    gaussians = model.in_frame_of(scene).gaussians.detach()
+    if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
+        raise ValueError(
+            f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"
+            f" {len(gaussians):,} Gaussians before it; a file must be in the scene's own coordinates"
+        )
+    return with_sh_degree(gaussians, config.sh_degree)
+
+
+def with_sh_degree(gaussians: Gaussians, sh_degree: int) -> Gaussians:
+    """Return Gaussians of that degree (0..3): higher coefficients are dropped, new ones are zero."""
+    shN = gaussians.shN.new_zeros((len(gaussians), (sh_degree + 1) ** 2 - 1, 3))
+    kept = min(shN.shape[1], gaussians.shN.shape[1])
+    shN[:, :kept] = gaussians.shN[:, :kept]
+    return replace(gaussians, shN=shN)
+
+
+@torch.no_grad()
+def _is_seen(gaussians: Gaussians, scene: Scene, options: RenderOptions) -> bool:
+    """Say whether a training camera has a Gaussian in its picture; of many cameras some are asked."""
+    indices = scene.train_indices
+    for index in indices[:: math.ceil(len(indices) / MAX_CAMERAS_ASKED)]:
+        camera = scene.views[index].camera
+        small = camera.resized(ASKED_WIDTH, max(1, round(ASKED_WIDTH * camera.height / camera.width)))
+        if bool((render(gaussians, small, options).radii > 0).any()):
+            return True
+    return False

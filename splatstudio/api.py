@@ -11,7 +11,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
@@ -74,6 +74,6 @@ def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[st
 def render(model: Model, camera: Camera) -> np.ndarray:
     """Render `model` from `camera` as an image, [H, W, 3] uint8.
 
-    For gradients and depth use `splatstudio.rendering.rendering.render`, which works on tensors.
+    For gradients and depth use `splatstudio.rendering.render.render`, which works on tensors.
     """
     return render_image(model.gaussians, camera, model.options)

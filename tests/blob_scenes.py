@@ -13,7 +13,7 @@ import pytest
 import torch
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras
 
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer

@@ -24,7 +24,7 @@ from splatstudio.distributed import process_ranks
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.kernels import ops
-from splatstudio.rendering import rendering
+from splatstudio.rendering import render
 
 GPU = torch.device("xpu", 0)  # no kernels of this package, and none of torch's here, are for it
 MARK = "_on_the_gpu"
@@ -160,13 +160,13 @@ class StrictDist:
 def pretended(ranks: Ranks) -> Iterator[tuple[Ranks, StrictDist]]:
     """Let ranks have GPUs: give those to train on and what has counted what they exchange."""
     carrier: dist.ProcessGroup = ranks._group  # type: ignore[attr-defined]
-    strict, has_kernel, code = StrictDist(carrier), ops.has_kernel, rendering.stages_for.__code__
+    strict, has_kernel, code = StrictDist(carrier), ops.has_kernel, render.stages_for.__code__
     process_ranks.dist = strict  # type: ignore[assignment]
     # The host's kernels do the work, wherever `stages_for` was imported to.
-    rendering.stages_for.__code__ = (lambda tensor: ops).__code__
+    render.stages_for.__code__ = (lambda tensor: ops).__code__
     ops.has_kernel = lambda name, device_type: has_kernel(name, "cpu")
     try:
         with PretendedGpu():
             yield ProcessRanks(GpuGroup(carrier), carrier), strict  # type: ignore[arg-type]
     finally:
-        process_ranks.dist, ops.has_kernel, rendering.stages_for.__code__ = dist, has_kernel, code
+        process_ranks.dist, ops.has_kernel, render.stages_for.__code__ = dist, has_kernel, code

@@ -18,7 +18,7 @@ from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.sharded_descent import descend_together
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
 from splatstudio.strategy import trainable
 

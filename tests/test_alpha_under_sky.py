@@ -16,7 +16,7 @@ from splatstudio.evaluation.evaluate import target_for
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import Sky
 from splatstudio.rendering.color_maps import color_table
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene

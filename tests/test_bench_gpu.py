@@ -17,7 +17,7 @@ from torch import Tensor
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 
 BENCH = Path(__file__).parent / "bench"
 sys.path.insert(0, str(BENCH))

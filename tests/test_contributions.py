@@ -13,7 +13,7 @@ from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import rgb_to_sh0
 from splatstudio.optimization.contributions import contributions
 from splatstudio.optimization.descent import Shot
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import CoarseConfig, TrainConfig
 from splatstudio.strategy.survey import survey, views_of_step

@@ -28,7 +28,7 @@ from splatstudio.kernels.projections import fisheye, pinhole
 from splatstudio.models.exporting import export_model
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 
 pytestmark = [
     pytest.mark.cuda,

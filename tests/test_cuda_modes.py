@@ -12,7 +12,7 @@ from blob_models import blobs, ring_of_cameras
 from splatstudio.kernels import ops
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.modes import DrawnMode
-from splatstudio.rendering.rendering import RenderOptions, to_uint8
+from splatstudio.rendering.render import RenderOptions, to_uint8
 
 pytestmark = [
     pytest.mark.cuda,

@@ -17,7 +17,7 @@ from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
 from splatstudio.optimization.findings import descend_on
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import OptimConfig
 from splatstudio.strategy import trainable
 

@@ -12,7 +12,7 @@ from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import Regularization, count_seen, parted, tremble
 from splatstudio.optimization.descent import backward, draw, improve
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.strategy import trainable
 
 pytestmark = [

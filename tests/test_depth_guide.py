@@ -19,7 +19,7 @@ from sharded_training_tasks import Plan, train
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
 from splatstudio.optimization.descent import Drawing, Shot
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points

@@ -17,7 +17,7 @@ from splatstudio.kernels.ops_training import HISTORY, count_seen
 from splatstudio.kernels.stages import Projected
 from splatstudio.optimization.descent import Drawing, Gradients, backward, draw, improve
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.strategy import Population, edit, trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}

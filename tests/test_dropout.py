@@ -17,7 +17,7 @@ from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.descent import backward, draw, improve
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
     DensifyConfig,

@@ -19,7 +19,7 @@ from splatstudio.gaussians.trimming import Trim
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.optimization.losses import psnr
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 
 SHARED = Path(__file__).parent.parent.parent / "shared"

@@ -13,7 +13,7 @@ from splatstudio.cameras.camera import Camera, CameraModel, look_at
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.spherical_harmonics import shade
 from splatstudio.gaussians.transform import sh_band_matrix, transformed
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 
 
 def random_gaussians(num: int, degree: int, seed: int = 0) -> Gaussians:

@@ -12,7 +12,7 @@ from splatstudio.cameras.camera import Camera, CameraModel, look_at
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import reference
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 
 WIDTH, HEIGHT = 9, 7
 BACKGROUND = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)

@@ -14,7 +14,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.descent import Descent, Shot
 from splatstudio.optimization.findings import descend_on
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
 from splatstudio.training.half_photos import half_of, halves_begin

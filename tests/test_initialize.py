@@ -11,7 +11,7 @@ import torch
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.gaussians.gaussians import SH_C0, Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 
 UP = np.array([0.0, 0.0, 1.0])
 K = np.array([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]])

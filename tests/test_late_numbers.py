@@ -12,7 +12,7 @@ from splatstudio.devices.transfer import ReadBack, to_device
 from splatstudio.kernels import ops
 from splatstudio.kernels.instance_room import LARGEST, MARGIN, InstanceRoom, room_for
 from splatstudio.optimization import descent, findings
-from splatstudio.rendering.rendering import project
+from splatstudio.rendering.render import project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer

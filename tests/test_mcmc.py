@@ -13,7 +13,7 @@ from test_strategy import rows, seen
 
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.settings.config import DensifyConfig, McmcConfig, TrainConfig
 from splatstudio.strategy import Population, number_rows, trainable
 from splatstudio.strategy.births import Births, keys_of_parts

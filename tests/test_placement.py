@@ -15,7 +15,7 @@ from splatstudio import api, cli
 from splatstudio.cameras.camera import Camera
 from splatstudio.formats import write_gaussians
 from splatstudio.models.model import Model
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.training.trainer import Trainer

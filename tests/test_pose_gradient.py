@@ -22,7 +22,7 @@ from splatstudio.kernels.reference_training import pose_gradient
 from splatstudio.kernels.stages import ProjectSettings, RasterSettings
 from splatstudio.optimization.descent import backward, draw, gradient_of_pose
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.strategy import trainable
 
 SIZE = (24, 20)  # px

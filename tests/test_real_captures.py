@@ -19,7 +19,7 @@ from splatstudio.gaussians.sky import _rays, viewing_directions
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import load_model
 from splatstudio.optimization.descent import Shot
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig

@@ -12,7 +12,7 @@ from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import Regularization
 from splatstudio.optimization.descent import backward, draw, improve
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 
 BOTH = Regularization(opacity=300.0, scale=500.0)
 

@@ -25,7 +25,7 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.spatial_order import morton_order
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import Scene
 from splatstudio.settings.config import FastConfig, McmcConfig, TrainConfig
 from splatstudio.strategy import Population, trainable

@@ -18,7 +18,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.models import scoring
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig

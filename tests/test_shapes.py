@@ -13,7 +13,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import DensifyConfig, TrainConfig

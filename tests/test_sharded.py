@@ -25,7 +25,7 @@ from torch import Tensor
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.kernels.ops_training import Regularization
 from splatstudio.optimization.losses import photometric
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.strategy import trainable
 
 NOTHING = 100  # a view that sees nothing

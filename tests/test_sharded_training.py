@@ -13,7 +13,7 @@ from sharded_training_tasks import Plan, Trained, evaluate_shards, train
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.rendering.rendering import options_for_display
+from splatstudio.rendering.render import options_for_display
 from splatstudio.scene import load_scene
 
 SETTINGS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from sharded_tasks import camera_of, model
 from splatstudio.cameras.camera_path import CameraPath, keyframe_of
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.models.model import load_model
-from splatstudio.rendering.rendering import render, render_image
+from splatstudio.rendering.render import render, render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import WorkerClient, plan_for
 from splatstudio.worker.messages import (

@@ -12,7 +12,7 @@ from test_worker_errors import finish
 
 from splatstudio.gaussians.sky import Sky
 from splatstudio.models.model import Model
-from splatstudio.rendering.rendering import RenderOptions, render_image
+from splatstudio.rendering.render import RenderOptions, render_image
 from splatstudio.worker.jobs import Jobs
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks
 from splatstudio.worker.messages import Event, Snapshot, ViewOptions

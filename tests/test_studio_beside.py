@@ -17,7 +17,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import Model, load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import WorkerClient
 from splatstudio.worker.messages import ViewOptions

@@ -20,7 +20,7 @@ from studio_page import CANVAS, DRAWN, PAGE_TEST, TIMEOUT, Screen
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
 from splatstudio.models.model import Model, load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.settings.config import TrainConfig
 from tests.conftest import NUM_VIEWS
 

@@ -17,7 +17,7 @@ from studio_page import PAGE_TEST, TIMEOUT, Screen
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.models.model import load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.studio.keyframes import Draft
 from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.studio.viewpoint import read_viewpoint

@@ -14,7 +14,7 @@ from studio_page import DRAWN, MANY, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.models.model import Model, load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 from splatstudio.studio.compare import on_canvas, place_of

@@ -18,7 +18,7 @@ from conftest import NUM_VIEWS
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization import descent
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig

@@ -14,7 +14,7 @@ from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fix
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
 from splatstudio.rendering.modes import DrawnMode
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.studio.panels.export import ExportPanel, TrimSection
 from splatstudio.studio.status import Status
 from splatstudio.worker.looks import Look, decoded_looks, encoded_looks

@@ -26,7 +26,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.models.video import Quality, render_path
 from splatstudio.rendering.mode_pictures import draw_mode
-from splatstudio.rendering.rendering import RenderOptions, render_image
+from splatstudio.rendering.render import RenderOptions, render_image
 
 BANANA = Path(__file__).parent.parent.parent / "shared" / "scenes" / "banana"
 

@@ -34,7 +34,7 @@ from splatstudio.gaussians.transform import transformed
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
 from splatstudio.optimization.losses import psnr
-from splatstudio.rendering.rendering import RenderOptions, render_image
+from splatstudio.rendering.render import RenderOptions, render_image
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.jobs import Jobs

@@ -19,7 +19,7 @@ from splatstudio.cameras.path_file import write_camera_path
 from splatstudio.cameras.ready_paths import orbit_of
 from splatstudio.models.model import load_model
 from splatstudio.rendering.mode_pictures import draw_mode
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.messages import (
     CancelJob,

@@ -19,7 +19,7 @@ from splatstudio.kernels import reference, reference_modes
 from splatstudio.kernels.stages import ProjectSettings, RasterSettings
 from splatstudio.rendering.color_maps import color_table
 from splatstudio.rendering.mode_pictures import error_picture, photo_in_view
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.worker.client import ReceivedFrame, WorkerClient

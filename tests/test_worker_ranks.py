@@ -16,7 +16,7 @@ from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import read_ply
 from splatstudio.models.model import load_model
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.client import plan_for
 from splatstudio.worker.messages import (

@@ -20,7 +20,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.devices.gpu_links import SLOW_PATHS, read_gpus
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.rendering.rendering import render, render_reference
+from splatstudio.rendering.render import render, render_reference
 from splatstudio.worker.self_test import try_two_ranks
 
 

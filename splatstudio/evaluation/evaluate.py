@@ -20,7 +20,7 @@ from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import Pixels, pixels_of
 from splatstudio.scene.scene import Scene

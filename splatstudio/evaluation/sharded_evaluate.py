@@ -24,7 +24,7 @@ from splatstudio.evaluation.evaluate import (
     target_for,
 )
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import Received, drawn, received_for
 from splatstudio.scene.scene import Scene
 

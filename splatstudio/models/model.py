@@ -23,7 +23,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.formats.viewer_page import PageView
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed, transformed_sky
-from splatstudio.rendering.rendering import RenderOptions, options_for_display
+from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths

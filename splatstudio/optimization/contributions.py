@@ -17,7 +17,7 @@ from splatstudio.distributed.exchange import room_for_return, sent_back
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import RasterSettings
 from splatstudio.optimization.descent import Shot
-from splatstudio.rendering.rendering import RenderOptions, stages_for
+from splatstudio.rendering.render import RenderOptions, stages_for
 from splatstudio.rendering.sharded_view import (
     COLUMNS,
     cameras_of_all,

@@ -30,7 +30,7 @@ from splatstudio.kernels.ops_training import (
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions, render, stages_for, training_stages_for
+from splatstudio.rendering.render import RenderOptions, render, stages_for, training_stages_for
 
 
 @dataclass(frozen=True, eq=False)

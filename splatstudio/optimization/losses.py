@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.kernels import reference
-from splatstudio.rendering.rendering import stages_for
+from splatstudio.rendering.render import stages_for
 
 ROWS_AT_ONCE = 256
 

@@ -23,7 +23,7 @@ from splatstudio.kernels.ops_training import (
     settle,
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings
-from splatstudio.rendering.rendering import stages_for
+from splatstudio.rendering.render import stages_for
 from splatstudio.settings.config import OptimConfig
 
 BETA1, BETA2 = 0.9, 0.999

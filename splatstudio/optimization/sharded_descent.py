@@ -30,7 +30,7 @@ from splatstudio.optimization.descent import (
     Work,
 )
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import stages_for, training_stages_for
+from splatstudio.rendering.render import stages_for, training_stages_for
 from splatstudio.rendering.sharded_view import (
     Received,
     Shared,

@@ -18,7 +18,7 @@ from splatstudio.kernels import ops, ops_modes, reference_modes
 from splatstudio.kernels.stages import ALPHA_THRESHOLD, Projected, ProjectSettings, RasterSettings, Shapes
 from splatstudio.rendering.color_maps import colored
 from splatstudio.rendering.modes import DrawnMode, Legend
-from splatstudio.rendering.rendering import RenderOptions, render, render_image, stages_for, to_uint8
+from splatstudio.rendering.render import RenderOptions, render, render_image, stages_for, to_uint8
 
 SEEN_ALPHA = 0.02  # a pixel that is covered less has no depth and no normal
 ELLIPSOID_HULL = 2.0  # standard deviations

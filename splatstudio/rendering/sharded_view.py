@@ -23,7 +23,7 @@ from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.kernels.ops import CAMERA_MODELS
 from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
-from splatstudio.rendering.rendering import RenderOptions, project, stages_for
+from splatstudio.rendering.render import RenderOptions, project, stages_for
 
 COLUMNS = (2, 3, 1, 1, 3)  # of means2d, conics, depths, opacities, colors in a row of the exchange
 CAMERA_NUMBERS = 16 + 9 + 3  # viewmat, K; width, height, model

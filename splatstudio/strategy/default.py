@@ -13,7 +13,7 @@ from splatstudio.gaussians.gaussians import Gaussians, concatenated, opacities_o
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import StepGate, count_seen
 from splatstudio.kernels.reference import rotation_matrices
-from splatstudio.rendering.rendering import stages_for
+from splatstudio.rendering.render import stages_for
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short

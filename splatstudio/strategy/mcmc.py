@@ -22,7 +22,7 @@ from splatstudio.kernels import ops_training
 from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.kernels.reference_training import normal_noise
 from splatstudio.optimization.optim import learning_rates
-from splatstudio.rendering.rendering import training_stages_for
+from splatstudio.rendering.render import training_stages_for
 from splatstudio.settings.config import McmcConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short

@@ -14,7 +14,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.contributions import contributions
 from splatstudio.optimization.descent import Shot
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import ShapeConfig
 from splatstudio.strategy import Change, Population, edit
 from splatstudio.strategy.attempt import change_or_none, unless_short

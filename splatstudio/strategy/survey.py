@@ -9,7 +9,7 @@ from torch import Tensor
 
 from splatstudio.optimization.contributions import contributions
 from splatstudio.optimization.descent import Shot
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Population
 from splatstudio.strategy.chance import generator_of

@@ -11,7 +11,7 @@ import torch
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
 from splatstudio.models.model import load_model
-from splatstudio.rendering.rendering import RenderOptions, render
+from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

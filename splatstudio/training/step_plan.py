@@ -7,7 +7,7 @@ from splatstudio.kernels.instance_room import InstanceRoom
 from splatstudio.kernels.ops_training import Regularization
 from splatstudio.optimization.descent import DescentPlan
 from splatstudio.optimization.optim import learning_rates
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Population, Strategy

@@ -27,7 +27,7 @@ from splatstudio.optimization.descent import Descent, DescentPlan, Drawing, Loss
 from splatstudio.optimization.findings import descend_on
 from splatstudio.optimization.losses import photometric, psnr
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.rendering import RenderOptions, fastest_device, options_for_display
+from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
 from splatstudio.strategy import Population, number_rows, trainable

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.gpu_group import gpu_group
 from splatstudio.distributed.process_ranks import ProcessRanks
-from splatstudio.rendering.rendering import fastest_device
+from splatstudio.rendering.render import fastest_device
 from splatstudio.worker import messages
 from splatstudio.worker.messages import Command
 

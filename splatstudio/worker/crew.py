@@ -20,7 +20,7 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.evaluation.sharded_evaluate import AbandonedElsewhere, evaluate_together
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.training.session import OnImage
 from splatstudio.training.trainer import Trainer

@@ -18,7 +18,7 @@ import torch
 from splatstudio.error_text import first_line
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.looks import Look

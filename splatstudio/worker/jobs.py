@@ -24,7 +24,7 @@ from splatstudio.gaussians.trimming import trimmed
 from splatstudio.kernels import ops
 from splatstudio.models.model import Model
 from splatstudio.models.video import write_frames, write_picture
-from splatstudio.rendering.rendering import render_image
+from splatstudio.rendering.render import render_image
 from splatstudio.worker.messages import (
     Event,
     Export,

@@ -21,7 +21,7 @@ from splatstudio.distributed.failures import OutOfMemory, together, unless_out_o
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.trimming import Trim
 from splatstudio.rendering.mode_pictures import scaled
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import as_seen_from
 from splatstudio.worker.messages import ViewOptions
 from splatstudio.worker.painter import asked_for

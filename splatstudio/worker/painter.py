@@ -20,7 +20,7 @@ from splatstudio.rendering.mode_pictures import (
     photo_in_view,
     scaled,
 )
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.worker.messages import ViewOptions
 

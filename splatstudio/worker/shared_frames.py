@@ -22,7 +22,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import FailedTogether, OutOfMemory, together
 from splatstudio.distributed.wary import all_or_none
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.training.trainer import Trainer
 from splatstudio.worker.control import Turn
 from splatstudio.worker.looks import COLUMNS, Look, decoded_looks, encoded_looks, gaussians_of_rows, seen_rows

@@ -28,7 +28,7 @@ from gpu_workloads import Workload, cloud, find_garden, garden, training_step
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.kernels import ops
-from splatstudio.rendering.rendering import render
+from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpu_report import Clock
 from gpu_workloads import Workload
 
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.worker.channel import FrameSlots
 from splatstudio.worker.frames import FrameRenderer, ShownModel
 from splatstudio.worker.messages import Event, Frame, SetView

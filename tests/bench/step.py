@@ -46,7 +46,7 @@ from splatstudio.kernels.stages import (
 from splatstudio.optimization.descent import backward, draw, gradient_of_pose, improve
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
-from splatstudio.rendering.rendering import RenderOptions
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene import Scene, load_scene
 from splatstudio.settings.config import OptimConfig
 

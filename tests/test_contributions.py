@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,8 @@ from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import CoarseConfig, TrainConfig
 from splatstudio.strategy.survey import survey, views_of_step
-from splatstudio.training.resolution import SMALLEST_SIDE, divisor_at, reduced
+from splatstudio.training import resolution
+from splatstudio.training.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
 from splatstudio.training.trainer import Trainer
 
 
@@ -61,7 +64,7 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
     views = views_of_step(blob_scene, 42, 5, 3)
 
     def whole(index: int) -> Shot:
-        return trainer._shots.of_photo(index, blob_scene.photo(index), (0.0, 0.0, 0.0), 0, trainer.config)
+        return trainer._shots.of_photo(index, blob_scene.photo(index), (0.0, 0.0, 0.0), trainer.config, 1.0)
 
     full = list(survey(population, blob_scene, views, whole, RenderOptions(), 1.0))
     for view, found in zip(views, full, strict=True):
@@ -115,6 +118,28 @@ def test_the_divisor_falls_to_one() -> None:
     config = TrainConfig(steps=1000, coarse=CoarseConfig(first=4.0, until=0.5))
     assert [divisor_at(step, config) for step in (0, 250, 500, 999)] == [4.0, 2.0, 1.0, 1.0]
     assert divisor_at(0, TrainConfig()) == 1.0
+
+
+def test_large_photographs_are_asked_at_half_their_size(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, camera = TrainConfig(steps=1000, coarse=CoarseConfig(first=8.0, until=0.5)), ring_of_cameras()[0]
+    at = [survey_divisor_at(step, config, camera.resized(300, 256)) for step in (0, 250, 500, 999)]
+    assert at == pytest.approx([8.0, math.sqrt(8.0), 2.0, 2.0])
+    assert survey_divisor_at(999, config, camera.resized(300, 255)) == 1.0
+    trainer = Trainer(blob_scene, TrainConfig(steps=10))
+    asked, of_photo = [], trainer._shots.of_photo
+
+    def noted(*arguments: Any) -> Shot:
+        asked.append(arguments[-1])
+        return of_photo(*arguments)
+
+    monkeypatch.setattr(trainer._shots, "of_photo", noted)
+    assert len(list(trainer._survey(3, 2))) == 2
+    monkeypatch.setattr(resolution, "LARGE_SIDE", 40)  # px, of the photographs of this scene
+    assert len(list(trainer._survey(3, 2))) == 2
+    trainer.close()
+    assert asked == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_a_smaller_shot_shows_the_same_in_means() -> None:

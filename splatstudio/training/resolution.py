@@ -11,11 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.kernels import ops, ops_training, reference_training
 from splatstudio.optimization.descent import Shot
 from splatstudio.settings.config import TrainConfig
 
 SMALLEST_SIDE = 32  # px: smaller pictures say nothing and cost no less
+LARGE_SIDE = 256  # px of the shorter side, from which on half the size tells who contributes how much
 
 
 def divisor_at(step: int, config: TrainConfig) -> float:
@@ -35,6 +37,14 @@ def full_size_from(config: TrainConfig) -> int:
     if not config.coarse.first > 1.0:
         return 0
     return math.ceil(config.coarse.until * config.steps - 1e-6)  # 0.55 * 100 is a little more than 55
+
+
+def survey_divisor_at(step: int, config: TrainConfig, camera: Camera) -> float:
+    """Return by what to divide the sides of a photograph that is asked after `step` steps, see `survey`.
+
+    Of a large photograph, seen by `camera`, half the size is enough, for about a quarter of the time.
+    """
+    return max(divisor_at(step, config), 2.0 if min(camera.width, camera.height) >= LARGE_SIDE else 1.0)
 
 
 def reduced(shot: Shot, divisor: float) -> Shot:

@@ -41,9 +41,13 @@ class ShotMaker:
         """Return this rank's shots of the step after `step` others, a round at a time."""
         backgrounds = [self._corrections.behind(config, self._generator) for _ in batch.indices]
 
+        divisor = divisor_at(step, config)
+
         def shot_at(place: int) -> Shot:
             number = batch.drawn[place]
-            shot = self.of_photo(batch.indices[place], batch.photos[place], backgrounds[number], step, config)
+            shot = self.of_photo(
+                batch.indices[place], batch.photos[place], backgrounds[number], config, divisor
+            )
             return half_of(shot, step, config, number)
 
         rounds = [[shot_at(place) for place in places] for places in batch.rounds]
@@ -51,14 +55,19 @@ class ShotMaker:
         return rounds
 
     def of_photo(
-        self, index: int, photo: Photo, background: tuple[float, float, float], step: int, config: TrainConfig
+        self,
+        index: int,
+        photo: Photo,
+        background: tuple[float, float, float],
+        config: TrainConfig,
+        divisor: float,
     ) -> Shot:
-        """Return the shot of view `index`, whole, in the size that the step after `step` others has."""
+        """Return the shot of view `index`, whole, its sides divided by `divisor`."""
         name, pixels = self._scene.views[index].name, self._uploads.take(index, photo)
         target, mask = target_of(pixels, background)
         alpha = alpha_of(pixels) if config.sky.enabled else None
         shot = Shot(index, name, self._corrections.camera(index), target, mask, background, alpha)
-        return self._corrections.before_sky(reduced(shot, divisor_at(step, config)))
+        return self._corrections.before_sky(reduced(shot, divisor))
 
     def close(self) -> None:
         """Let the photographs go that were copied ahead."""

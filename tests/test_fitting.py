@@ -14,7 +14,8 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
-from splatstudio.studio.project import on_devices, open_project
+from splatstudio.studio.new_training import on_devices
+from splatstudio.studio.project import open_project
 from splatstudio.training import memory_plan
 from splatstudio.training.device_options import DeviceOptions
 from splatstudio.training.memory_plan import fitted, plan_memory, splats_wanted

@@ -18,13 +18,15 @@ from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.settings.flat_curve import Flat
 from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.controller import Controller
+from splatstudio.studio.new_training import on_devices
 from splatstudio.studio.panels.settings import SettingsForm, hint_of, live_settings
 from splatstudio.studio.panels.train import settings_html
 from splatstudio.studio.project import open_project
 from splatstudio.studio.setting_names import HELP, LABELS, label_of, setting_text
 from splatstudio.studio.status import Notice, notice_of
 from splatstudio.training import memory_plan
-from splatstudio.training.memory_plan import plan_memory, sizes_of, splats_wanted
+from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.memory_plan import SPARE, plan_memory, sizes_of, splats_wanted
 from splatstudio.training.score_watch import FlatNews
 from splatstudio.worker.flat_report import score_flat
 from splatstudio.worker.messages import Job, SettingChanged, TrainJob
@@ -66,6 +68,59 @@ def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
     (notice,) = told
     assert f"it would be {wanted:,}, but no more fit" in notice.text
     assert "densify.max_gaussians" not in controller.project.given
+    controller.choose_preset("default")
+    assert controller.project.config == config, "the limit was made for the other preset"
+    assert len(told) == 1
+
+
+def test_what_fits_follows_the_photographs_size(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PRESETS["fast"].apply(changed(TrainConfig(), "fast.density", 90.0), {"fast.density"})
+    sizes, told = sizes_of(blob_scene), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    wanted = splats_wanted(config, blob_scene)
+    half = int(plan_memory(config, sizes, controller.project.devices).bytes_for(wanted // 2) / SPARE) + 1
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: half)
+
+    def limit() -> int:
+        return controller.project.config.densify.max_gaussians
+
+    asked = limit()
+    controller.change_settings({"ssim_weight": 0.3})
+    assert limit() == asked and told == [], "nothing that memory depends on"
+    controller.change_settings({"downscale": 4})
+    assert limit() == asked and told == [], "all fit"
+    controller.change_settings({"downscale": 1})
+    assert limit() == pytest.approx(wanted // 2, abs=2) and len(told) == 1
+    assert told[0].title == "Made to fit" and f"it would be {wanted:,}" in told[0].text
+    controller.change_settings({"downscale": 4})
+    assert limit() == asked and len(told) == 1, "there is room again"
+    controller.change_settings({"densify.max_gaussians": wanted - 1})
+    controller.change_settings({"downscale": 1})
+    assert limit() == wanted - 1 and len(told) == 1, "what the user types is not made smaller"
+
+
+def test_as_many_as_fit_is_found_anew_with_the_photographs_size(
+    blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 2 << 30)
+    told: list[Notice] = []
+    controller = controller_of(blob_folder, TrainConfig(), told, "ready")
+    controller.project = on_devices(controller.project, DeviceOptions(ranks=1, max_splats="auto"))
+    limits = []
+    for downscale in (1, 4, 1):
+        controller.change_settings({"downscale": downscale})
+        limits.append(controller.project.config.densify.max_gaussians)
+    assert limits[0] == limits[2] < limits[1]
+    assert len(told) == 2
+    assert all(f"{limit:,} splats" in notice.text for limit, notice in zip(limits[1:], told, strict=True))
+    # A running training was given another limit, and failed before its first checkpoint.
+    controller.project = replace(
+        controller.project, config=changed(controller.project.config, "densify.max_gaussians", 99)
+    )
+    controller.change_settings({"downscale": 4})
+    assert controller.project.config.densify.max_gaussians == 99
 
 
 def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(

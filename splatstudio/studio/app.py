@@ -24,6 +24,7 @@ from splatstudio.studio.jobs import JobBoard
 from splatstudio.studio.last_save import save_before_closing
 from splatstudio.studio.milestones import Milestones
 from splatstudio.studio.network import LOOPBACK, Network, advice
+from splatstudio.studio.new_training import on_devices
 from splatstudio.studio.news import News
 from splatstudio.studio.page import Page, Panel
 from splatstudio.studio.panels.devices import DevicesPanel
@@ -34,7 +35,7 @@ from splatstudio.studio.panels.render import RenderPanel
 from splatstudio.studio.panels.status import StatusPanel
 from splatstudio.studio.panels.train import TrainPanel
 from splatstudio.studio.panels.view import ViewPanel
-from splatstudio.studio.project import Project, on_devices, open_project
+from splatstudio.studio.project import Project, open_project
 from splatstudio.studio.theme import ACCENT
 from splatstudio.studio.viewport import Viewport
 from splatstudio.studio.viser_private import on_failed_callback

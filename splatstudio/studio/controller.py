@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.studio.history import History
+from splatstudio.studio.new_training import with_preset, with_settings
 from splatstudio.studio.present_worker import PresentWorker
 from splatstudio.studio.project import Project
 from splatstudio.studio.status import Choice, Notice, Status, choice_of
@@ -104,28 +105,37 @@ class Controller(PresentWorker):
         to be started or resumed begins with them. Raises ValueError, and changes nothing, where one is wrong.
         """
         with self._lock:
-            if self.can_set_up:
-                config = self.project.config_with(values)
-            else:
-                config = self.project.config_later(values, self.status.step)
-            if self._trains:
-                self._worker.send(UpdateSettings(tuple(values.items())))
-                return
-            self.project = replace(self.project, config=config, given=self.project.given | values.keys())
-            self.status = replace(self.status, total_steps=config.steps)
             if not self.can_set_up:
-                self._to_set |= values
-                self._resume_step = self.project.resume_step
+                self._change_later(values)
+                return
+            project, note = with_settings(self.project, values)
+            self._set_up(project)
+        self._tell_fit(note)
 
     def choose_preset(self, name: str) -> None:
         """Take the settings of a preset, but for those that the user asked for. Before the start alone."""
         with self._lock:
-            given = self.project.given
-            changes, note = self.project.changes_by_preset(name)
-            self.change_settings(changes)
-            self.project = replace(self.project, given=given)
+            project, note = with_preset(self.project, name)
+            self._set_up(project)
+        self._tell_fit(note)
+
+    def _set_up(self, project: Project) -> None:
+        self.project = project
+        self.status = replace(self.status, total_steps=project.config.steps)
+
+    def _tell_fit(self, note: str | None) -> None:
         if note is not None:
             self._notify(Notice("Made to fit", note))
+
+    def _change_later(self, values: Mapping[str, Any]) -> None:
+        config = self.project.config_later(values, self.status.step)
+        if self._trains:
+            self._worker.send(UpdateSettings(tuple(values.items())))
+            return
+        self.project = replace(self.project, config=config, given=self.project.given | values.keys())
+        self.status = replace(self.status, total_steps=config.steps)
+        self._to_set |= values
+        self._resume_step = self.project.resume_step
 
     @property
     def can_train_more(self) -> bool:

@@ -29,12 +29,20 @@ from splatstudio.settings.config import (
     with_whole_paths,
 )
 from splatstudio.settings.notes import notes_on_settings
-from splatstudio.settings.presets import PRESETS, applied_settings
+from splatstudio.settings.presets import applied_settings
 from splatstudio.settings.typed_path import typed_path
-from splatstudio.training.device_options import DeviceOptions
-from splatstudio.training.memory_plan import fitted
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.worker.messages import Job, TrainJob, ViewJob
 from splatstudio.worker.reports import checkpoint_step
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the limit on the number of splats came about; None: nothing was made to fit yet."""
+
+    options: DeviceOptions = AS_FOUND
+    asked: int | None = None
+    made: int | None = None  # of what was asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,7 @@ class Project:
     config: TrainConfig
     notes: tuple[str, ...] = ()
     devices: RankDevices = ONE_PROCESS  # that a training runs on
+    fit: Fit = Fit()
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
     before: Path | None = None  # the run that was started over, and stays
@@ -131,18 +140,6 @@ class Project:
         run_dir = new_run_path(self.scene.path, self.run_dir.parent)
         return replace(self, model_path=None, run_dir=run_dir, before=before)
 
-    def changes_by_preset(self, name: str) -> tuple[dict[str, Any], str | None]:
-        """Return the settings that change by choosing a preset: not those that the user asked for.
-
-        Where the preset chooses the number of splats and no more fit, it is limited, and a sentence says so.
-        """
-        assert self.scene is not None
-        wanted = PRESETS[name].apply(self.config, self.given)
-        scene = self.scene.resized(wanted.downscale)
-        config, sentence = fitted(wanted, scene, self.devices, max_splats=None, fit_batch=False)
-        note = None if config == wanted else sentence
-        return {path: value_of(config, path) for path in differing(config, self.config)}, note
-
     def config_with(self, values: Mapping[str, Any]) -> TrainConfig:
         """Return the settings with other `values` by dotted paths; ValueError for what cannot be."""
         config = self.config
@@ -197,35 +194,6 @@ def open_project(
     if part is None:
         return project
     return replace(project, notes=(*project.notes, f"A new training starts from a part: {part}"))
-
-
-def on_devices(project: Project, options: DeviceOptions) -> Project:
-    """Return the project with where it trains; settings of a new training are made to fit as asked.
-
-    Of a run that goes on the limit on the number of splats alone. Raises ValueError for devices that are not
-    there, or without the memory for any training.
-    """
-    options.check_alone()
-    project = replace(project, devices=options.chosen())
-    if project.scene is None or not project.can_train:
-        return project
-    if project.model_path is not None:
-        return _limited(project, project.scene, options)
-    config, sentence = options.fitted(project.config, project.scene, project.devices)
-    kept = project.given.union(differing(config, project.config))  # for a preset to leave it
-    return replace(project, config=config, given=kept, notes=(*project.notes, sentence))
-
-
-def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
-    notes = project.notes
-    if options.fit_batch:
-        notes += ("This run goes on with its own batches: --batch-size auto is not followed.",)
-    if options.max_splats is None:
-        return replace(project, notes=notes)
-    config, sentence = replace(options, fit_batch=False).fitted(project.config, scene, project.devices)
-    return replace(
-        project, config=config, notes=(*notes, sentence), live_on_resume=("densify.max_gaussians",)
-    )
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:

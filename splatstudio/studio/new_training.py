@@ -1,0 +1,91 @@
+"""The settings of a training that is still to be started, made to fit into the memory where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.presets import PRESETS
+from splatstudio.studio.project import Fit, Project
+from splatstudio.training.device_options import DeviceOptions
+
+LIMIT = "densify.max_gaussians"
+# What is offered before the start and moves what fits, or how many splats a strategy chooses.
+SIZING = frozenset({LIMIT, "downscale", "steps", "batch_size", "accumulate", "strategy", "sh_degree"})
+
+
+def on_devices(project: Project, options: DeviceOptions) -> Project:
+    """Return the project with where it trains; settings of a new training are made to fit as asked.
+
+    Of a run that goes on the limit on the number of splats alone. Raises ValueError for devices that are not
+    there, or without the memory for any training.
+    """
+    options.check_alone()
+    project = replace(project, devices=options.chosen())
+    if project.scene is None or not project.can_train:
+        return project
+    if project.model_path is not None:
+        return _limited(project, project.scene, options)
+    fitting, sentence = _fitted(replace(project, fit=Fit(options)), project.config)
+    return replace(fitting, notes=(*project.notes, sentence))
+
+
+def with_settings(project: Project, values: Mapping[str, Any]) -> tuple[Project, str | None]:
+    """Return the project with other settings by dotted names, and a sentence where what fits is less.
+
+    Raises ValueError for what cannot be.
+    """
+    config = project.config_with(values)
+    project = replace(project, given=project.given | values.keys())
+    if LIMIT in values:
+        project = replace(project, fit=Fit(replace(project.fit.options, max_splats=values[LIMIT])))
+    if not SIZING & values.keys():
+        return replace(project, config=config), None
+    return _fitted_and_told(project, config)
+
+
+def with_preset(project: Project, name: str) -> tuple[Project, str | None]:
+    """Return the project with a preset's settings, but for those that the user asked for, and the same."""
+    return _fitted_and_told(project, PRESETS[name].apply(project.config, project.given))
+
+
+def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, str | None]:
+    fitting, sentence = _fitted(project, config)
+    asked = changed(config, LIMIT, fitting.fit.asked)
+    news = _numbers(fitting.config) not in (_numbers(asked), _numbers(project.config))
+    return fitting, sentence if news else None
+
+
+def _numbers(config: TrainConfig) -> tuple[int, ...]:
+    return config.densify.max_gaussians, config.batch_size, config.accumulate
+
+
+def _fitted(project: Project, config: TrainConfig) -> tuple[Project, str]:
+    """Return the project with `config` as it fits, and a sentence on what it needs.
+
+    The limit on splats is made from the one that was asked for, so that it rises again with more room; one
+    that a running training was given since is kept.
+    """
+    assert project.scene is not None
+    fit, limit = project.fit, config.densify.max_gaussians
+    if limit == fit.made:
+        config = changed(config, LIMIT, fit.asked)
+    elif fit.made is not None:
+        fit = Fit(replace(fit.options, max_splats=limit))
+    scene = project.scene.resized(config.downscale)
+    fitting, sentence = fit.options.fitted(config, scene, project.devices)
+    fit = replace(fit, asked=config.densify.max_gaussians, made=fitting.densify.max_gaussians)
+    return replace(project, config=fitting, fit=fit), sentence
+
+
+def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
+    notes = project.notes
+    if options.fit_batch:
+        notes += ("This run goes on with its own batches: --batch-size auto is not followed.",)
+    if options.max_splats is None:
+        return replace(project, notes=notes)
+    config, sentence = replace(options, fit_batch=False).fitted(project.config, scene, project.devices)
+    return replace(project, config=config, notes=(*notes, sentence), live_on_resume=(LIMIT,))

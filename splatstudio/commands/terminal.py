@@ -133,6 +133,8 @@ def print_model(path: Path, model: Model) -> None:
     """Print what a model holds: numbers, degrees, and how it lies in space."""
     gaussians = model.gaussians
     console.print(f"{path}: {len(model):,} Gaussians, spherical harmonics of degree {gaussians.sh_degree}")
+    if model.options.antialiased:
+        console.print("trained anti-aliased, and drawn so")
     if len(model):
         low, high = np.percentile(gaussians.means.numpy(), [1, 99], axis=0)
         corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]

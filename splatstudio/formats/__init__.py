@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from splatstudio.error_text import first_line
+from splatstudio.formats.antialiased import ZIP
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
@@ -19,7 +20,7 @@ from splatstudio.formats.gsplat_checkpoint import (
 )
 from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
 from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.formats.ply_header import LONGEST_HEADER, parse_header
+from splatstudio.formats.ply_header import LONGEST_HEADER, PLY, parse_header
 from splatstudio.formats.point_cloud import write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
@@ -29,10 +30,7 @@ from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_p
 from splatstudio.gaussians.gaussians import Gaussians
 
 Reader = Callable[[Path], Gaussians]
-Writer = Callable[[Path, Gaussians], None]
-NormalsWriter = Callable[[Path, Gaussians, torch.Tensor], None]
-ZIP = b"PK\x03\x04"
-PLY = (b"ply\n", b"ply\r")
+Writer = Callable[..., None]  # of a path, Gaussians, and what else the format notes
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,12 @@ class Format:
     read: Reader | None
     write: Writer | None
     bytes_once: int = 0  # of a file, beside its Gaussians
-    write_normals: NormalsWriter | None = None  # the same with normals [N, 3], where it has room for them
+    write_normals: Writer | None = None  # the same with normals [N, 3], where it has room for them
+
+    @property
+    def tells_antialiased(self) -> bool:
+        """Return whether a file says of its model that it was trained anti-aliased."""
+        return self.write in (write_ply, write_compressed_ply, write_spz, write_sog)
 
     @property
     def is_page(self) -> bool:
@@ -214,27 +217,30 @@ def write_gaussians(
     step: int | None = None,
     page: PageView = AS_IT_LIES,
     normals: torch.Tensor | None = None,
+    antialiased: bool = False,
 ) -> None:
     """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
 
     `step` is the training's, for the formats that note it; `page` how a web page shows them; `normals` [N, 3]
-    (CPU) are for the formats that have room for them. An older file of that name stays until the new one is
-    complete. Raises ValueError, and writes nothing, for an unknown ending, normals that cannot be kept, a
-    parameter that is not finite, or a file that cannot be written.
+    (CPU) are for the formats that have room for them; `antialiased` is noted where a format can tell it. An
+    older file of that name stays until the new one is complete. Raises ValueError, and writes nothing, for an
+    unknown ending, normals that cannot be kept, a parameter that is not finite, or a file that cannot be
+    written.
     """
     form = format_to_write(path)
     assert form.write is not None
+    told = {"antialiased": True} if antialiased and form.tells_antialiased else {}
     if normals is not None:
         if form.write_normals is None:
             able = " and ".join(other.endings[0] for other in FORMATS if other.write_normals)
             raise ValueError(f"{path} has no room for normals; files with the endings {able} have")
-        form.write_normals(Path(path), gaussians, normals)
+        form.write_normals(Path(path), gaussians, normals, **told)
     elif form.write is write_gsplat_checkpoint and step is not None:
         write_gsplat_checkpoint(path, gaussians, step=step)
     elif form.write is write_viewer_page:
         write_viewer_page(path, gaussians, page)
     else:
-        form.write(Path(path), gaussians)
+        form.write(Path(path), gaussians, **told)
 
 
 def read_gaussians(path: Path | str) -> Gaussians:

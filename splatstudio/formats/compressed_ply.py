@@ -21,7 +21,7 @@ from splatstudio.formats.model_arrays import (
     read_file,
     write_file,
 )
-from splatstudio.formats.ply_header import Element, PlyHeader, parse_header
+from splatstudio.formats.ply_header import ANTIALIASED, Element, PlyHeader, parse_header
 from splatstudio.formats.quantize import (
     colors_of,
     opacity_bytes,
@@ -45,11 +45,11 @@ LARGEST_SH = 4.0
 SQRT_2 = 2.0**0.5
 
 
-def write_compressed_ply(path: Path | str, gaussians: Gaussians) -> None:
+def write_compressed_ply(path: Path | str, gaussians: Gaussians, *, antialiased: bool = False) -> None:
     """Write the Gaussians to `path`, sorted in space: the finer a chunk, the finer its positions.
 
-    Raises ValueError, and writes nothing, when there are none, a parameter is not finite or the file cannot
-    be written.
+    `antialiased`: a comment says that they were trained so. Raises ValueError, and writes nothing, when there
+    are none, a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
@@ -69,12 +69,13 @@ def write_compressed_ply(path: Path | str, gaussians: Gaussians) -> None:
         part = model[order[rows]]
         groups = slice(start // GROUP, -(-rows.stop // GROUP))
         bounds[groups], packed[rows] = _packed(part)
-    content = b"".join([_header(num, num_rest), bounds.tobytes(), packed.tobytes(), rest.tobytes()])
-    write_file(path, content)
+    header = _header(num, num_rest, antialiased)
+    write_file(path, b"".join([header, bounds.tobytes(), packed.tobytes(), rest.tobytes()]))
 
 
-def _header(num: int, num_rest: int) -> bytes:
+def _header(num: int, num_rest: int, antialiased: bool) -> bytes:
     lines = ["ply", "format binary_little_endian 1.0", "comment splatstudio"]
+    lines += [f"comment {ANTIALIASED}"] if antialiased else []
     lines.append(f"element chunk {-(-num // GROUP)}")
     lines += [f"property float {name}" for name in [*POSITION_BOUNDS, *SCALE_BOUNDS, *COLOR_BOUNDS]]
     lines.append(f"element vertex {num}")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from splatstudio.files.durable import write_parts_durably
-from splatstudio.formats.ply_header import LONGEST_HEADER, Element, PlyHeader, parse_header
+from splatstudio.formats.ply_header import ANTIALIASED, LONGEST_HEADER, Element, PlyHeader, parse_header
 from splatstudio.gaussians.gaussians import Gaussians
 
 POSITION = ["x", "y", "z"]
@@ -28,27 +28,34 @@ CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cach
 NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
 
 
-def write_ply(path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None) -> None:
+def write_ply(
+    path: Path | str,
+    gaussians: Gaussians,
+    normals: torch.Tensor | None = None,
+    *,
+    antialiased: bool = False,
+) -> None:
     """Write the Gaussians, in the frame they are given, to `path`; `normals` [N, 3] are 0 by default.
 
-    An older file of that name stays until the new one is complete. Raises ValueError, and writes nothing,
-    when a parameter is not finite or the file cannot be written.
+    `antialiased`: a comment says that they were trained so. An older file of that name stays until the new
+    one is complete. Raises ValueError, and writes nothing, when a parameter is not finite or the file cannot
+    be written.
     """
     path = Path(path)
     num_rest = 3 * gaussians.shN.shape[1]
     names = [*POSITION, *NORMAL, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
     try:
-        write_parts_durably(path, _content(path, gaussians, names, normals))
+        write_parts_durably(path, _content(path, gaussians, names, normals, antialiased))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _content(
-    path: Path, gaussians: Gaussians, names: list[str], normals: torch.Tensor | None
+    path: Path, gaussians: Gaussians, names: list[str], normals: torch.Tensor | None, antialiased: bool
 ) -> Iterator[bytes | memoryview]:
     """Yield the header and the rows, in chunks that are made in one place, so that it stays in the cache."""
     num = len(gaussians)
-    yield _header(num, names)
+    yield _header(num, names, antialiased)
     parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
     rows = np.zeros((min(CHUNK, num), len(names)), "<f4")
     views = _column_views(rows, names)
@@ -66,11 +73,12 @@ def _rest_names(num: int) -> list[str]:
     return [f"f_rest_{index}" for index in range(num)]
 
 
-def _header(num: int, names: list[str]) -> bytes:
+def _header(num: int, names: list[str], antialiased: bool) -> bytes:
     """Return the header, of a length that lets the numbers behind it be addressed in place."""
     properties = "".join(f"property float {name}\n" for name in names)
     middle = f"element vertex {num}\n{properties}end_header\n"
-    start = "ply\nformat binary_little_endian 1.0\ncomment splatstudio"
+    told = f"comment {ANTIALIASED}\n" if antialiased else ""
+    start = f"ply\nformat binary_little_endian 1.0\n{told}comment splatstudio"
     padding = " " * (-(len(start) + 1 + len(middle)) % 4)
     return f"{start}{padding}\n{middle}".encode("ascii")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+PLY = (b"ply\n", b"ply\r")  # what a file begins with
 LONGEST_HEADER = 1 << 20  # bytes; comments included, real ones have a few kilobytes
 MOST_DIGITS = 20  # of a count; more cannot be meant, and would only flood the message
 TYPES = {
@@ -14,6 +15,13 @@ TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8", "half": "f2", "float16": "f2",
 }  # fmt: skip
+ANTIALIASED = "SplatRenderMode: mip"  # the comment by which brush and splat-transform tell
+# The same of other programs, and what says that a model is not: the last one holds.
+_RENDER_MODES = {
+    "splatrendermode": {"mip": True, "default": False},
+    "postshot.anti_aliasing": {"1": True, "0": False},
+    "antialiased": {"1": True, "0": False},
+}
 BYTE_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
 
 
@@ -42,6 +50,17 @@ class PlyHeader:
     byte_order: str  # "<", ">", or "" for text
     elements: tuple[Element, ...]
     num_bytes: int  # where the data begin
+    comments: tuple[str, ...] = ()
+
+    @property
+    def antialiased(self) -> bool:
+        """Return whether a comment says that the Gaussians were trained anti-aliased."""
+        told = False
+        for comment in self.comments:
+            words = comment.lower().replace(":", " ").replace("=", " ").split()
+            if len(words) == 2:
+                told = _RENDER_MODES.get(words[0], {}).get(words[1], told)
+        return told
 
 
 def parse_header(path: Path, start: bytes) -> PlyHeader:
@@ -49,9 +68,9 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
 
     Raises ValueError, naming the file and the line, for anything that is not a PLY header.
     """
-    if start[:4] not in (b"ply\n", b"ply\r"):
+    if start[:4] not in PLY:
         raise ValueError(f"{path} is not a PLY file: it does not begin with the line 'ply'")
-    byte_order, elements = None, []
+    byte_order, elements, comments = None, [], []
     position = 0
     for number, line in enumerate(start.splitlines(keepends=True), 1):
         position += len(line)
@@ -61,7 +80,7 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
         if words == ["end_header"]:
             if byte_order is None:
                 raise ValueError(f"{path}: the PLY header has no line 'format'")
-            return PlyHeader(byte_order, tuple(elements), position)
+            return PlyHeader(byte_order, tuple(elements), position, tuple(comments))
         try:
             if words[:1] == ["format"]:
                 byte_order = BYTE_ORDERS[words[1]]
@@ -69,7 +88,9 @@ def parse_header(path: Path, start: bytes) -> PlyHeader:
                 elements.append(_element(words))
             elif words[:1] == ["property"]:
                 _add_property(elements[-1], words)
-            elif words and words[0] not in ("ply", "comment", "obj_info"):
+            elif words[:1] == ["comment"]:
+                comments.append(" ".join(words[1:]))
+            elif words and words[0] not in ("ply", "obj_info"):
                 raise ValueError(words[0])
         except (ValueError, KeyError, IndexError):
             text = " ".join(words)[:60]

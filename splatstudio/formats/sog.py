@@ -31,7 +31,7 @@ from splatstudio.formats.quantize import (
     with_largest,
     without_largest,
 )
-from splatstudio.formats.sog_description import SogDescription, parsed_description
+from splatstudio.formats.sog_description import ANTIALIASED, SogDescription, parsed_description
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.spatial_order import morton_order
 
@@ -44,11 +44,11 @@ MOST_PER_BYTE = 1000  # Gaussians for a byte of a file, which no true model reac
 EFFORT = 2  # of the WebP encoder, 0..6; more takes far longer and gains few percent
 
 
-def write_sog(path: Path | str, gaussians: Gaussians) -> None:
+def write_sog(path: Path | str, gaussians: Gaussians, *, antialiased: bool = False) -> None:
     """Write the Gaussians to `path`, sorted in space.
 
-    Raises ValueError, and writes nothing, when there are none or too many, a parameter is not finite or the
-    file cannot be written.
+    `antialiased`: the description says that they were trained so. Raises ValueError, and writes nothing, when
+    there are none or too many, a parameter is not finite or the file cannot be written.
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
@@ -57,6 +57,8 @@ def write_sog(path: Path | str, gaussians: Gaussians) -> None:
     model = model[morton_order(model.means)]
     width = 4 * math.ceil(math.sqrt(len(model)) / 4)
     meta: dict[str, Any] = {"version": 2, "asset": {"generator": "splatstudio"}, "count": len(model)}
+    if antialiased:
+        meta |= ANTIALIASED
     images: dict[str, np.ndarray] = {}
     meta["means"], images["means_l.webp"], images["means_u.webp"] = _packed_means(model.means)
     images["quats.webp"] = _packed_rotations(model.quats)

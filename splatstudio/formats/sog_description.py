@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 3e38  # float32 ends there
+# Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
+ANTIALIASED = {"model": "antialiased", "antialias": True}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,12 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
         color_book=_numbers(path, sh0, "codebook", 256),
         sh=sh,
     )
+
+
+def is_antialiased_sog(content: bytes) -> bool:
+    """Return whether a meta.json that was found right says that its model was trained anti-aliased."""
+    meta = json.loads(content)
+    return any(meta.get(name) == value for name, value in ANTIALIASED.items())
 
 
 def _part(path: Path, meta: dict[str, Any], name: str) -> dict[str, Any]:

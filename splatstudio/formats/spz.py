@@ -40,7 +40,7 @@ MAGIC = b"NGSP"
 HEADER = struct.Struct("<4sIIBBBB")  # magic, version, count, SH degree, fractional bits, flags, streams
 HEADER_4_BYTES = 32
 GZIP = b"\x1f\x8b"
-HAS_EXTENSIONS = 0x2
+ANTIALIASED, HAS_EXTENSIONS = 0x1, 0x2  # flags
 COORDINATE_SYSTEM = 0xADBE0003  # the extension that says which axes; 4 is the usual one
 RIGHT_UP_BACK = 4
 COLOR_SCALE = 0.15  # of the first coefficient, so that colours somewhat outside 0..1 fit
@@ -70,11 +70,11 @@ class _Packed:
     sh: np.ndarray  # [N, K-1, 3] uint8
 
 
-def write_spz(path: Path | str, gaussians: Gaussians) -> None:
+def write_spz(path: Path | str, gaussians: Gaussians, *, antialiased: bool = False) -> None:
     """Write the Gaussians to `path` as SPZ version 3, in their order.
 
-    Raises ValueError, and writes nothing, when there are none, a parameter is not finite, one lies too far
-    out, or the file cannot be written.
+    `antialiased`: a flag says that they were trained so. Raises ValueError, and writes nothing, when there
+    are none, a parameter is not finite, one lies too far out, or the file cannot be written.
     """
     path = Path(path)
     model = arrays_to_write(path, gaussians)
@@ -100,7 +100,8 @@ def write_spz(path: Path | str, gaussians: Gaussians) -> None:
         steps = SH_STEPS[:num_shn]
         codes = np.floor(np.floor(128.0 * part.shN + 128.5) / steps + 0.5) * steps
         packed.sh[rows] = np.clip(codes, 0, 255)
-    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, 0, 0)
+    flags = ANTIALIASED if antialiased else 0
+    header = HEADER.pack(MAGIC, 3, num, gaussians.sh_degree, bits, flags, 0)
     columns = (packed.positions, packed.opacities, packed.colors, packed.scales, packed.rotations, packed.sh)
     write_file(path, _gzipped(header + b"".join(column.tobytes() for column in columns)))
 
@@ -190,6 +191,15 @@ def _rotations(codes: np.ndarray) -> np.ndarray:
     sizes = (thirds & np.uint32(511)).astype(np.float32) * np.float32(SQRT_HALF / 511)
     others = np.where(thirds >> np.uint32(9), -sizes, sizes)
     return with_largest((whole >> np.uint32(30)).astype(np.intp), others)[:, WXYZ_OF_XYZW]
+
+
+def is_antialiased_spz(start: bytes) -> bool:
+    """Return whether a file with this `start` says that it was trained anti-aliased; damage is no yes."""
+    try:
+        header = zlib.decompressobj(wbits=31).decompress(start, HEADER.size) if start[:2] == GZIP else start
+    except zlib.error:
+        return False
+    return len(header) >= HEADER.size and bool(HEADER.unpack_from(header)[5] & ANTIALIASED)
 
 
 def _column_shapes(path: Path, header: bytes, size: int) -> list[tuple[int, ...]]:

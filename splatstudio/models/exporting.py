@@ -15,7 +15,7 @@ from splatstudio.formats import Format, format_to_write, write_gaussians
 from splatstudio.formats.normals import normals_of
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
-from splatstudio.models.model import load_model, scene_shown_by
+from splatstudio.models.model import Model, load_model, scene_shown_by
 from splatstudio.scene.scene import Scene
 
 NO_SKY = (
@@ -81,7 +81,8 @@ def export_model(
     if announce is not None:
         megabytes = form.estimated_bytes(len(gaussians), gaussians.sh_degree) / 1e6
         announce(f"{len(gaussians):,} Gaussians are written as {form.name}: about {megabytes:.1f} MB")
-    write_gaussians(output, gaussians, step=model.step, page=page, normals=facing)
+    antialiased = model.options.antialiased
+    write_gaussians(output, gaussians, step=model.step, page=page, normals=facing, antialiased=antialiased)
     if placement.cameras is not None and scene is not None:
         refined = [(view.name, model.refined(view.name, view.camera)) for view in scene.views]
         try:
@@ -89,11 +90,18 @@ def export_model(
         except OSError as error:
             why = error.strerror or error
             raise ValueError(f"{output} is written, but not {placement.cameras}: {why}") from error
-    notes = [note, NO_SKY if model.options.sky is not None else None]
-    notes += [BLURRED if model.options.antialiased else None]
+    notes = [note, *not_kept(model, form)]
     notes += [REFINED if model.poses and placement.cameras is not None else None]
     told = " ".join(text for text in notes if text)
     return ExportedModel(form, len(gaussians), len(model) - len(gaussians), told or None, model.part)
+
+
+def not_kept(model: Model, form: Format) -> list[str]:
+    """Return a sentence on each thing beside its Gaussians that makes the model's look and is not kept."""
+    sentences = [NO_SKY] if model.options.sky is not None else []
+    if model.options.antialiased and not form.tells_antialiased:
+        sentences.append(BLURRED)
+    return sentences
 
 
 def _refuse_outputs(output: Path, cameras: Path | None) -> None:

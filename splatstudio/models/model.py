@@ -19,6 +19,7 @@ from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run
 from splatstudio.formats import format_of, read_gaussians, write_gaussians
+from splatstudio.formats.antialiased import says_antialiased
 from splatstudio.formats.ply import write_ply
 from splatstudio.formats.viewer_page import PageView
 from splatstudio.gaussians.gaussians import Gaussians
@@ -46,7 +47,8 @@ class Model:
 
     def save_ply(self, path: str | Path) -> Path:
         """Write the model as a PLY in the coordinates of the scene's files; return the path."""
-        write_ply(Path(path), transformed(self.gaussians, np.linalg.inv(self.transform)))
+        gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
+        write_ply(Path(path), gaussians, antialiased=self.options.antialiased)
         return Path(path)
 
     def save(self, path: str | Path) -> Path:
@@ -55,7 +57,8 @@ class Model:
         Raises ValueError, naming the endings there are, for another one.
         """
         gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
-        write_gaussians(path, gaussians, step=self.step, page=self.page_view(self.transform))
+        page, antialiased = self.page_view(self.transform), self.options.antialiased
+        write_gaussians(path, gaussians, step=self.step, page=page, antialiased=antialiased)
         return Path(path)
 
     def page_view(self, upright: np.ndarray, camera: Camera | None = None) -> PageView:
@@ -127,7 +130,9 @@ def load_model(path: str | Path) -> Model:
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        return Model(read_gaussians(path), part=_sentence(part_of(path)))
+        gaussians = read_gaussians(path)
+        options = RenderOptions(antialiased=says_antialiased(path))
+        return Model(gaussians, options=options, part=_sentence(part_of(path)))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(

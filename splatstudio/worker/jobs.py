@@ -17,11 +17,12 @@ from splatstudio.cameras.camera_file import write_cameras
 from splatstudio.cameras.placement import export_transform
 from splatstudio.error_text import first_line
 from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
-from splatstudio.formats import write_gaussians
+from splatstudio.formats import format_to_write, write_gaussians
 from splatstudio.formats.normals import normals_of
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import trimmed
 from splatstudio.kernels import ops
+from splatstudio.models.exporting import not_kept
 from splatstudio.models.model import Model
 from splatstudio.models.video import write_frames, write_picture
 from splatstudio.rendering.render import render_image
@@ -270,6 +271,7 @@ def _export(task: Task, model: Model | SharedDrawing) -> bool:
     page = model.page_view(np.linalg.inv(transform), command.first)
     # The name under which it is written first is no title.
     notes = {"step": model.step, "page": replace(page, title=command.path.stem), "normals": normals}
+    notes |= {"antialiased": model.options.antialiased}
     done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, **notes))
     if done:
         if command.cameras:
@@ -280,6 +282,8 @@ def _export(task: Task, model: Model | SharedDrawing) -> bool:
                 # The model itself is complete.
                 why = error.strerror or error
                 task.emit(Warned(f"{command.path} is written, but not the cameras beside it ({why})."))
+        for sentence in not_kept(model, format_to_write(command.path)):
+            task.emit(Warned(sentence))
         task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
     return done
 

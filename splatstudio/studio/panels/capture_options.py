@@ -61,8 +61,8 @@ CAPTURE_OPTIONS = (
         "Near and far",
         "antialiased",
         True,
-        "Looks right from other distances than the photographs', where other programs show an exported file"
-        " with anti-aliasing, too.",
+        "Looks right from other distances than the photographs'; exported files tell other programs to draw"
+        " them so, where the format can.",
     ),
     CaptureOption(
         "Few photos",

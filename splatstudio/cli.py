@@ -361,5 +361,3 @@ def main() -> None:
         words = escape(in_words(error))
         Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -206,7 +206,7 @@ def test_a_run_folder_that_holds_something_is_refused(
 
 def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    program = [sys.executable, "-c", "from splatstudio.cli import main; main()"]
+    program = [sys.executable, "-m", "splatstudio"]
     arguments = ["train", str(DEMO), "--run", str(folder), "--steps", "100000", *SMALL]
     environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True, env=environment)

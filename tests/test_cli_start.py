@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,14 @@ def test_the_first_line_comes_before_torch_is_loaded(arguments: tuple[str, ...])
     told = subprocess.run(command, capture_output=True, text=True, timeout=250).stderr
     starting = f"False: splatstudio {version('splatstudio')}: starting ..."
     assert told.startswith("False: ") and (told.strip() == starting) == (arguments[0] == "open")
+
+
+def test_ctrl_c_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "splatstudio", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_what_is_piped_on_has_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,7 @@ def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subproces
             folders.insert(0, str(tmp_path / "held_up"))
         environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(folders)
-        program = "from splatstudio.cli import main; main()"
-        command = [sys.executable, "-c", program, *arguments, "--run", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "splatstudio", *arguments, "--run", str(tmp_path / "run")]
         process = subprocess.Popen(
             [*command, "--sh-degree", "1", "--steps", "100000"],
             stdout=subprocess.PIPE,

@@ -40,6 +40,7 @@ LAYERS = [
     "api",
     "commands",
     "cli",
+    "__main__",
 ]
 
 # An outside library that only one part or module may know, so that it is exchanged or upgraded in one place.

@@ -339,7 +339,7 @@ def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blo
 
 
 def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> None:
-    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "open", str(blob_folder)]
+    command = [sys.executable, "-m", "splatstudio", "open", str(blob_folder)]
     command += ["--train", "--no-browser", "--port", "0", "--steps", "100000", "--sh-degree", "1"]
     process = subprocess.Popen(
         command,

@@ -73,7 +73,7 @@ def test_who_names_the_scene_in_place_of_its_run_is_told_so(blob_folder: Path, t
 
 
 def test_the_command_says_its_version() -> None:
-    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "--version"]
+    command = [sys.executable, "-m", "splatstudio", "--version"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0 and told.stdout.startswith("splatstudio 0.") and not told.stderr
 

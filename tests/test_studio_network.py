@@ -46,7 +46,7 @@ def test_the_command_says_all_this_and_lets_in_by_the_names_it_was_given(
 ) -> None:
     arguments = ["--host", "0.0.0.0", "--allow-host", "studio.example.org", "--allow-origin"]
     arguments += ["https://studio.example.org", "--no-browser", "--port", "0", "--steps", "5"]
-    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "open", str(blob_folder)]
+    command = [sys.executable, "-m", "splatstudio", "open", str(blob_folder)]
     process = subprocess.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | SSH
     )
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_an_error_that_names_it_and_what_to_do(blob_folder: Pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "open", str(blob_folder)]
+        command = [sys.executable, "-m", "splatstudio", "open", str(blob_folder)]
         result = subprocess.run(
             [*command, "--port", str(port)], capture_output=True, text=True, cwd=tmp_path, timeout=200
         )

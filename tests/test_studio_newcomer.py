@@ -148,7 +148,7 @@ def test_info_of_a_run_says_how_far_it_has_come(
 
 
 def test_who_reads_only_the_beginning_gets_no_error() -> None:
-    asked = [sys.executable, "-c", "from splatstudio.cli import main; main()", "train", "--help"]
+    asked = [sys.executable, "-m", "splatstudio", "train", "--help"]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

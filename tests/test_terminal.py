@@ -49,7 +49,7 @@ def test_a_scene_is_described_without_torch_and_each_row_is_one_line(tmp_path: P
 
 
 def test_output_that_nobody_reads_ends_without_a_word() -> None:
-    command = [sys.executable, "-c", "from splatstudio.cli import main; main()", "info", str(DEMO)]
+    command = [sys.executable, "-m", "splatstudio", "info", str(DEMO)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()

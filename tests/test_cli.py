@@ -243,6 +243,17 @@ def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.Capt
     assert code == 0 and "Gaussians" in output
 
 
+def test_info_says_where_a_model_lies_as_a_crop_takes_it(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(capsys, "export", run_dir, "-o", tmp_path / "a.ply")
+    told = [command(capsys, "info", path)[1] for path in (run_dir, tmp_path / "a.ply")]
+    places = [re.search(r"98 % of the centres lie between \((.*)\) and \((.*)\)", text) for text in told]
+    assert places[0] is not None and places[1] is not None
+    numbers = [[float(n) for text in place.groups() for n in text.split(", ")] for place in places if place]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
+
+
 def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str]) -> None:
     _, output = command(capsys, "doctor")
     assert re.search(r"ok\s+CPU kernels", output) and re.search(r"ok\s+self test", output), output

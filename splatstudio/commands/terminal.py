@@ -130,13 +130,15 @@ def print_error(sentence: str) -> None:
 
 
 def print_model(path: Path, model: Model) -> None:
-    """Print what a model holds: numbers, degrees, and how it lies in space."""
+    """Print what a model holds: numbers, degrees, and where it lies, in the coordinates that a crop takes."""
     gaussians = model.gaussians
     console.print(f"{path}: {len(model):,} Gaussians, spherical harmonics of degree {gaussians.sh_degree}")
     if model.options.antialiased:
         console.print("trained anti-aliased, and drawn so")
     if len(model):
-        low, high = np.percentile(gaussians.means.numpy(), [1, 99], axis=0)
+        to_files = np.linalg.inv(model.transform)
+        places = gaussians.means.numpy() @ to_files[:3, :3].T + to_files[:3, 3]
+        low, high = np.percentile(places, [1, 99], axis=0)
         corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]
         opacity = float(gaussians.opacities.sigmoid().median())
         console.print(f"98 % of the centres lie between ({corners[0]}) and ({corners[1]})")

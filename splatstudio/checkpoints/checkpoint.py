@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,9 @@ from splatstudio.strategy.parts import joined, shard_rows
 log = logging.getLogger(__name__)
 
 _TRIES = itertools.count(1)  # of this process to write a checkpoint
+# Folders that `newest_checkpoint` found good, and what their files were then.
+_KNOWN_GOOD: dict[Path, tuple[object, ...]] = {}
+SETTLED_NS = 2_000_000_000  # within which a file can be written anew at what its disk takes for the same time
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,13 +249,15 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
     """Return the newest checkpoint folder of a run whose files are whole, or None.
 
-    `report` gets a sentence for each newer one that is damaged, with the one that is used instead.
+    A checkpoint of which no file has changed since it was found good is not read again: opening a run asks
+    six times, at a second or more for each gigabyte. What loads one does read all of it again. `report` gets
+    a sentence for each newer one that is damaged, with the one that is used instead.
     """
     refused: list[str] = []
     chosen = None
     for folder in reversed(checkpoint_folders(run_dir)):
         try:
-            verify_checkpoint(folder)
+            _verify_unless_known(folder)
         except ValueError as error:
             refused.append(str(error))
         else:
@@ -261,6 +267,27 @@ def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning
     for sentence in refused:
         report(f"{sentence}; {instead}")
     return chosen
+
+
+def _verify_unless_known(folder: Path) -> None:
+    """Raise ValueError as `verify_checkpoint` does, from memory where the folder is known to be good."""
+    place = folder.resolve()
+    mark, newest = _mark(place)
+    if _KNOWN_GOOD.get(place) == mark:
+        return
+    verify_checkpoint(folder)
+    if time.time_ns() - newest > SETTLED_NS and _mark(place)[0] == mark:
+        _KNOWN_GOOD[place] = mark
+
+
+def _mark(folder: Path) -> tuple[tuple[object, ...], int]:
+    """Return what changes when a file of a folder is written, replaced or removed, and when one was last."""
+    try:
+        stats = sorted((path.name, path.stat()) for path in folder.iterdir())
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be read: {error.strerror or error}") from error
+    mark = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats)
+    return mark, max((s.st_ctime_ns for _, s in stats), default=0)
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -50,7 +50,7 @@ HOMES = {
     "nerfview": {"studio"},
     "multiprocessing": {"worker"},
     "cv2": {"scene"},
-    "pynvml": {"devices"},
+    "pynvml": {"devices.monitor", "devices.gpu_links"},
     "simplejpeg": {"studio", "worker"},
     "tyro": {"cli"},
     "rich": {"cli", "commands.terminal"},

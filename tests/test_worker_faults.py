@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -329,3 +331,16 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(
     worker.wait(Started)
     worker.client.close()
     assert not list(folder.iterdir())
+
+
+def test_a_long_name_of_the_folder_for_temporary_files_does_no_harm(
+    blob_folder: Path, tmp_path: Path
+) -> None:
+    temporary = tmp_path / ("x" * 100)
+    temporary.mkdir()
+    arguments = ["train", blob_folder, "--run", tmp_path / "run", "--ranks", 2, "--steps", 3]
+    command = [sys.executable, "-m", "splatstudio", *map(str, arguments)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    assert ended.returncode == 0, ended.stderr
+    assert newest_checkpoint(tmp_path / "run") is not None and not list(temporary.iterdir())

@@ -30,6 +30,7 @@ from splatstudio.worker.messages import Job
 
 LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
 HANDED_ON = ("CUDA_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "SPLATSTUDIO_")  # environment variables
+LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 LEAVE_SECONDS = 60.0  # for the other ranks to leave after the first one that was told to
 
 
@@ -65,17 +66,23 @@ RankMain = Callable[[Place, Job, "Studio | None", Any], None]
 
 
 def process_context(*, several: bool = False) -> BaseContext:
-    """Return how ranks are started: forked from a server that has torch loaded, where that exists.
+    """Return how ranks are started: forked from a server that has torch loaded, where that can be.
 
     The server that the first call describes serves all: `several` ranks need more of torch.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     # What the first backward pass between ranks loads, which takes a second and more.
     backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
     context.set_forkserver_preload(["splatstudio.worker.process", *backward])
     return context
+
+
+def _has_room_for_a_socket() -> bool:
+    """Return whether a socket in the folder for temporary files can have a name, as the server's must."""
+    name = Path(tempfile.gettempdir()) / "pymp-12345678" / "listener-12345678"
+    return len(os.fsencode(name)) <= LONGEST_SOCKET_NAME
 
 
 class RankGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from splatstudio.cameras.camera_path import Keyframe
 from splatstudio.settings.config import TrainConfig
 from splatstudio.studio.keyframes import PathEditor
 from splatstudio.studio.news import News
+from splatstudio.studio.panels.browser_view import BrowserView
 from splatstudio.studio.panels.path_section import MotionSection
 from splatstudio.studio.panels.train import Setup
 from splatstudio.studio.status import Notice
@@ -85,3 +87,23 @@ def test_the_fields_of_a_path_show_again_what_holds() -> None:
     with pytest.raises(ValueError, match="more than 0"):
         editor.change_keyframe(seconds=-1.0)
     assert [type(key) for key in editor.path.keyframes] == [Keyframe, Keyframe]
+
+
+def test_a_browser_that_leaves_while_its_view_is_refreshed_is_left_alone() -> None:
+    server = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
+    try:
+        view = BrowserView.__new__(BrowserView)
+        view._client = cast(Any, SimpleNamespace(client_id=7))
+        view._lock, view._parts, view._texts = threading.Lock(), None, {}
+        view._frame, view._stream = None, cast(Any, SimpleNamespace(look=SimpleNamespace(splats=True)))
+        view._legend, view._sky = server.gui.add_html(""), server.gui.add_checkbox("Sky", True)
+        there: dict[int, object] = {7: view._client}
+        view._page = cast(Any, SimpleNamespace(server=SimpleNamespace(get_clients=lambda: there)))
+        view.refresh(has_sky=False)
+        view._sky.remove()
+        with pytest.raises(RuntimeError, match="removed"):
+            view.refresh(has_sky=True)
+        there.clear()  # first of all, when a browser leaves
+        view.refresh(has_sky=True)
+    finally:
+        server.stop()

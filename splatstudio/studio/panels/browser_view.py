@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,8 +145,9 @@ class BrowserView:
 
     def show_points(self, visible: bool) -> None:
         """Put the points away, or bring them back: a model takes their place, or is gone."""
-        if self._points is not None and self._points.value != visible:
-            self._points.value = visible
+        with self._while_open():
+            if self._points is not None and self._points.value != visible:
+                self._points.value = visible
 
     def sort_photos(self) -> None:
         """Sort the list of photographs by what is known of their errors now."""
@@ -156,7 +158,7 @@ class BrowserView:
 
     def refresh(self, *, has_sky: bool) -> None:
         """Show what has changed; called a few times a second. `has_sky`: of the model in the view."""
-        with self._lock:
+        with self._lock, self._while_open():
             self._write("legend", self._legend, self._legend_text())
             self._sky.visible = has_sky
             if self._parts is None or self._list is None or self._stage is None:
@@ -173,6 +175,15 @@ class BrowserView:
             if time.monotonic() >= self._paint_due:
                 self._paint_due = time.monotonic() + PAINT_SECONDS
                 self._stage.paint(self._camera_colors(errors))
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """Leave off where the browser has left: viser takes its controls away before it tells of that."""
+        try:
+            yield
+        except RuntimeError:
+            if self._client.client_id in self._page.server.get_clients():
+                raise
 
     def _paint_soon(self) -> None:
         self._paint_due = 0.0
@@ -194,7 +205,8 @@ class BrowserView:
     def _standing_changed(self) -> None:
         """Say at once that a photograph's camera was left."""
         if self._parts is not None:
-            self._write("standing", self._standing, self._standing_text())
+            with self._while_open():
+                self._write("standing", self._standing, self._standing_text())
 
     def _legend_text(self) -> str:
         frame = self._frame

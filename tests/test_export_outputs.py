@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from splatstudio.gaussians.trimming import Trim
 from splatstudio.models import exporting
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
-from splatstudio.worker.jobs import Jobs
+from splatstudio.worker.jobs import _WORK, Jobs, Task, output_of
 from splatstudio.worker.messages import Event, Export, JobDone, JobFailed
 
 READ_AND_WRITTEN = [form.endings[0] for form in FORMATS if form.read and form.write]
@@ -139,3 +140,23 @@ def test_the_page_s_task_names_the_file_that_was_asked_for(
     assert isinstance(end, JobFailed)
     assert end.sentence == f"{tmp_path / 'b.spz'} cannot be written: No space left on device"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_that_came_with_one_number_all_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = {name: threading.Event() for name in ("a.ply", "b.ply")}
+
+    def work(task: Task, _: object) -> bool:
+        path = output_of(task.command)
+        path.touch()
+        return may_end[path.name].wait(60)
+
+    monkeypatch.setitem(_WORK, Export, work)
+    events: queue.Queue[Event] = queue.Queue()
+    jobs = Jobs(events.put, lambda: False)
+    for name in may_end:
+        jobs.start(Export(tmp_path / name, job=3), a_model)
+    for name, event in may_end.items():
+        event.set()
+        while not isinstance(end := events.get(timeout=60), JobDone):
+            pass
+        assert end.path == tmp_path / name

@@ -175,7 +175,9 @@ class Jobs:
         if isinstance(model, SharedDrawing):
             model.close()
         with self._lock:
-            del self._tasks[task.command.job]
+            # Numbers are the senders' own: a later job may have come with the same one.
+            if self._tasks.get(task.command.job) is task:
+                del self._tasks[task.command.job]
         log.info("%s: %s", output_of(task.command), _told(end))
         self._emit(end)
 

@@ -53,7 +53,7 @@ def run_and_tell(self):
     run(self)
 
 run, Studio.run_forever = Studio.run_forever, run_and_tell
-from splatstudio.cli import main
+from splatstudio.__main__ import main
 main()
 """
 OPEN = ("open", "--train", "--no-browser", "--port", "0")

@@ -15,12 +15,13 @@ from test_cli import command
 
 from splatstudio.formats import FORMATS, read_gaussians
 from splatstudio.formats.antialiased import says_antialiased
-from splatstudio.models.exporting import BLURRED, export_model
+from splatstudio.models.exporting import BLURRED, BLURRED_PAGE, export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
+from splatstudio.studio.jobs import JobStatus, _notice
 from splatstudio.worker.jobs import Jobs
-from splatstudio.worker.messages import Event, Export, JobDone, Warned
+from splatstudio.worker.messages import Event, Export, JobDone
 
 TELLING = [form.endings[0] for form in FORMATS if form.tells_antialiased]
 SILENT = [form.endings[0] for form in FORMATS if form.write and not form.tells_antialiased]
@@ -102,24 +103,30 @@ def test_the_descriptions_of_other_programs(tmp_path: Path, entry: dict[str, obj
 @pytest.mark.parametrize("ending", SILENT)
 def test_where_a_file_cannot_tell_its_user_is_told(tmp_path: Path, ending: str) -> None:
     specks().save(tmp_path / "a.ply")
-    assert export_model(tmp_path / "a.ply", tmp_path / f"b{ending}").note == BLURRED
-    assert warnings_of(Export(tmp_path / f"c{ending}"), specks()) == [BLURRED]
+    told = {".html": BLURRED_PAGE, ".points.ply": ""}.get(ending, BLURRED)
+    assert (export_model(tmp_path / "a.ply", tmp_path / f"b{ending}").note or "") == told
+    assert note_of(Export(tmp_path / f"c{ending}"), specks()) == told
     plain = replace(specks(), options=RenderOptions())
-    assert warnings_of(Export(tmp_path / f"d{ending}"), plain) == []
+    assert note_of(Export(tmp_path / f"d{ending}"), plain) == ""
 
 
 def test_the_page_writes_files_that_tell(tmp_path: Path) -> None:
     for ending in TELLING:
-        assert warnings_of(Export(tmp_path / f"a{ending}"), specks()) == []
+        assert note_of(Export(tmp_path / f"a{ending}"), specks()) == ""
         assert says_antialiased(tmp_path / f"a{ending}")
 
 
-def warnings_of(task: Export, model: Model) -> list[str]:
-    """Let the page's task run to its end and return what it warns of."""
+def test_who_exports_on_the_page_reads_what_the_file_does_not_keep(tmp_path: Path) -> None:
+    done = JobDone(1, tmp_path / "a.glb", 7, BLURRED)
+    notice = _notice(JobStatus(Export(tmp_path / "a.glb", job=1)), done)
+    assert notice.bad and notice.text == f"{tmp_path / 'a.glb'}. {BLURRED}"
+    assert not _notice(JobStatus(Export(tmp_path / "a.ply", job=1)), replace(done, note="")).bad
+
+
+def note_of(task: Export, model: Model) -> str:
+    """Let the page's task run to its end and return what it tells of the file."""
     events: queue.Queue[Event] = queue.Queue()
     Jobs(events.put, lambda: False).start(task, lambda: model)
-    warnings = []
     while not isinstance(event := events.get(timeout=60), JobDone):
-        if isinstance(event, Warned):
-            warnings.append(event.sentence)
-    return warnings
+        pass
+    return event.note

@@ -25,6 +25,7 @@ from splatstudio.checkpoints.checkpoint import (
     commit_checkpoint,
     load_checkpoint,
     newest_checkpoint,
+    newest_known_checkpoint,
     prune_checkpoints,
     remove_checkpoint,
     save_checkpoint,
@@ -229,7 +230,7 @@ def test_the_newest_good_checkpoint_is_found_and_damaged_ones_are_named(tmp_path
     assert str(folders[2]) in sentences[0] and str(folders[1]) in sentences[1]
 
 
-def test_a_checkpoint_that_was_found_good_is_read_again_only_when_it_changed(
+def test_a_page_reads_a_checkpoint_that_was_found_good_again_only_when_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
@@ -239,21 +240,22 @@ def test_a_checkpoint_that_was_found_good_is_read_again_only_when_it_changed(
         return verify_checkpoint(folder)
 
     monkeypatch.setattr(module, "verify_checkpoint", verify)
+    monkeypatch.setattr(module, "SETTLED_NS", 10**18)
     folder = save_checkpoint(tmp_path, example())
-    assert newest_checkpoint(tmp_path) == newest_checkpoint(tmp_path) == folder
+    assert newest_known_checkpoint(tmp_path) == newest_known_checkpoint(tmp_path) == folder
     assert len(read) == 2, "what is this new could be written again unseen"
     monkeypatch.setattr(module, "SETTLED_NS", 0)
     for _ in range(3):
-        assert newest_checkpoint(tmp_path) == folder
+        assert newest_known_checkpoint(tmp_path) == folder
     assert len(read) == 3
-    load_checkpoint(folder)
-    assert len(read) == 4, "what is used is read in any case"
+    assert newest_checkpoint(tmp_path) == folder and load_checkpoint(folder).step == 120
+    assert len(read) == 5, "what is used is read in any case"
     times = (folder / RANK).stat()
     _flip_a_bit(folder)
     os.utime(folder / RANK, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert newest_checkpoint(tmp_path, lambda _: None) is None and len(read) == 5
+    assert newest_known_checkpoint(tmp_path, lambda _: None) is None and len(read) == 6
     folder = save_checkpoint(tmp_path, example())
-    assert newest_checkpoint(tmp_path) == folder and len(read) == 6
+    assert newest_known_checkpoint(tmp_path) == folder and len(read) == 7
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_tasks_that_came_with_one_number_all_end(tmp_path: Path, monkeypatch: py
     for name in may_end:
         jobs.start(Export(tmp_path / name, job=3), a_model)
     for name, event in may_end.items():
-        event.set()
+        event.set()  # the first one is still among the tasks, as others of its number are
         while not isinstance(end := events.get(timeout=60), JobDone):
             pass
         assert end.path == tmp_path / name

@@ -14,7 +14,7 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
-from splatstudio.studio.new_training import on_devices
+from splatstudio.studio.new_training import on_devices, with_settings
 from splatstudio.studio.project import open_project
 from splatstudio.training import memory_plan
 from splatstudio.training.device_options import DeviceOptions
@@ -136,6 +136,11 @@ def test_a_run_that_goes_on_takes_the_limit_at_resume(run_dir: Path) -> None:
     assert any("4,321 splats" in note for note in limited.notes)
     assert any("--batch-size auto is not followed" in note for note in limited.notes)
     assert limited.config.batch_size == opened.config.batch_size
+    again = with_settings(limited.started_over(), {"downscale": 2})[0]
+    assert again.config.densify.max_gaussians == 4321 and again.fit.options.max_splats == 4321
+    most = on_devices(opened, DeviceOptions(ranks=1, max_splats="auto")).started_over()
+    small = with_settings(most, {"downscale": 4})[0]
+    assert small.fit.options.max_splats == "auto" and small.config.densify.max_gaussians == small.fit.made
     # What was changed on the page since wins.
     later = replace(limited, config=replace(limited.config, densify=DensifyConfig(max_gaussians=99)))
     assert later.training_job(resume=True).settings == ((LIMIT, 99),)

@@ -107,7 +107,7 @@ def test_the_job(tmp_path: Path, blob_scene: Scene, upright: bool) -> None:
     events: list[Event] = []
     jobs = Jobs(events.append, lambda: False)
     jobs.start(Export(tmp_path / "a.ply", upright=upright, cameras=cameras), lambda: model)
-    for thread in [task.thread for task in jobs._tasks.values()]:
+    for thread in [task.thread for task in jobs._tasks]:
         assert thread is not None
         thread.join()
     assert isinstance(events[-1], JobDone), events

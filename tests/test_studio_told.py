@@ -97,8 +97,32 @@ def test_what_fits_follows_the_photographs_size(
     controller.change_settings({"downscale": 4})
     assert limit() == asked and len(told) == 1, "there is room again"
     controller.change_settings({"densify.max_gaussians": wanted - 1})
+    assert limit() == wanted - 1 and len(told) == 1
     controller.change_settings({"downscale": 1})
-    assert limit() == wanted - 1 and len(told) == 1, "what the user types is not made smaller"
+    assert limit() == wanted - 1, "what the user types is not made smaller"
+    assert len(told) == 2 and told[1].title == "May not fit" and " fit: --max-splats auto" in told[1].text
+
+
+def test_how_many_fit_follows_the_steps_only_where_the_strategy_asks_for_them(
+    blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frees = iter(range(2 << 30, 3 << 30, 1 << 20))
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: next(frees))
+    told: list[Notice] = []
+    controller = controller_of(blob_folder, TrainConfig(), told, "ready")
+    controller.project = on_devices(controller.project, DeviceOptions(ranks=1, max_splats="auto"))
+    limit = controller.project.config.densify.max_gaussians
+    for steps in (70, 700, 7000):
+        controller.change_settings({"steps": steps})
+    assert controller.project.config.steps == 7000 and told == []
+    assert controller.project.config.densify.max_gaussians == limit
+
+
+def test_no_preset_is_chosen_after_the_start(blob_folder: Path) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "training")
+    with pytest.raises(ValueError, match="chosen before the start"):
+        controller.choose_preset("preview")
+    assert controller.project.config == TrainConfig()
 
 
 def test_as_many_as_fit_is_found_anew_with_the_photographs_size(

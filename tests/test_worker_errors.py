@@ -37,7 +37,7 @@ class ForeignError(Exception):
 
 
 def finish(jobs: Jobs) -> None:
-    for task in list(jobs._tasks.values()):
+    for task in list(jobs._tasks):
         assert task.thread is not None
         task.thread.join()
 

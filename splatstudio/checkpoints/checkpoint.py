@@ -57,7 +57,7 @@ from splatstudio.strategy.parts import joined, shard_rows
 log = logging.getLogger(__name__)
 
 _TRIES = itertools.count(1)  # of this process to write a checkpoint
-# Folders that `newest_checkpoint` found good, and what their files were then.
+# Folders that `newest_known_checkpoint` found good, and what their files were then.
 _KNOWN_GOOD: dict[Path, tuple[object, ...]] = {}
 SETTLED_NS = 2_000_000_000  # within which a file can be written anew at what its disk takes for the same time
 
@@ -249,15 +249,26 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
 def newest_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
     """Return the newest checkpoint folder of a run whose files are whole, or None.
 
-    A checkpoint of which no file has changed since it was found good is not read again: opening a run asks
-    six times, at a second or more for each gigabyte. What loads one does read all of it again. `report` gets
-    a sentence for each newer one that is damaged, with the one that is used instead.
+    `report` gets a sentence for each newer one that is damaged, with the one that is used instead.
     """
+    return _newest(run_dir, report, verify_checkpoint)
+
+
+def newest_known_checkpoint(run_dir: Path, report: Callable[[str], None] = log.warning) -> Path | None:
+    """Return the same, but do not read a checkpoint again while no file of it changes that was found good.
+
+    For what a page asks over and over, at a second or more for each gigabyte; not for what is then loaded: a
+    disk may fail without telling of a change.
+    """
+    return _newest(run_dir, report, _verify_unless_known)
+
+
+def _newest(run_dir: Path, report: Callable[[str], None], verify: Callable[[Path], object]) -> Path | None:
     refused: list[str] = []
     chosen = None
     for folder in reversed(checkpoint_folders(run_dir)):
         try:
-            _verify_unless_known(folder)
+            verify(folder)
         except ValueError as error:
             refused.append(str(error))
         else:

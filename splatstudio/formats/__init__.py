@@ -53,6 +53,11 @@ class Format:
         return self.write in (write_ply, write_compressed_ply, write_spz, write_sog)
 
     @property
+    def has_sizes(self) -> bool:
+        """Return whether a file has more of its Gaussians than points."""
+        return self.write is not write_point_cloud
+
+    @property
     def is_page(self) -> bool:
         """Return whether a file is looked at as it is, from a first point of view."""
         return self.write is write_viewer_page

@@ -26,6 +26,7 @@ BLURRED = (
     "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
     " call it mip splatting), or what is small looks too bright."
 )
+BLURRED_PAGE = "The model is anti-aliased, which the page cannot draw: what is small looks too bright there."
 REFINED = "The cameras of the training photographs are written as the training has refined them."
 
 
@@ -99,8 +100,8 @@ def export_model(
 def not_kept(model: Model, form: Format) -> list[str]:
     """Return a sentence on each thing beside its Gaussians that makes the model's look and is not kept."""
     sentences = [NO_SKY] if model.options.sky is not None else []
-    if model.options.antialiased and not form.tells_antialiased:
-        sentences.append(BLURRED)
+    if model.options.antialiased and form.has_sizes and not form.tells_antialiased:
+        sentences.append(BLURRED_PAGE if form.is_page else BLURRED)
     return sentences
 
 

@@ -108,24 +108,29 @@ class Controller(PresentWorker):
             if not self.can_set_up:
                 self._change_later(values)
                 return
-            project, note = with_settings(self.project, values)
+            project, notice = with_settings(self.project, values)
             self._set_up(project)
-        self._tell_fit(note)
+        self._tell(notice)
 
     def choose_preset(self, name: str) -> None:
-        """Take the settings of a preset, but for those that the user asked for. Before the start alone."""
+        """Take the settings of a preset, but for those that the user asked for.
+
+        Raises ValueError, and changes nothing, after the start.
+        """
         with self._lock:
-            project, note = with_preset(self.project, name)
+            if not self.can_set_up:
+                raise ValueError("a preset is chosen before the start, and this training has begun")
+            project, notice = with_preset(self.project, name)
             self._set_up(project)
-        self._tell_fit(note)
+        self._tell(notice)
 
     def _set_up(self, project: Project) -> None:
         self.project = project
         self.status = replace(self.status, total_steps=project.config.steps)
 
-    def _tell_fit(self, note: str | None) -> None:
-        if note is not None:
-            self._notify(Notice("Made to fit", note))
+    def _tell(self, notice: Notice | None) -> None:
+        if notice is not None:
+            self._notify(notice)
 
     def _change_later(self, values: Mapping[str, Any]) -> None:
         config = self.project.config_later(values, self.status.step)

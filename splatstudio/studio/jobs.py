@@ -162,7 +162,8 @@ _WORDS: dict[type[JobCommand], tuple[str, str]] = {
 def _notice(status: JobStatus, event: JobDone | JobCancelled | JobFailed) -> Notice:
     if isinstance(event, JobDone):
         done = _WORDS[type(status.command)][1]
-        return Notice(f"{done} {event.path.name} ({size(event.num_bytes)})", str(event.path))
+        text = f"{event.path}. {event.note}" if event.note else str(event.path)
+        return Notice(f"{done} {event.path.name} ({size(event.num_bytes)})", text, bad=bool(event.note))
     if status.ended_by:
         return Notice(f"{status.doing}: cancelled", why_ended(status))
     if isinstance(event, JobCancelled):

@@ -10,11 +10,11 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.project import Fit, Project
+from splatstudio.studio.status import Notice
 from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.memory_plan import plan_memory, sizes_of, splats_wanted
 
 LIMIT = "densify.max_gaussians"
-# What is offered before the start and moves what fits, or how many splats a strategy chooses.
-SIZING = frozenset({LIMIT, "downscale", "steps", "batch_size", "accumulate", "strategy", "sh_degree"})
 
 
 def on_devices(project: Project, options: DeviceOptions) -> Project:
@@ -33,30 +33,46 @@ def on_devices(project: Project, options: DeviceOptions) -> Project:
     return replace(fitting, notes=(*project.notes, sentence))
 
 
-def with_settings(project: Project, values: Mapping[str, Any]) -> tuple[Project, str | None]:
-    """Return the project with other settings by dotted names, and a sentence where what fits is less.
+def with_settings(project: Project, values: Mapping[str, Any]) -> tuple[Project, Notice | None]:
+    """Return the project with other settings by dotted names, and what is to be told of what fits.
 
-    Raises ValueError for what cannot be.
+    A limit that the user types is not made smaller. Raises ValueError for what cannot be.
     """
     config = project.config_with(values)
     project = replace(project, given=project.given | values.keys())
     if LIMIT in values:
         project = replace(project, fit=Fit(replace(project.fit.options, max_splats=values[LIMIT])))
-    if not SIZING & values.keys():
+    if not _moves_what_fits(project, values):
         return replace(project, config=config), None
     return _fitted_and_told(project, config)
 
 
-def with_preset(project: Project, name: str) -> tuple[Project, str | None]:
+def _moves_what_fits(project: Project, values: Mapping[str, Any]) -> bool:
+    """Say whether what fits, or how many splats *fast* chooses, depends on one of `values`."""
+    chooses = project.config.strategy == "fast" and project.fit.options.max_splats is None
+    return not values.keys().isdisjoint({LIMIT, "downscale", "steps"} if chooses else {LIMIT, "downscale"})
+
+
+def with_preset(project: Project, name: str) -> tuple[Project, Notice | None]:
     """Return the project with a preset's settings, but for those that the user asked for, and the same."""
     return _fitted_and_told(project, PRESETS[name].apply(project.config, project.given))
 
 
-def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, str | None]:
+def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, Notice | None]:
     fitting, sentence = _fitted(project, config)
     asked = changed(config, LIMIT, fitting.fit.asked)
-    news = _numbers(fitting.config) not in (_numbers(asked), _numbers(project.config))
-    return fitting, sentence if news else None
+    if _numbers(fitting.config) not in (_numbers(asked), _numbers(project.config)):
+        return fitting, Notice("Made to fit", sentence)
+    if isinstance(fitting.fit.options.max_splats, int) and not _has_room(fitting):
+        return fitting, Notice("May not fit", sentence, bad=True)
+    return fitting, None
+
+
+def _has_room(project: Project) -> bool:
+    assert project.scene is not None
+    scene = project.scene.resized(project.config.downscale)
+    plan = plan_memory(project.config, sizes_of(scene), project.devices)
+    return splats_wanted(project.config, scene) <= plan.num_splats
 
 
 def _numbers(config: TrainConfig) -> tuple[int, ...]:
@@ -87,5 +103,9 @@ def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
         notes += ("This run goes on with its own batches: --batch-size auto is not followed.",)
     if options.max_splats is None:
         return replace(project, notes=notes)
-    config, sentence = replace(options, fit_batch=False).fitted(project.config, scene, project.devices)
-    return replace(project, config=config, notes=(*notes, sentence), live_on_resume=(LIMIT,))
+    options = replace(options, fit_batch=False)
+    config, sentence = options.fitted(project.config, scene, project.devices)
+    # For the run that follows when this one is started over.
+    fit = Fit(options, project.config.densify.max_gaussians, config.densify.max_gaussians)
+    notes = (*notes, sentence)
+    return replace(project, config=config, notes=notes, live_on_resume=(LIMIT,), fit=fit)

@@ -9,7 +9,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.checkpoint import (
+    config_of_checkpoint,
+    newest_checkpoint,
+    newest_known_checkpoint,
+)
 from splatstudio.checkpoints.rank_parts import SHARD_NAME, part_of
 from splatstudio.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
@@ -87,7 +91,7 @@ class Project:
 
     def checkpoint(self) -> Path | None:
         """Return the newest good checkpoint of the run."""
-        return newest_checkpoint(self.run_dir) if self.can_train and self.run_dir else None
+        return newest_known_checkpoint(self.run_dir) if self.can_train and self.run_dir else None
 
     @property
     def resume_step(self) -> int | None:
@@ -313,7 +317,7 @@ def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, t
                 raise
             notes.append(f"The run {folder} is left aside: {error}")
             continue
-        if run.scene_path == scene_path and newest_checkpoint(folder) is not None:
+        if run.scene_path == scene_path and newest_known_checkpoint(folder) is not None:
             return run, tuple(notes)
         if run_dir is not None:
             raise ValueError(
@@ -330,7 +334,7 @@ def _photographs(config: TrainConfig) -> tuple[object, ...]:
 
 def _latest_config(run: Run) -> TrainConfig:
     """Return the settings of a run as they were last: while it trained some may have been changed."""
-    checkpoint = newest_checkpoint(run.path)
+    checkpoint = newest_known_checkpoint(run.path)
     if checkpoint is None:
         return run.config
     return with_images_found(config_of_checkpoint(checkpoint), run, run.scene_path)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.run import Run
 from splatstudio.settings.config import TrainConfig
@@ -39,7 +39,7 @@ def run_so_far(run: Run, config: TrainConfig, resume_step: int | None) -> RunSoF
 
 def _last_step(run: Run) -> int:
     """Return the last step of which a run has something: its newest checkpoint's, else what it noted."""
-    checkpoint = newest_checkpoint(run.path, report=lambda _: None)  # told where the run is opened
+    checkpoint = newest_known_checkpoint(run.path, report=lambda _: None)  # told where the run is opened
     if checkpoint is not None:
         return checkpoint_step(checkpoint)
     rows = run.metrics().rows

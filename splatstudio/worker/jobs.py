@@ -58,6 +58,7 @@ class Task:
         self.emit = emit
         self.num_threads = num_threads
         self.cancelled = threading.Event()
+        self.note = ""  # on what its file does not keep
         self.thread: threading.Thread | None = None
         self._started = time.monotonic()
         self._due = 0.0
@@ -78,7 +79,7 @@ class Jobs:
     def __init__(self, emit: Callable[[Event], None], training: Callable[[], bool]):
         self._emit = emit
         self._training = training
-        self._tasks: dict[int, Task] = {}
+        self._tasks: list[Task] = []  # numbers are their senders' own: two may have the same one
         self._unwanted: set[int] = set()  # cancelled before they began
         self._lock = threading.Lock()
 
@@ -110,7 +111,7 @@ class Jobs:
             target=self._run, args=(task, model), name=f"job-{command.job}", daemon=True
         )
         with self._lock:
-            self._tasks[command.job] = task
+            self._tasks.append(task)
         task.progress(0, 0)
         try:
             task.thread.start()
@@ -120,15 +121,15 @@ class Jobs:
     def cancel(self, job: int) -> None:
         """Let a job end as soon as it can, also one that has still to be started."""
         with self._lock:
-            task = self._tasks.get(job)
+            tasks = [task for task in self._tasks if task.command.job == job]
             self._unwanted.add(job)
-        if task is not None:
+        for task in tasks:
             task.cancelled.set()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Cancel all jobs and wait for their ends, `timeout` seconds at most; nothing half-written stays."""
         with self._lock:
-            tasks = list(self._tasks.values())
+            tasks = list(self._tasks)
         deadline = time.monotonic() + timeout
         for task in tasks:
             task.cancelled.set()
@@ -140,7 +141,7 @@ class Jobs:
 
     def _refusal(self, command: JobCommand) -> str | None:
         with self._lock:
-            running = [task.command for task in self._tasks.values()]
+            running = [task.command for task in self._tasks]
         if len(running) >= MAX_JOBS:
             return f"{len(running)} tasks are running already; wait for one of them, or cancel it."
         output = output_of(command)
@@ -159,7 +160,7 @@ class Jobs:
         try:
             with ops.limited_threads(self._num_threads()):
                 done = _WORK[type(task.command)](task, model)
-            end = JobDone(job, output, num_bytes(output)) if done else JobCancelled(job)
+            end = JobDone(job, output, num_bytes(output), task.note) if done else JobCancelled(job)
         except Cancelled:
             end = JobCancelled(job)
         except (ValueError, OSError) as error:
@@ -175,9 +176,7 @@ class Jobs:
         if isinstance(model, SharedDrawing):
             model.close()
         with self._lock:
-            # Numbers are the senders' own: a later job may have come with the same one.
-            if self._tasks.get(task.command.job) is task:
-                del self._tasks[task.command.job]
+            self._tasks.remove(task)
         log.info("%s: %s", output_of(task.command), _told(end))
         self._emit(end)
 
@@ -284,8 +283,7 @@ def _export(task: Task, model: Model | SharedDrawing) -> bool:
                 # The model itself is complete.
                 why = error.strerror or error
                 task.emit(Warned(f"{command.path} is written, but not the cameras beside it ({why})."))
-        for sentence in not_kept(model, format_to_write(command.path)):
-            task.emit(Warned(sentence))
+        task.note = " ".join(not_kept(model, format_to_write(command.path)))
         task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
     return done
 

@@ -172,8 +172,7 @@ class Evaluate(Command):
 class JobCommand(Command):
     """A long task on a copy of the model as it is now; the training goes on meanwhile.
 
-    The sender chooses `job`, by which the task is told of and cancelled. Its events are JobProgress, then
-    exactly one of JobDone, JobCancelled and JobFailed.
+    Of `job`, its sender's number, tell JobProgress, then exactly one of JobDone, JobCancelled and JobFailed.
     """
 
     job: int = field(default=0, kw_only=True)
@@ -348,6 +347,7 @@ class JobDone(Event):
     job: int
     path: Path
     num_bytes: int
+    note: str = ""  # on what the file does not keep
 
 
 @dataclass(frozen=True)

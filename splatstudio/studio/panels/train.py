@@ -144,8 +144,9 @@ class Setup:
         self._description.content = preset_html(wanted, self._controller.project.config, self._scene)
 
     def _take(self, path: str, value: int) -> None:
-        # What `refresh` has shown needs not be taken again.
-        if self._controller.can_set_up and value != value_of(self._controller.project.config, path):
+        # What `refresh` shows is nobody's wish, also where another one has come since.
+        known = [config for config in (self._shown, self._controller.project.config) if config is not None]
+        if self._controller.can_set_up and value not in [value_of(config, path) for config in known]:
             try:
                 self._controller.change_settings({path: value})
             except ValueError as error:

@@ -100,7 +100,7 @@ def test_what_fits_follows_the_photographs_size(
     assert limit() == wanted - 1 and len(told) == 1
     controller.change_settings({"downscale": 1})
     assert limit() == wanted - 1, "what the user types is not made smaller"
-    assert len(told) == 2 and told[1].title == "May not fit" and " fit: --max-splats auto" in told[1].text
+    assert len(told) == 2 and told[1].title == "May not fit" and " fit: lower Max splats" in told[1].text
 
 
 def test_how_many_fit_follows_the_steps_only_where_the_strategy_asks_for_them(

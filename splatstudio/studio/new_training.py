@@ -12,7 +12,7 @@ from splatstudio.settings.presets import PRESETS
 from splatstudio.studio.project import Fit, Project
 from splatstudio.studio.status import Notice
 from splatstudio.training.device_options import DeviceOptions
-from splatstudio.training.memory_plan import plan_memory, sizes_of, splats_wanted
+from splatstudio.training.memory_plan import describe, plan_memory, sizes_of, splats_wanted
 
 LIMIT = "densify.max_gaussians"
 
@@ -63,16 +63,19 @@ def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, No
     asked = changed(config, LIMIT, fitting.fit.asked)
     if _numbers(fitting.config) not in (_numbers(asked), _numbers(project.config)):
         return fitting, Notice("Made to fit", sentence)
-    if isinstance(fitting.fit.options.max_splats, int) and not _has_room(fitting):
-        return fitting, Notice("May not fit", sentence, bad=True)
-    return fitting, None
+    return fitting, _shortage(fitting) if isinstance(fitting.fit.options.max_splats, int) else None
 
 
-def _has_room(project: Project) -> bool:
+def _shortage(project: Project) -> Notice | None:
+    """Return what to tell of a training for which there is not the memory, None where there is."""
     assert project.scene is not None
     scene = project.scene.resized(project.config.downscale)
     plan = plan_memory(project.config, sizes_of(scene), project.devices)
-    return splats_wanted(project.config, scene) <= plan.num_splats
+    wanted = splats_wanted(project.config, scene)
+    if wanted <= plan.num_splats:
+        return None
+    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photographs")
+    return Notice("May not fit", sentences, bad=True)
 
 
 def _numbers(config: TrainConfig) -> tuple[int, ...]:

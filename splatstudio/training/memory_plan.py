@@ -225,11 +225,14 @@ def _why_no_more(config: TrainConfig) -> str:
     )
 
 
-def describe(plan: MemoryPlan, num_splats: int) -> str:
-    """Return what a training of up to `num_splats` needs, and whether it is there, one sentence or two."""
+FIT_BY_ITSELF = "--max-splats auto trains with no more"
+
+
+def describe(plan: MemoryPlan, num_splats: int, advice: str = FIT_BY_ITSELF) -> str:
+    """Return what a training of up to `num_splats` needs, and `advice` where that is not there."""
     each = "" if plan.num_ranks == 1 else " on each rank"
     need, free = plan.bytes_for(num_splats) / 1e9, plan.free / 1e9
     text = f"Up to {num_splats:,} splats need about {need:.1f} GB{each}; {free:.1f} GB are free."
     if num_splats <= plan.num_splats:
         return text
-    return f"{text} About {plan.num_splats:,} fit: --max-splats auto trains with no more."
+    return f"{text} About {plan.num_splats:,} fit: {advice}."

@@ -271,9 +271,13 @@ def _export(task: Task, model: Model | SharedDrawing) -> bool:
     kept = transformed(kept, transform)
     page = model.page_view(np.linalg.inv(transform), command.first)
     # The name under which it is written first is no title.
-    notes = {"step": model.step, "page": replace(page, title=command.path.stem), "normals": normals}
-    notes |= {"antialiased": model.options.antialiased}
-    done = _complete(task, command.path, lambda partial: write_gaussians(partial, kept, **notes))
+    page = replace(page, title=command.path.stem)
+
+    def write(partial: Path) -> None:
+        antialiased = model.options.antialiased
+        write_gaussians(partial, kept, step=model.step, page=page, normals=normals, antialiased=antialiased)
+
+    done = _complete(task, command.path, write)
     if done:
         if command.cameras:
             try:

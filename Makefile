@@ -84,9 +84,9 @@ sanitize: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
-	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/test_ops.py tests/test_fuzz.py tests/test_ops_project.py \
-	  tests/test_oracle.py tests/test_descent.py tests/test_modes.py tests/test_regularization.py \
-	  tests/test_mcmc_kernels.py
+	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_ops_project.py \
+	  tests/kernels/test_oracle.py tests/optimization/test_train_step.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
+	  tests/kernels/test_mcmc_kernels.py
 
 # The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, random orders of
 # threads; then small images under the sanitizers.
@@ -96,14 +96,14 @@ cuda-on-cpu: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU) -j 2
 	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" $(OPERATOR_TESTS)
 	SPLATSTUDIO_EMULATOR_SEED=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so \
-	  $(BIN)/python -m pytest -q -k "tiny or ssim" tests/test_oracle.py
+	  $(BIN)/python -m pytest -q -k "tiny or ssim" tests/kernels/test_oracle.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)_sanitized -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU)_sanitized -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
-	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/test_oracle.py tests/test_fuzz.py
-OPERATOR_TESTS := tests/cuda_on_cpu tests/test_oracle.py tests/test_ops.py tests/test_ops_project.py tests/test_fuzz.py tests/test_gradients.py \
-  tests/test_descent.py tests/test_regularization.py tests/test_modes.py tests/test_mcmc_kernels.py tests/test_pose_kernels.py tests/test_depth_ties.py
+	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_fuzz.py
+OPERATOR_TESTS := tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_ops_project.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
+  tests/optimization/test_train_step.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py
 
 lock: setup
 	$(BIN)/python -m pip install --quiet uv

@@ -108,7 +108,7 @@ inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii,
   return args;
 }
 
-inline Tremble tremble_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
+inline InjectNoise inject_noise_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
                           const Tensor& opacities, const OptionalTensor& places, double amount,
                           double min_opacity, int64_t seed) {
   const int64_t num = means.size(0);

@@ -175,7 +175,7 @@ struct Adam {
 
 // The steps of shN since it was last up to date everywhere. A row that is out of sight has no
 // gradient and its colour is not asked for: it makes up for its steps when it is seen again.
-struct LateRows {
+struct LazyRows {
   int32_t* steps_done;      // [N] how many of the steps a row has made
   const AdamRate* history;  // [num_steps]
   int64_t num_steps;
@@ -197,7 +197,7 @@ struct ProjectAdam {
   AdamRate rates[kNumTensors];
   AdamSettings settings;
   Regularization regularization;
-  LateRows late;         // the last entry of the history is this step; a GPU leaves no rows behind
+  LazyRows late;         // the last entry of the history is this step; a GPU leaves no rows behind
   int64_t used_columns;  // of shN; the others have neither gradients nor moments
   bool visible_only;     // rows out of sight stay as they are; else all rows make the step
 };
@@ -207,7 +207,7 @@ struct SettleAdam {
   AdamTensor tensor;
   int64_t num, columns, used_columns;
   AdamSettings settings;
-  LateRows late;
+  LazyRows late;
 };
 
 // What a strategy counts of one step, added to what it has.
@@ -252,7 +252,7 @@ void raster_bwd(const RasterBwd& args, int num_threads);
 void image_loss(const ImageLoss& args, int num_threads);
 void adam_step(const Adam& args, int num_threads);
 void project_adam(const ProjectAdam& args, int num_threads);
-void settle_adam(const SettleAdam& args, int num_threads);
+void flush_lazy_adam(const SettleAdam& args, int num_threads);
 void count_seen(const SeenCounts& args, int num_threads);
 
 // The instruction set in use: "avx2" or "portable".

@@ -14,7 +14,7 @@ namespace splat {
 constexpr float kNoiseSteepness = 100.0f;
 constexpr float kNoiseRange = 0.095f;  // above it by this much, none is made
 
-struct Tremble {
+struct InjectNoise {
   float* means;            // [N, 3]
   const float* quats;      // [N, 4]
   const float* scales;     // [N, 3] logarithms
@@ -67,7 +67,7 @@ SPLAT_HD Vec3<float> normal_noise(uint64_t key, uint64_t row) {
 }
 
 // Moves one Gaussian by its covariance times noise; an offset that is no number is left out.
-SPLAT_HD void tremble_row(const Tremble& args, int64_t i) {
+SPLAT_HD void inject_noise_row(const InjectNoise& args, int64_t i) {
   const float opacity = opacity_of(args.opacities[i]);
   // A logit that is no number has no part in it either.
   if (!(opacity < args.min_opacity + kNoiseRange && args.opacities[i] == args.opacities[i])) return;
@@ -104,14 +104,14 @@ SPLAT_HD void part_row(const Parting& args, int64_t i) {
 
 namespace cpu {
 
-void tremble(const Tremble& args, int num_threads);
+void inject_noise(const InjectNoise& args, int num_threads);
 void part(const Parting& args, int num_threads);
 
 }  // namespace cpu
 
 namespace cuda {
 
-void tremble(const Tremble& args, const StepGate& gate, void* stream);
+void inject_noise(const InjectNoise& args, const StepGate& gate, void* stream);
 void part(const Parting& args, void* stream);
 
 }  // namespace cuda

@@ -93,23 +93,23 @@ void count_seen_within(const Tensor& gradients2d, const Tensor& radii, int64_t w
   splat::cuda::count_seen(args, gate_of(num_instances, room, loss), device.stream());
 }
 
-void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
+void inject_noise(const Tensor& means, const Tensor& quats, const Tensor& scales,
              const Tensor& opacities, double amount, double min_opacity, int64_t seed,
              int64_t /*num_threads*/, const OptionalTensor& places) {
   const OnDevice device(means);
-  const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
-  splat::cuda::tremble(args, {}, device.stream());
+  const splat::InjectNoise args =
+      inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
+  splat::cuda::inject_noise(args, {}, device.stream());
 }
 
-void tremble_within(const Tensor& means, const Tensor& quats, const Tensor& scales,
+void inject_noise_within(const Tensor& means, const Tensor& quats, const Tensor& scales,
                     const Tensor& opacities, double amount, double min_opacity, int64_t seed,
                     const Tensor& num_instances, int64_t room, const Tensor& loss,
                     const OptionalTensor& places) {
   const OnDevice device(means);
-  const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
-  splat::cuda::tremble(args, gate_of(num_instances, room, loss), device.stream());
+  const splat::InjectNoise args =
+      inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
+  splat::cuda::inject_noise(args, gate_of(num_instances, room, loss), device.stream());
 }
 
 // Returns the gradient with respect to a twist of the camera, [6] float64: the shift, the turn.
@@ -128,7 +128,7 @@ Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN
 }
 
 // Returns the opacity of each part, and by what its size is multiplied.
-std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
+std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
                                   int64_t /*num_threads*/) {
   const OnDevice device(opacities);
   const auto [args, each, factors] = parting_of(opacities, copies);
@@ -145,8 +145,8 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_adam_within", TORCH_BOX(&project_adam_within));
   m.impl("count_seen", TORCH_BOX(&count_seen));
   m.impl("count_seen_within", TORCH_BOX(&count_seen_within));
-  m.impl("tremble", TORCH_BOX(&tremble));
-  m.impl("tremble_within", TORCH_BOX(&tremble_within));
+  m.impl("inject_noise", TORCH_BOX(&inject_noise));
+  m.impl("inject_noise_within", TORCH_BOX(&inject_noise_within));
   m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
-  m.impl("parted", TORCH_BOX(&parted));
+  m.impl("compute_relocation", TORCH_BOX(&compute_relocation));
 }

@@ -12,7 +12,7 @@ namespace {
 using namespace splat::binding;
 
 // `history` [S, 2]: the first `num_steps` rows are the steps since all rows of shN were up to date.
-splat::LateRows late_rows(const Tensor& steps_done, const Tensor& history, int64_t num_steps,
+splat::LazyRows late_rows(const Tensor& steps_done, const Tensor& history, int64_t num_steps,
                           const splat::AdamSettings& settings) {
   STD_TORCH_CHECK(history.dim() == 2 && num_steps >= 0 && num_steps <= history.size(0),
                   "the history is too short");
@@ -67,16 +67,16 @@ splat::SettleAdam late_settings(const Tensor& shN, const Tensor& exp_avg, const 
   return late;
 }
 
-void settle_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                  const Tensor& steps_done, const Tensor& history, int64_t num_late,
                  int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
   const splat::SettleAdam late =
       late_settings(shN, exp_avg, exp_avg_sq, steps_done, history, num_late, used_columns, betas);
-  splat::cpu::settle_adam(late, static_cast<int>(num_threads));
+  splat::cpu::flush_lazy_adam(late, static_cast<int>(num_threads));
 }
 
 // Projects as `project_fwd` does, but what is visible first makes up for the steps of its shN.
-Tensors project_late(const Tensors& params, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+Tensors project_lazy(const Tensors& params, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                      const std::vector<double>& view, const std::vector<int64_t>& options,
                      const Tensor& steps_done, const Tensor& history, int64_t num_late,
                      int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
@@ -108,12 +108,12 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
   splat::cpu::count_seen(args, static_cast<int>(num_threads));
 }
 
-void tremble(const Tensor& means, const Tensor& quats, const Tensor& scales,
+void inject_noise(const Tensor& means, const Tensor& quats, const Tensor& scales,
              const Tensor& opacities, double amount, double min_opacity, int64_t seed,
              int64_t num_threads, const OptionalTensor& places) {
-  const splat::Tremble args =
-      tremble_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
-  splat::cpu::tremble(args, static_cast<int>(num_threads));
+  const splat::InjectNoise args =
+      inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
+  splat::cpu::inject_noise(args, static_cast<int>(num_threads));
 }
 
 // Returns the gradient with respect to a twist of the camera, [6] float64: the shift, the turn.
@@ -144,7 +144,7 @@ Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t nu
 }
 
 // Returns the opacity of each part, and by what its size is multiplied.
-std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
+std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
                                   int64_t num_threads) {
   const auto [args, each, factors] = parting_of(opacities, copies);
   splat::cpu::part(args, static_cast<int>(num_threads));
@@ -156,11 +156,11 @@ std::tuple<Tensor, Tensor> parted(const Tensor& opacities, const Tensor& copies,
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("adam_step", TORCH_BOX(&adam_step));
   m.impl("project_adam", TORCH_BOX(&project_adam));
-  m.impl("project_late", TORCH_BOX(&project_late));
-  m.impl("settle_adam", TORCH_BOX(&settle_adam));
+  m.impl("project_lazy", TORCH_BOX(&project_lazy));
+  m.impl("flush_lazy_adam", TORCH_BOX(&flush_lazy_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
-  m.impl("tremble", TORCH_BOX(&tremble));
+  m.impl("inject_noise", TORCH_BOX(&inject_noise));
   m.impl("pose_gradient", TORCH_BOX(&pose_gradient));
   m.impl("area_means", TORCH_BOX(&area_means));
-  m.impl("parted", TORCH_BOX(&parted));
+  m.impl("compute_relocation", TORCH_BOX(&compute_relocation));
 }

@@ -64,11 +64,11 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "float[] rates, float[] regularization, int step, int used_columns, bool visible_only, "
       "Tensor num_instances, int room, Tensor loss) -> ()");
   m.def(
-      "settle_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "flush_lazy_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "
       "int num_threads) -> ()");
   m.def(
-      "project_late(Tensor(a!)[] params, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "project_lazy(Tensor(a!)[] params, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "float[] view, int[] options, Tensor(d!) steps_done, Tensor history, int num_late, "
       "int used_columns, float[] betas, int num_threads) -> Tensor[]");
   m.def(
@@ -79,17 +79,17 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor(a!) grad2d, Tensor(b!) visible, Tensor(c!)? radius2d, Tensor num_instances, "
       "int room, Tensor loss) -> ()");
   m.def(
-      "tremble_within(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, "
+      "inject_noise_within(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, "
       "float amount, float min_opacity, int seed, Tensor num_instances, int room, Tensor loss, "
       "Tensor? places=None) -> ()");
   m.def(
-      "tremble(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
+      "inject_noise(Tensor(a!) means, Tensor quats, Tensor scales, Tensor opacities, float amount, "
       "float min_opacity, int seed, int num_threads, Tensor? places=None) -> ()");
   m.def(
       "pose_gradient(Tensor means, Tensor quats, Tensor shN, Tensor v_means, Tensor v_quats, "
       "Tensor? v_sh0, Tensor radii, float[] view, int sh_degree, int num_threads) -> Tensor");
   m.def("area_means(Tensor image, int width, int height, int num_threads) -> Tensor");
-  m.def("parted(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
+  m.def("compute_relocation(Tensor opacities, Tensor copies, int num_threads) -> (Tensor, Tensor)");
   m.def(
       "splat_shapes(Tensor means, Tensor quats, Tensor scales, Tensor radii, float[] view, "
       "int[] options, int num_threads) -> (Tensor, Tensor)");

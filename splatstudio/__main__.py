@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C ends it, also while it loads, with exit code 130 and no traceback."""
     try:
-        from splatstudio import cli
+        from splatstudio.cli import main as cli
 
         cli.main()
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
+from splatstudio.gui.state.nerfview_adapter import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
@@ -16,9 +17,8 @@ from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
 from splatstudio.settings.presets import PRESETS, PresetName
-from splatstudio.studio.foreign import show
-from splatstudio.training.session import Advance, Session
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.session import Advance, Session
+from splatstudio.train.trainer import Trainer
 
 __all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 

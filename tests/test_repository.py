@@ -34,11 +34,10 @@ LAYERS = [
     "checkpoints",
     "evaluation",
     "models",
-    "training",
-    "worker",
-    "studio",
+    "train",
+    "runtime",
+    "gui",
     "api",
-    "commands",
     "cli",
     "__main__",
 ]
@@ -46,14 +45,14 @@ LAYERS = [
 # An outside library that only one part or module may know, so that it is exchanged or upgraded in one place.
 HOMES = {
     # Half of viser is a program in the browser, which an exported page takes along; that needs no server.
-    "viser": {"studio", "formats.viewer_page"},
-    "nerfview": {"studio"},
-    "multiprocessing": {"worker"},
+    "viser": {"gui", "formats.viewer_page"},
+    "nerfview": {"gui"},
+    "multiprocessing": {"runtime"},
     "cv2": {"scene"},
     "pynvml": {"devices.monitor", "devices.gpu_links"},
-    "simplejpeg": {"studio", "worker"},
+    "simplejpeg": {"gui", "runtime"},
     "tyro": {"cli"},
-    "rich": {"cli", "commands.terminal"},
+    "rich": {"cli"},
     "safetensors": {"checkpoints.shard_file"},
     "splines": {"cameras.camera_path"},
     "imageio": {"models.video"},
@@ -129,7 +128,7 @@ def test_torch_ops_are_called_in_one_place() -> None:
 
 def test_only_the_command_line_reads_arguments() -> None:
     readers = {module_of(path) for path in python_files() if "sys.argv" in path.read_text()}
-    assert readers <= {"cli"}
+    assert readers <= {"cli.main"}
 
 
 def test_only_the_binding_sees_torch() -> None:
@@ -152,7 +151,7 @@ def test_files_and_functions_stay_small() -> None:
         if path.suffix not in {".py", ".cpp", ".h", ".cu", ".cuh"}:
             continue
         text = path.read_text()
-        if text.count("\n") > 400:
+        if text.count("\n") > 600:
             too_long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
         if path.suffix == ".py":
             for node in ast.walk(ast.parse(text)):

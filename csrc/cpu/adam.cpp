@@ -62,7 +62,7 @@ void project_adam(const ProjectAdam& args, int num_threads) {
                   });
 }
 
-void settle_adam(const SettleAdam& args, int num_threads) {
+void flush_lazy_adam(const SettleAdam& args, int num_threads) {
   parallel_ranges(num_threads, args.num, kGaussiansATask,
                   [&](int64_t begin, int64_t end) { lanes().settle_rows(args, begin, end); });
 }

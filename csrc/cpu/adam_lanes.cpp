@@ -187,7 +187,7 @@ void adam_rows(const ProjectAdam& args, const AdamGradients& grads, int64_t begi
 
 void settle_rows(const SettleAdam& args, int64_t begin, int64_t end) {
   const Rates r = rates_of(args.settings);
-  const LateRows& late = args.late;
+  const LazyRows& late = args.late;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t done = late.steps_done[i];
     if (done == late.num_steps) continue;

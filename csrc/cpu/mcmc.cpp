@@ -9,9 +9,9 @@ constexpr int64_t kGaussiansATask = 4096;
 
 }  // namespace
 
-void tremble(const Tremble& args, int num_threads) {
+void inject_noise(const InjectNoise& args, int num_threads) {
   parallel_ranges(num_threads, args.num, kGaussiansATask, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) tremble_row(args, i);
+    for (int64_t i = begin; i < end; ++i) inject_noise_row(args, i);
   });
 }
 

@@ -6,9 +6,9 @@
 namespace splat::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) tremble_kernel(Tremble args, StepGate gate) {
+__global__ void __launch_bounds__(kThreads) inject_noise_kernel(InjectNoise args, StepGate gate) {
   const int64_t i = global_index();
-  if (i < args.num && is_open(gate)) tremble_row(args, i);
+  if (i < args.num && is_open(gate)) inject_noise_row(args, i);
 }
 
 __global__ void __launch_bounds__(kThreads) part_kernel(Parting args) {
@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kThreads) part_kernel(Parting args) {
 
 }  // namespace
 
-void tremble(const Tremble& args, const StepGate& gate, void* stream) {
-  launch("tremble", tremble_kernel, blocks_for(args.num), kThreads, stream, args, gate);
+void inject_noise(const InjectNoise& args, const StepGate& gate, void* stream) {
+  launch("inject_noise", inject_noise_kernel, blocks_for(args.num), kThreads, stream, args, gate);
 }
 
 void part(const Parting& args, void* stream) {

@@ -58,7 +58,7 @@ def save_together(ranks: Ranks, run_dir: Path, checkpoint: Checkpoint) -> Path:
     """
     if ranks.num_ranks == 1:
         return save_checkpoint(run_dir, checkpoint)
-    num_bytes = sum(int(part) for part in ranks.gather_bytes(str(checkpoint.num_bytes).encode()))
+    num_bytes = sum(int(part) for part in ranks.all_gather_bytes(str(checkpoint.num_bytes).encode()))
     first = ranks.rank == 0
     begun = _agreed(
         ranks, lambda: str(begin_checkpoint(run_dir, checkpoint.step, num_bytes)) if first else ""
@@ -86,7 +86,7 @@ def _agreed(ranks: Ranks, work: Callable[[], str]) -> list[str]:
         answer = "+" + work()
     except OSError as error:
         answer = "-" + str(error)
-    answers = [message.decode() for message in ranks.gather_bytes(answer.encode())]
+    answers = [message.decode() for message in ranks.all_gather_bytes(answer.encode())]
     for rank, text in enumerate(answers):
         if text.startswith("-"):
             raise OSError(f"rank {rank}: {text[1:]}")

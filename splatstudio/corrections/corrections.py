@@ -15,7 +15,7 @@ from splatstudio.corrections.poses import corrected_camera, of_correction, witho
 from splatstudio.corrections.table import EPS, LearntRows
 from splatstudio.gaussians.sky import Sky, over_sky
 from splatstudio.kernels.ops_training import StepGate
-from splatstudio.optimization.descent import Drawing, Shot
+from splatstudio.optimization.train_step import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
@@ -115,7 +115,7 @@ class Corrections:
         }
         return tuple(self._leaves.values())
 
-    def shown(self, shot: Shot, drawing: Drawing) -> Tensor:
+    def shown(self, shot: TrainView, drawing: RenderOutput) -> Tensor:
         """Return a drawing as its photograph shows it: before the sky, in the photograph's exposure."""
         rows = {name: 0 if name == "sky" else self._place(shot) for name in self._leaves}
         learnt = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
@@ -129,7 +129,7 @@ class Corrections:
         return rgb
 
     @torch.no_grad()
-    def shown_now(self, shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+    def shown_now(self, shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
         """Return a picture [H, W, 3] over black, with alpha [H, W], as its photograph shows it.
 
         As `shown`, but at any time and without gradients.
@@ -140,7 +140,7 @@ class Corrections:
             rgb = _exposed(rgb, self._tables["exposure"].values[self._row_of[shot.index]])
         return rgb
 
-    def before_sky(self, shot: Shot) -> Shot:
+    def before_sky(self, shot: TrainView) -> TrainView:
         """Return the shot of a photograph with alpha over the sky as the photograph would show it.
 
         Its target is over black before, as of `behind`. Others are returned as they are.
@@ -150,7 +150,7 @@ class Corrections:
         sky = self.shown_now(shot, torch.zeros_like(shot.target), torch.zeros_like(shot.alpha))
         return replace(shot, target=shot.target + (1.0 - shot.alpha[..., None]) * sky)
 
-    def picture(self, shot: Shot, drawn: Tensor) -> Tensor:
+    def picture(self, shot: TrainView, drawn: Tensor) -> Tensor:
         """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
         return self._shown.get(shot.index, drawn)
 
@@ -168,7 +168,7 @@ class Corrections:
             return red, green, blue
         return config.background
 
-    def penalty(self, shot: Shot, config: TrainConfig) -> Tensor | None:
+    def penalty(self, shot: TrainView, config: TrainConfig) -> Tensor | None:
         """Return what keeps the correction of a photograph small and smooth, a scalar; None: nothing does."""
         if "exposure" not in self._leaves:
             return None
@@ -268,7 +268,7 @@ class Corrections:
             except (IndexError, ValueError) as error:
                 raise ValueError(f"the checkpoint's corrections do not fit: {name}.{error}") from error
 
-    def _place(self, shot: Shot) -> int:
+    def _place(self, shot: TrainView) -> int:
         return self._rows.index(self._row_of[shot.index])
 
     def _correction(self, row: int) -> np.ndarray:
@@ -309,7 +309,7 @@ def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
     return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
 
 
-def _over_learnt_sky(shot: Shot, drawing: Drawing, sky: Tensor) -> Tensor:
+def _over_learnt_sky(shot: TrainView, drawing: RenderOutput, sky: Tensor) -> Tensor:
     """Return a drawing over the sky, which learns only from what the photograph has not left transparent."""
     rgb = over_sky(drawing.rgb, drawing.alpha, sky, shot.camera)
     if shot.alpha is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed.failures import together
-from splatstudio.distributed.halves import Halves, pack, unpack
+from splatstudio.distributed.fp16_packing import Fp16Packing, pack, unpack
 from splatstudio.distributed.ranks import Ranks
 
 MOST_RADIUS = 32767  # px: what 16 bits hold; a larger rectangle is cut down to it
@@ -27,7 +27,7 @@ class Route:
     ranks: Ranks
     sent: Sequence[int]
     received: Sequence[int]
-    halves: Halves | None = None
+    halves: Fp16Packing | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def exchange(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor]
     if route.ranks.num_ranks == 1:
         return rows.detach(), radii
     record, got, got_rows, got_radii = together(route.ranks, lambda: _buffers(rows, radii, route))
-    route.ranks.swap_rows(record, route.sent, route.received, into=got)
+    route.ranks.all_to_all(record, route.sent, route.received, into=got)
     if route.halves is None:
         got_rows.copy_(got[:, : rows.shape[1]])
         got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
@@ -94,11 +94,11 @@ def sent_back(values: Tensor, route: Route, room: Room | None) -> Tensor:
     with `room_for_return`, for which some may have no memory.
     """
     if room is None or room.packed is None or route.halves is None:
-        return route.ranks.swap_rows(
+        return route.ranks.all_to_all(
             values, route.received, route.sent, into=None if room is None else room.values
         )
     record, got = room.packed
     pack(values, route.halves.gradients, record)
-    route.ranks.swap_rows(record, route.received, route.sent, into=got)
+    route.ranks.all_to_all(record, route.received, route.sent, into=got)
     unpack(got, route.halves.gradients, room.values)
     return room.values

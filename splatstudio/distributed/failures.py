@@ -74,7 +74,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
         wrong = str(error) or type(error).__name__
     ends = torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
     ends[ranks.rank] = _WRONG if wrong else int(result is None)
-    ends = ranks.sum(ends)
+    ends = ranks.all_reduce(ends)
     if (ends == _WRONG).any():
         raise failed_together(ranks, wrong)
     failed = ends.nonzero().squeeze(1).tolist()
@@ -86,7 +86,7 @@ def together(ranks: Ranks, work: Callable[[], T]) -> T:
 def failed_together(ranks: Ranks, wrong: str) -> FailedTogether:
     """Return what all ranks, which call this together, raise: the first sentence of any; `wrong` is ours."""
     # The name of a file may be no text: half a character would leave the other ranks waiting for this one.
-    messages = ranks.gather_bytes(wrong.encode(errors="surrogatepass"))
+    messages = ranks.all_gather_bytes(wrong.encode(errors="surrogatepass"))
     return FailedTogether(next(filter(None, messages)).decode(errors="surrogatepass"))
 
 

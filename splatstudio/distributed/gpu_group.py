@@ -27,7 +27,7 @@ def gpu_group(
     takes some hundred megabytes of its own, and that it works is known when this returns. Raises ValueError
     on all ranks where two share a GPU or some have none, and where nothing comes within `patience` seconds.
     """
-    cards = [card.decode() for card in ranks.gather_bytes(_card(device).encode())]
+    cards = [card.decode() for card in ranks.all_gather_bytes(_card(device).encode())]
     if (problem := unfit(cards)) is not None:
         raise ValueError(problem)
     if device.type == "cpu":

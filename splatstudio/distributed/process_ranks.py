@@ -37,7 +37,7 @@ class ProcessRanks(Ranks):
         self.num_bytes = 0
         self._on_gpu = GpuSeconds()
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks of `values`, which have the same shape on each."""
         if values.device.type == "cpu" and values.nbytes <= SHORT and values.dtype in EXACT:
             return self._told_by_all(values.detach()).sum(dim=0, dtype=values.dtype)
@@ -48,13 +48,13 @@ class ProcessRanks(Ranks):
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is set on any rank."""
-        return bool(self.sum(torch.tensor([int(flag)], device="cpu")).item())
+        return bool(self.all_reduce(torch.tensor([int(flag)], device="cpu")).item())
 
-    def gather(self, rows: Tensor) -> list[Tensor]:
+    def all_gather(self, rows: Tensor) -> list[Tensor]:
         """Return every rank's `rows` [N_r, ...], rank 0's first; ranks may have different numbers of rows."""
         rows = rows.detach()
         if rows.dtype == torch.bool:
-            return [part.view(torch.bool) for part in self.gather(rows.contiguous().view(torch.uint8))]
+            return [part.view(torch.bool) for part in self.all_gather(rows.contiguous().view(torch.uint8))]
         messages = self._told_by_all(_message(rows))
         counts = messages[:, :COUNT_BYTES].contiguous().view(torch.int64)[:, 0].tolist()
         if _fit(rows, max(counts)):
@@ -68,12 +68,12 @@ class ProcessRanks(Ranks):
             dist.all_gather(parts, padded, group=self._group_for(padded))
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
-    def gather_bytes(self, message: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's `message`, of any length, rank 0's first."""
         numbers = torch.frombuffer(bytearray(message or b"\0"), dtype=torch.uint8)[: len(message)]
-        return [bytes(part.numpy()) for part in self.gather(numbers)]
+        return [bytes(part.numpy()) for part in self.all_gather(numbers)]
 
-    def swap_counts(self, counts: Tensor) -> Tensor:
+    def all_to_all_counts(self, counts: Tensor) -> Tensor:
         """Give each rank its row of `counts` [num_ranks, C] int64; return what all ranks gave to this one."""
         assert counts.device.type == "cpu" and len(counts) == self.num_ranks
         got = torch.empty_like(counts)
@@ -81,7 +81,7 @@ class ProcessRanks(Ranks):
             dist.all_to_all_single(got, counts.contiguous(), group=self._control)
         return got
 
-    def swap_rows(
+    def all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
     ) -> Tensor:
         """Send the first sent[0] of `rows` [N, ...] to rank 0, the next to rank 1, and so on.

@@ -19,7 +19,7 @@ class Ranks:
     seconds = 0.0  # spent in these methods until now, waiting for other ranks included
     num_bytes = 0  # given to the exchanges until now, a rank's own part included
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks of `values`, which have the same shape on each."""
         return values
 
@@ -27,19 +27,19 @@ class Ranks:
         """Return whether `flag` is set on any rank."""
         return flag
 
-    def gather(self, rows: Tensor) -> list[Tensor]:
+    def all_gather(self, rows: Tensor) -> list[Tensor]:
         """Return every rank's `rows` [N_r, ...], rank 0's first; ranks may have different numbers of rows."""
         return [rows]
 
-    def gather_bytes(self, message: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's `message`, of any length, rank 0's first."""
         return [message]
 
-    def swap_counts(self, counts: Tensor) -> Tensor:
+    def all_to_all_counts(self, counts: Tensor) -> Tensor:
         """Give each rank its row of `counts` [num_ranks, C] int64; return what all ranks gave to this one."""
         return counts
 
-    def swap_rows(
+    def all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
     ) -> Tensor:
         """Send the first sent[0] of `rows` [N, ...] to rank 0, the next to rank 1, and so on.

@@ -77,7 +77,7 @@ def evaluate_together(
         received = received_for(ranks, gaussians, [scene.views[index].camera for index in own], options)
         score = _unless_broken_off(ranks, partial(compared, own, received, started))
         scores += _of_all(ranks, score)
-    num_gaussians = int(ranks.sum(torch.tensor([len(gaussians)], device="cpu")))
+    num_gaussians = int(ranks.all_reduce(torch.tensor([len(gaussians)], device="cpu")))
     return summary(scores, scene, num_gaussians=num_gaussians, seconds=sum(seconds), notes=measures.notes)
 
 
@@ -89,7 +89,7 @@ def _unless_broken_off(ranks: Ranks, compared: Callable[[], ImageScore | None]) 
         result = unless_out_of_memory(lambda: (compared(),))
         endings[ranks.rank] = _SHORT if result is None else _WELL
     finally:  # also on the way out of an error: the others wait for this word
-        endings = ranks.sum(endings)
+        endings = ranks.all_reduce(endings)
     short = (endings == _SHORT).nonzero().squeeze(1).tolist()
     if short:
         raise OutOfMemory(short)
@@ -111,4 +111,4 @@ def _score(
 def _of_all(ranks: Ranks, score: ImageScore | None) -> Sequence[ImageScore]:
     """Return the scores that the ranks have, rank 0's first."""
     message = b"" if score is None else json.dumps(asdict(score)).encode()
-    return [ImageScore(**json.loads(text)) for text in ranks.gather_bytes(message) if text]
+    return [ImageScore(**json.loads(text)) for text in ranks.all_gather_bytes(message) if text]

@@ -1,6 +1,7 @@
 """What only a training on native kernels needs: the fused optimiser and what strategies do.
 
-Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient, and but for `parted` all happens in place.
+Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient; all but `compute_relocation` happens in
+place.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ def leaves_rows_behind(device: torch.device) -> bool:
     The CPU's does, which saves it much of the optimiser's time. On a GPU all rows make every step: nothing is
     ever late there.
     """
-    return has_kernel("settle_adam", device.type)
+    return has_kernel("flush_lazy_adam", device.type)
 
 
-class LateRows:
+class LazyRows:
     """The steps of shN that Gaussians out of sight have yet to make.
 
     Without a gradient a step is known beforehand, and nobody asks for the colour of what is out of sight: the
@@ -134,7 +135,7 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
     camera: Camera,
     settings: ProjectSettings,
     adam: AdamStep,
-    late: LateRows,
+    late: LazyRows,
     regularization: Regularization,
     visible_only: bool,
     gate: StepGate | None = None,
@@ -219,14 +220,14 @@ def gradients_of_projected(
 
 
 @torch.no_grad()
-def project_late(
+def project_lazy(
     gaussians: Gaussians,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     *,
     camera: Camera,
     settings: ProjectSettings,
-    late: LateRows,
+    late: LazyRows,
     betas: list[float],
 ) -> Projected:
     """Project as `ops.project_raw` does; what is visible first makes the steps of its shN that it has yet to.
@@ -238,15 +239,17 @@ def project_late(
     if late.num_steps == 0 or settings.sh_degree == 0:
         return Projected(*_native().project_fwd(*rows, view, options, num_threads()))
     steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
-    return Projected(*_native().project_late(rows, exp_avg, exp_avg_sq, view, options, *steps, num_threads()))
+    return Projected(*_native().project_lazy(rows, exp_avg, exp_avg_sq, view, options, *steps, num_threads()))
 
 
 @torch.no_grad()
-def settle(shN: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, late: LateRows, betas: list[float]) -> None:
+def flush_lazy_adam(
+    shN: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, late: LazyRows, betas: list[float]
+) -> None:
     """Let every row of shN [N, K-1, 3] make the steps it has yet to make; `betas` are beta1, beta2, eps."""
     if late.num_steps > 0:
         steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
-        _native().settle_adam(shN.detach(), exp_avg, exp_avg_sq, *steps, num_threads())
+        _native().flush_lazy_adam(shN.detach(), exp_avg, exp_avg_sq, *steps, num_threads())
         late.steps_done.zero_()
         late.num_steps = 0
 
@@ -275,7 +278,7 @@ def count_seen(
 
 
 @torch.no_grad()
-def tremble(
+def inject_noise(
     gaussians: Gaussians,
     *,
     amount: float,
@@ -284,7 +287,7 @@ def tremble(
     places: Tensor | None = None,
     gate: StepGate | None = None,
 ) -> None:
-    """Move positions at random, in place, as `reference_training.tremble` does; contiguous tensors.
+    """Move positions at random, in place, as `reference_training.inject_noise` does; contiguous tensors.
 
     A `gate` may keep everything from changing. Raises RuntimeError when the kernels have not been built.
     """
@@ -292,9 +295,9 @@ def tremble(
     rows = (g.means, g.quats.contiguous(), g.scales.contiguous(), g.opacities.contiguous())
     numbers = (amount, min_opacity, seed)
     if gate is None:
-        _native().tremble(*rows, *numbers, num_threads(), places)
+        _native().inject_noise(*rows, *numbers, num_threads(), places)
     else:
-        _native().tremble_within(*rows, *numbers, *gate.arguments, places)
+        _native().inject_noise_within(*rows, *numbers, *gate.arguments, places)
 
 
 @torch.no_grad()
@@ -330,9 +333,9 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
 
 
 @torch.no_grad()
-def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how `copies` [M] int64 equal parts look, as `reference_training.parted` does.
+def compute_relocation(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how `copies` [M] int64 equal parts look, as `reference_training.compute_relocation` does.
 
     Raises RuntimeError when the kernels have not been built.
     """
-    return _native().parted(opacities.contiguous(), copies.contiguous(), num_threads())
+    return _native().compute_relocation(opacities.contiguous(), copies.contiguous(), num_threads())

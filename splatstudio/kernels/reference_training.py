@@ -24,7 +24,7 @@ _LOW = 0xFFFFFFFF
 
 
 @torch.no_grad()
-def tremble(
+def inject_noise(
     gaussians: Gaussians, *, amount: float, min_opacity: float, seed: int, places: Tensor | None = None
 ) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
@@ -45,7 +45,7 @@ def tremble(
     gaussians.means.add_(torch.where(moving[:, None], offsets, torch.zeros_like(offsets)))
 
 
-def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+def compute_relocation(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     """Return the opacity of each of `copies` [M] int64 equal parts, and by what to multiply their size.
 
     `opacities` [M] in 0..1 are of the whole (Kheradmand et al. 2024, equation 9). Both [M] float64: the sum's

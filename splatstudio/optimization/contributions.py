@@ -16,7 +16,7 @@ from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import room_for_return, sent_back
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import RasterSettings
-from splatstudio.optimization.descent import Shot
+from splatstudio.optimization.train_step import TrainView
 from splatstudio.rendering.render import RenderOptions, stages_for
 from splatstudio.rendering.sharded_view import (
     COLUMNS,
@@ -28,12 +28,12 @@ from splatstudio.rendering.sharded_view import (
     share,
 )
 
-MapsOf = Callable[[Shot, Tensor, Tensor], Tensor]
+MapsOf = Callable[[TrainView, Tensor, Tensor], Tensor]
 
 
 @torch.enable_grad()
 def contributions(
-    ranks: Ranks, gaussians: Gaussians, shots: Sequence[Shot], options: RenderOptions, maps_of: MapsOf
+    ranks: Ranks, gaussians: Gaussians, shots: Sequence[TrainView], options: RenderOptions, maps_of: MapsOf
 ) -> list[Tensor]:
     """Return for each shot of all ranks, rank 0's first, what this rank's Gaussians contribute, [N, 3].
 

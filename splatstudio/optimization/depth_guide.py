@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
-from splatstudio.optimization.descent import Drawing, Shot
+from splatstudio.optimization.train_step import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
 from splatstudio.settings.config import DepthConfig, TrainConfig
@@ -38,7 +38,9 @@ class DepthGuide:
         views = ((index, scene.views[index].name) for index in scene.train_indices)
         return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
 
-    def penalty(self, shot: Shot, drawing: Drawing, config: TrainConfig, *, step: int) -> Tensor | None:
+    def penalty(
+        self, shot: TrainView, drawing: RenderOutput, config: TrainConfig, *, step: int
+    ) -> Tensor | None:
         """Return what the loss of a drawing gains after `step` steps, a scalar; None: nothing."""
         error = self.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum, shot.mask)
         return None if error is None else error * depth_weight(config.depth, step=step, steps=config.steps)
@@ -50,8 +52,8 @@ class DepthGuide:
 
         It is the mean of |1/drawn - 1/true| in units of 1/extent, over the points at whose pixel more than
         half is covered and that `mask` [H, W] bool does not leave out; `alpha` and `depth_sum` [H, W] as of
-        `Drawing`. It is 0 where there is no such point, and None where the camera shows none at all. A GPU is
-        not waited for.
+        `RenderOutput`. It is 0 where there is no such point, and None where the camera shows none at all.
+        A GPU is not waited for.
         """
         points = self._points.get(index)
         if points is None:

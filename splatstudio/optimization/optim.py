@@ -14,13 +14,13 @@ from splatstudio.gaussians.gaussians import Gaussians, opacities_of, with_rows
 from splatstudio.kernels.ops_training import (
     NO_REGULARIZATION,
     AdamStep,
-    LateRows,
+    LazyRows,
     Regularization,
     StepGate,
     adam_step_within,
+    flush_lazy_adam,
     project_adam,
-    project_late,
-    settle,
+    project_lazy,
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings
 from splatstudio.rendering.render import stages_for
@@ -38,11 +38,11 @@ def learning_rates(config: OptimConfig, *, extent: float, step: int, steps: int)
     `step` is the number of steps done before, `steps` the length of the training, `extent` the scene's
     radius in scene units. The rate of the means falls exponentially, to `means_lr_decay` of the first at
     the end (Kerbl et al. 2023, section 7.1, with the figures of gsplat's `default` preset), those of the
-    others likewise to `rest_lr_decay`. The figures are of USUAL_STEPS: with `hurry` all are larger in a
-    shorter training, so that tensors get as far in fewer steps.
+    others likewise to `rest_lr_decay`. The figures are of USUAL_STEPS: with
+    `lr_scale_short_runs` all are larger in a shorter training, so that tensors get as far in fewer steps.
     """
     progress = min(step / max(steps, 1), 1.0)
-    haste = max(USUAL_STEPS / max(steps, 1), 1.0) ** config.hurry
+    haste = max(USUAL_STEPS / max(steps, 1), 1.0) ** config.lr_scale_short_runs
     rest = haste * config.rest_lr_decay**progress
     return {
         "means": config.means_lr * extent * haste * config.means_lr_decay**progress,
@@ -77,7 +77,7 @@ class SplatAdam:
         self.exp_avg = exp_avg
         self.exp_avg_sq = exp_avg_sq
         self.num_steps = num_steps
-        self._late = LateRows(0, 0, exp_avg.device)
+        self._late = LazyRows(0, 0, exp_avg.device)
         self._used_columns: int | None = None  # of shN: the others have neither gradients nor moments
 
     @classmethod
@@ -105,7 +105,7 @@ class SplatAdam:
         and negative beyond a batch of 10.) `gate`: see `step_projected`.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
-        self.settle(gaussians)
+        self.flush_lazy_rows(gaussians)
         self._used_columns = None
         self.num_steps += 1
         growth = math.sqrt(batch_size)
@@ -139,7 +139,7 @@ class SplatAdam:
         """
         moments = (self.exp_avg.shN, self.exp_avg_sq.shN)
         betas = [BETA1, BETA2, EPS]
-        return project_late(
+        return project_lazy(
             gaussians, *moments, camera=camera, settings=settings, late=self._late, betas=betas
         )
 
@@ -168,8 +168,8 @@ class SplatAdam:
         used_columns = self._columns_in_use(settings.sh_degree)
         size = (len(gaussians), used_columns)
         if self._late.full(*size) or (visible_only and self._late.num_steps > 0):
-            self.settle(gaussians)
-            self._late = LateRows(*size, gaussians.device)
+            self.flush_lazy_rows(gaussians)
+            self._late = LazyRows(*size, gaussians.device)
         project_adam(
             gaussians,
             self.exp_avg,
@@ -189,13 +189,13 @@ class SplatAdam:
         """Forget the last step, which its gate has kept from changing anything."""
         self.num_steps -= 1
 
-    def settle(self, gaussians: Gaussians) -> None:
+    def flush_lazy_rows(self, gaussians: Gaussians) -> None:
         """Let the rows of shN that `step_projected` left behind make their steps, to the same bits.
 
         Needed before `gaussians` or the moments are read, copied or rearranged.
         """
         moments = (self.exp_avg.shN, self.exp_avg_sq.shN)
-        settle(gaussians.shN, *moments, self._late, [BETA1, BETA2, EPS])
+        flush_lazy_adam(gaussians.shN, *moments, self._late, [BETA1, BETA2, EPS])
 
     def _columns_in_use(self, sh_degree: int) -> int:
         """Return how many floats of a row of shN have moments or, at `sh_degree`, gradients."""

@@ -18,7 +18,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import Route, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
-from splatstudio.distributed.halves import Halves
+from splatstudio.distributed.fp16_packing import Fp16Packing
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.kernels.ops import CAMERA_MODELS
@@ -67,7 +67,7 @@ def cameras_of_all(ranks: Ranks, cameras: Sequence[Camera]) -> list[list[Camera]
         record[:] = torch.from_numpy(numbers)
     if ranks.num_ranks == 1:
         return [list(cameras)]
-    return [[_camera(record) for record in part.numpy()] for part in ranks.gather(records)]
+    return [[_camera(record) for record in part.numpy()] for part in ranks.all_gather(records)]
 
 
 def _camera(record: np.ndarray) -> Camera:
@@ -111,7 +111,7 @@ def project_for_all(
 
 
 def share(
-    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], halves: Halves | None = None
+    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], halves: Fp16Packing | None = None
 ) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
@@ -128,7 +128,7 @@ def share(
         for rank, num in enumerate(num_cameras):
             for camera in range(num):
                 counts[rank, camera] = len(next(numbers))
-    got = ranks.swap_counts(counts)
+    got = ranks.all_to_all_counts(counts)
     failed = got[:, most].nonzero().squeeze(1).tolist()
     if failed or shared is None:
         raise OutOfMemory(failed)
@@ -211,7 +211,7 @@ def gathered(ranks: Ranks, gaussians: Gaussians) -> Gaussians | None:
 
     Raises OutOfMemory on all ranks where any has no memory for it.
     """
-    counts = [int(part) for part in ranks.gather(torch.tensor([len(gaussians)], device="cpu"))]
+    counts = [int(part) for part in ranks.all_gather(torch.tensor([len(gaussians)], device="cpu"))]
     first = ranks.rank == 0
     num, nothing = sum(counts) if first else 0, [0] * (ranks.num_ranks - 1)
 
@@ -223,6 +223,6 @@ def gathered(ranks: Ranks, gaussians: Gaussians) -> Gaussians | None:
     made = together(ranks, copies)
     received = counts if first else [0, *nothing]
     for own, whole in made:
-        ranks.swap_rows(own, [len(own), *nothing], received, into=whole)
+        ranks.all_to_all(own, [len(own), *nothing], received, into=whole)
     model = {name: whole for name, (_, whole) in zip(gaussians.tensors(), made, strict=True)}
     return Gaussians(**model) if first else None

@@ -15,7 +15,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 
 
 @dataclass(frozen=True, eq=False)
-class Shot:
+class CapturedPhoto:
     """One photograph as its files tell it: `viewmat` [4, 4] is world to camera with OpenCV axes.
 
     `lens` is None where only the angle of view `angle_x` (radians) is told and the picture gives the size.
@@ -34,7 +34,7 @@ class Capture:
     """A scene folder as read, before images are measured and the frame is normalised."""
 
     format: str
-    shots: tuple[Shot, ...]
+    shots: tuple[CapturedPhoto, ...]
     points: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # [P, 3] float64
     colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
     notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.scene import colmap_binary, colmap_text
-from splatstudio.scene.capture import Capture, ImageFolder, Shot, find_mask, missing_note
+from splatstudio.scene.capture import Capture, CapturedPhoto, ImageFolder, find_mask, missing_note
 from splatstudio.scene.colmap_model import ColmapModel
 
 MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")  # the last as nerfstudio keeps it
@@ -57,7 +57,7 @@ def read_colmap(folder: Path, *, downscale: int, images: Path | None) -> Capture
             missing.append(image.name)
             continue
         mask = find_mask(masks, image.name)
-        shots.append(Shot(image.name, image.viewmat, path, lens, mask_path=mask))
+        shots.append(CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask))
     notes = [*model.notes]
     if missing:
         note = missing_note(sorted(missing), str(images_dir))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, Shot
+from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
@@ -169,7 +169,7 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     return scene
 
 
-def _lens_notes(shots: list[Shot], lenses: list[Lens], downscale: int) -> list[str]:
+def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) -> list[str]:
     """Return notes on the lenses; raises ValueError, naming the photograph, for one that cannot be undone."""
     resampled = num_cropped = 0
     for shot, lens in zip(shots, lenses, strict=True):
@@ -191,7 +191,7 @@ def _lens_notes(shots: list[Shot], lenses: list[Lens], downscale: int) -> list[s
     return notes
 
 
-def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
+def measured_lens(shot: CapturedPhoto, header: PictureHeader) -> tuple[Lens, int]:
     """Return the lens of a shot in the pixels of its file, and the EXIF orientation to apply (1: as stored).
 
     The camera's size decides whether a picture was turned before its camera was computed: programs differ in
@@ -218,7 +218,7 @@ def measured_lens(shot: Shot, header: PictureHeader) -> tuple[Lens, int]:
     )
 
 
-def _target_size(shot: Shot, lens: Lens, downscale: int) -> tuple[int, int]:
+def _target_size(shot: CapturedPhoto, lens: Lens, downscale: int) -> tuple[int, int]:
     """Return the size to deliver: the picture's over `downscale`, less what a smaller file has done of it."""
     plain, stated = pinhole(lens), shot.lens or lens
     # The part of `downscale` that a smaller file (images_4) has already done.
@@ -227,7 +227,9 @@ def _target_size(shot: Shot, lens: Lens, downscale: int) -> tuple[int, int]:
     return max(1, round(plain.width / factor)), max(1, round(plain.height / factor))
 
 
-def _view(shot: Shot, lens: Lens, orientation: int, size: tuple[int, int], transform: np.ndarray) -> View:
+def _view(
+    shot: CapturedPhoto, lens: Lens, orientation: int, size: tuple[int, int], transform: np.ndarray
+) -> View:
     plain = pinhole(lens)
     camera = Camera(shot.viewmat, plain.K, plain.width, plain.height)
     return View(

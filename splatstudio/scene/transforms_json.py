@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from splatstudio.scene import colmap_binary
-from splatstudio.scene.capture import Capture, ImageFolder, Shot, find_mask, missing_note
+from splatstudio.scene.capture import Capture, CapturedPhoto, ImageFolder, find_mask, missing_note
 from splatstudio.scene.lens import Lens
 from splatstudio.scene.point_file import read_point_ply
 from splatstudio.scene.transforms_file import Record, frame_lens, frame_pose, matrix_3x4, read_frames
@@ -70,7 +70,9 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
     return Capture("Blender", tuple(shots), notes=tuple(notes), test_names=test or None)
 
 
-def _shots(folder: Path, records: list[Record], images: Path | None = None) -> tuple[list[Shot], list[str]]:
+def _shots(
+    folder: Path, records: list[Record], images: Path | None = None
+) -> tuple[list[CapturedPhoto], list[str]]:
     """Return a shot for each frame whose photograph exists, and the names of those that do not.
 
     In the folder `images` each has the end of its listed path: all of it, or without the first few folders,
@@ -110,7 +112,7 @@ def _shots(folder: Path, records: list[Record], images: Path | None = None) -> t
         name = (PurePosixPath(name).parent / found.name).as_posix()
         measured = lens if isinstance(lens, Lens) else None
         angle = 0.0 if isinstance(lens, Lens) else lens
-        shots.append(Shot(name, viewmat, found, measured, angle, mask_path))
+        shots.append(CapturedPhoto(name, viewmat, found, measured, angle, mask_path))
     return shots, missing
 
 
@@ -119,13 +121,13 @@ def _mask_folder(picture: Path) -> Path:
     return picture.parent.parent / "masks"
 
 
-def _unique(shots: list[Shot]) -> tuple[list[Shot], int]:
+def _unique(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], int]:
     first = {shot.name: shot for shot in reversed(shots)}
     kept = [shot for shot in shots if first[shot.name] is shot]
     return kept, len(shots) - len(kept)
 
 
-def _short_names(shots: list[Shot]) -> list[Shot]:
+def _short_names(shots: list[CapturedPhoto]) -> list[CapturedPhoto]:
     """Return the shots named by their path below the folder that all of them share."""
     parents = {PurePosixPath(shot.name).parent for shot in shots}
     if len(parents) > 1:

@@ -21,7 +21,7 @@ from splatstudio.settings.capture_config import (
     ShapeConfig,
     SkyConfig,
 )
-from splatstudio.settings.flat_curve import FlatConfig
+from splatstudio.settings.plateau_curve import PlateauConfig
 from splatstudio.settings.setting import Setting, documented, setting
 from splatstudio.settings.strategy_config import (
     AbsgradConfig,
@@ -34,7 +34,7 @@ from splatstudio.settings.strategy_config import (
 from splatstudio.settings.typed_path import typed_path
 
 Precision = Literal["auto", "fp32", "mixed"]
-Order = Literal["born", "morton"]
+Order = Literal["insertion", "morton"]
 
 
 @documented
@@ -54,7 +54,7 @@ class OptimConfig:
     rest_lr_decay: float = setting(
         1.0, "The other rates at the last step over those at the first; 1: they stay as they are.", 1e-6, 1
     )
-    hurry: float = setting(
+    lr_scale_short_runs: float = setting(
         0.0, "Multiply all rates in a training of fewer than 30,000 steps by (30,000 / steps) to this.", 0, 1
     )
     visible_only: bool = setting(
@@ -143,7 +143,7 @@ class TrainConfig:
         " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
     )
     order: Order = setting(  # noqa: RUF009 - likewise
-        "born",
+        "insertion",
         "How Gaussians lie in memory: as born, or after each densification along a Morton curve (morton),"
         " neighbours together, which is faster where there are very many. Choices by chance are the same.",
     )
@@ -163,7 +163,7 @@ class TrainConfig:
     mcmc: McmcConfig = field(default_factory=McmcConfig)
     fast: FastConfig = field(default_factory=FastConfig)
     coarse: CoarseConfig = field(default_factory=CoarseConfig)
-    flat: FlatConfig = field(default_factory=FlatConfig)
+    flat: PlateauConfig = field(default_factory=PlateauConfig)
 
 
 def check(config: Any, path: str = "") -> None:

@@ -40,7 +40,7 @@ class Preset:
 # Rates that are large at first, the larger the shorter the training, and come to rest; colours that depend on
 # the view early, but only as far as the photographs can tell.
 _BRISK: Mapping[str, Any] = {
-    "optim.hurry": 0.4,
+    "optim.lr_scale_short_runs": 0.4,
     "optim.rest_lr_decay": 0.15,
     "sh_degree_every": 200,
     # Gives the 43 photographs of the fox degree 3: +0.3 dB with `fast` in 2000 steps, +0.4 in 7000, and

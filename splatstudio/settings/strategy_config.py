@@ -94,7 +94,7 @@ class McmcConfig:
     min_opacity: float = setting(0.005, "Opacity up to which a Gaussian is dead.", 1e-4, 0.4)
     noise: float = setting(5e5, "Size of the positions' noise, times their learning rate and covariance.", 0)
     guided: bool = setting(
-        True, "Births go where the mean absolute gradients are large, not where opacities are (the paper)."
+        True, "Samples go where the mean absolute gradients are large, not where opacities are (the paper)."
     )
     spread: float = setting(
         0.5,

@@ -8,9 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.optimization.descent import Observation
+from splatstudio.optimization.train_step import Observation
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.places import number_rows
+from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.population import Population, edit, trainable
 
 __all__ = ["Change", "Observation", "Population", "Strategy", "edit", "number_rows", "trainable"]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory, is_out_of_memory, unless_out_of_memory
-from splatstudio.distributed.wary import all_or_none
+from splatstudio.distributed.guarded_ranks import all_or_none
 from splatstudio.strategy import Change
 from splatstudio.strategy.population import Population
 

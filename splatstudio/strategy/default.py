@@ -17,9 +17,9 @@ from splatstudio.rendering.render import stages_for
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
-from splatstudio.strategy.births import keys_of_parts
-from splatstudio.strategy.places import in_order, largest, normal_numbers
-from splatstudio.strategy.population import KEY, Population, count_anew, edit
+from splatstudio.strategy.global_order import in_order, largest, normal_numbers
+from splatstudio.strategy.population import PERSISTENT_ID, Population, count_anew, edit
+from splatstudio.strategy.sampling import keys_of_parts
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent
 
@@ -116,12 +116,12 @@ class DefaultStrategy:
         if not bool(viable.all()):
             born, parents, order, others = born[viable], parents[viable], order[viable], others[viable]
         edit(population, keep=keep, newborn=born, parents=parents, order=order)
-        if KEY in population.counts:
-            own = population.counts[KEY][len(population) - len(born) :]  # their parents' until now
+        if PERSISTENT_ID in population.counts:
+            own = population.counts[PERSISTENT_ID][len(population) - len(born) :]  # their parents' until now
             own.copy_(keys_of_parts(own, others.long(), step))
         count_anew(population)
         changes = torch.tensor([len(clones), len(splits), num_removed], device="cpu")
-        cloned, split_up, pruned = ranks.sum(changes).tolist()
+        cloned, split_up, pruned = ranks.all_reduce(changes).tolist()
         return Change(cloned=cloned, split=split_up, pruned=pruned, capped=capped)
 
     def _to_grow(self, population: Population, step: int) -> tuple[Tensor, Tensor, int]:
@@ -136,7 +136,7 @@ class DefaultStrategy:
             split |= (counts["radius2d"] > config.grow_scale2d) & ~clone
         grow = clone | split
         room = max(config.max_gaussians - population.num_all(), 0)
-        capped = max(int(ranks.sum(grow.sum().cpu())) - room, 0)
+        capped = max(int(ranks.all_reduce(grow.sum().cpu())) - room, 0)
         if capped:
             # The largest gradients of all ranks grow first; ties go to the first place, so that runs repeat.
             chosen, rows = torch.zeros_like(grow), grow.nonzero().squeeze(1)

@@ -17,7 +17,7 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none
 from splatstudio.strategy.default import DefaultStrategy
-from splatstudio.strategy.places import largest
+from splatstudio.strategy.global_order import largest
 from splatstudio.strategy.population import Population, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
@@ -147,7 +147,7 @@ class FastStrategy(DefaultStrategy):
 
 def _keep(population: Population, kept: Tensor) -> int:
     """Drop the rows outside `kept` [N] bool; return how many of all ranks were dropped."""
-    num = int(population.ranks.sum((~kept).sum().cpu()))
+    num = int(population.ranks.all_reduce((~kept).sum().cpu()))
     if num > 0:
         nobody = torch.zeros(0, dtype=torch.int64, device=kept.device)
         edit(population, keep=kept, newborn=population.gaussians.detach()[nobody], parents=nobody)

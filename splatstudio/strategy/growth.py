@@ -8,7 +8,7 @@ from dataclasses import replace
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.optimization.descent import Observation
+from splatstudio.optimization.train_step import Observation
 from splatstudio.settings.config import Order, TrainConfig, changed
 from splatstudio.strategy import Change, Population, Strategy
 from splatstudio.strategy.rebalance import rebalance
@@ -25,7 +25,7 @@ def grow(
     cameras: Callable[[], Sequence[Camera]],
     seen: tuple[Observation, ...],
     step: int,
-    order: Order = "born",
+    order: Order = "insertion",
 ) -> Change | None:
     """Change the population as the rules say after `step` other steps; None where none was due.
 

@@ -1,6 +1,6 @@
 """A given number of Gaussians that go to where they are needed (Kheradmand et al. 2024, 3DGS as MCMC).
 
-Two things differ from the paper unless the settings say otherwise. Births are drawn by the mean absolute
+Two things differ from the paper unless the settings say otherwise. Samples are drawn by the mean absolute
 gradient of the projected means in place of the opacity: they go to where the picture wants a change. And
 the parts of a Gaussian lie at random in what it was and are smaller, not all alike in its centre: of two that
 are alike in all, gradients never make two, and what is large makes no detail.
@@ -26,16 +26,16 @@ from splatstudio.rendering.render import training_stages_for
 from splatstudio.settings.config import McmcConfig, TrainConfig
 from splatstudio.strategy import Change, Observation
 from splatstudio.strategy.attempt import change_or_none, unless_short
-from splatstudio.strategy.births import Births, births_of
 from splatstudio.strategy.chance import seeds_of
 from splatstudio.strategy.default import count
-from splatstudio.strategy.population import KEY, Population, count_anew, edit
+from splatstudio.strategy.population import PERSISTENT_ID, Population, count_anew, edit
+from splatstudio.strategy.sampling import Samples, sample_parents
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
 
 
 class McmcStrategy:
-    """Move the dead to where more is needed, add as many as are missing, and let positions tremble.
+    """Move the dead to where more is needed, add as many as are missing, and inject noise into positions.
 
     `extent` is the scene's radius in scene units, `detail` what the number of Gaussians is in proportion to,
     see `McmcConfig.density`. What is random follows from the seed, the step and the key
@@ -78,7 +78,7 @@ class McmcStrategy:
     def new_counts(self, gaussians: Gaussians) -> dict[str, Tensor]:
         """Return the state before the first step: zeros, [N] by name."""
         counts = {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible")}
-        return counts | {KEY: gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)}
+        return counts | {PERSISTENT_ID: gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)}
 
     def observes(self, step: int) -> bool:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
@@ -93,13 +93,13 @@ class McmcStrategy:
 
     @torch.no_grad()
     def after_step(self, population: Population, seen: tuple[Observation, ...], step: int) -> Change | None:
-        """Count what was seen, move and add Gaussians where that is due, and let the faint ones tremble."""
+        """Count what was seen, move and add Gaussians where that is due, and move the faint ones by noise."""
         mcmc = self.config.mcmc
         if not self.config.densify.enabled:
             return None
         for observation in seen:
             unless_short(population, partial(count, population.counts, observation, gate=population.gate))
-        to_tremble, *to_redistribute = seeds_of(self.config.seed, step, 3)
+        to_move, *to_redistribute = seeds_of(self.config.seed, step, 3)
         change = None
         if self._redistributes(step):
             change = change_or_none(
@@ -108,20 +108,20 @@ class McmcStrategy:
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
         amount = mcmc.noise * rates["means"] * math.sqrt(num_photos)
-        unless_short(population, lambda: tremble(population, amount, mcmc.min_opacity, to_tremble))
+        unless_short(population, lambda: inject_noise(population, amount, mcmc.min_opacity, to_move))
         return change
 
     def _redistribute(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
-        population.optimizer.settle(population.gaussians)
+        population.optimizer.flush_lazy_rows(population.gaussians)
         alive, masses = self._judged(population)
         numbers = torch.tensor([len(population), int(alive.sum())], device="cpu")
-        num, num_alive = ranks.sum(numbers).tolist()
+        num, num_alive = ranks.all_reduce(numbers).tolist()
         num_wanted, capped = self._wanted(num, num_alive, step)
-        births = births_of(population, masses, num_wanted - num_alive, to_deal)
+        births = sample_parents(population, masses, num_wanted - num_alive, to_deal)
         newborn = part(population, births, mcmc, to_part)
         edit(population, keep=alive, newborn=newborn, parents=births.parents, order=births.numbers)
-        population.counts[KEY][len(population) - len(newborn) :] = births.keys
+        population.counts[PERSISTENT_ID][len(population) - len(newborn) :] = births.keys
         count_anew(population)
         num_dead, num_born = num - num_alive, births.num_all
         moved = min(num_dead, num_born)
@@ -137,7 +137,7 @@ class McmcStrategy:
             # What one picture says of a Gaussian may be no number; that speaks for no birth.
             guided = (counts["grad2d"] / counts["visible"].clamp_min(1)).nan_to_num(0.0, 0.0, 0.0)
             found = torch.where(alive, guided, torch.zeros_like(guided)).sum().double()
-            if float(population.ranks.sum(found.cpu())) > 0:
+            if float(population.ranks.all_reduce(found.cpu())) > 0:
                 masses = guided
         return alive, torch.where(alive, masses, torch.zeros_like(masses))
 
@@ -157,7 +157,7 @@ class McmcStrategy:
 
 
 @torch.no_grad()
-def part(population: Population, births: Births, mcmc: McmcConfig, seed: int) -> Gaussians:
+def part(population: Population, births: Samples, mcmc: McmcConfig, seed: int) -> Gaussians:
     """Make each parent of `births` one of as many equal parts as it is named there, and one more.
 
     Together the parts look as the whole did: opacity and size follow Kheradmand et al. 2024, equation 9, and
@@ -166,7 +166,7 @@ def part(population: Population, births: Births, mcmc: McmcConfig, seed: int) ->
     model = population.gaussians.detach()
     rows, of_row, times = torch.unique(births.parents, return_inverse=True, return_counts=True)
     whole = model[rows]
-    opacity, factor = parted(opacities_of(whole.opacities), times + 1)
+    opacity, factor = compute_relocation(opacities_of(whole.opacities), times + 1)
     opacity = torch.logit(opacity.clamp(mcmc.min_opacity, 1.0 - 1e-6)).to(whole.opacities)
     scales = whole.scales + factor.log().to(whole.scales)[:, None]
     parts = replace(whole, opacities=opacity, scales=scales)
@@ -176,7 +176,7 @@ def part(population: Population, births: Births, mcmc: McmcConfig, seed: int) ->
         population.steps_back.append(partial(_put, population, rows, before))
     newborn, moved = parts[of_row], parts
     if mcmc.spread > 0:
-        keys = population.counts[KEY][rows]
+        keys = population.counts[PERSISTENT_ID][rows]
         newborn = beside(newborn, mcmc.spread, normal_noise(births.keys, seed, whole.means))
         moved = beside(parts, mcmc.spread, normal_noise(keys, seed, whole.means))
     _put(population, rows, (moved.means, moved.scales, moved.opacities))
@@ -189,12 +189,12 @@ def _put(population: Population, rows: Tensor, values: tuple[Tensor, Tensor, Ten
     model.means[rows], model.scales[rows], model.opacities[rows] = values
 
 
-def parted(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+def compute_relocation(opacities: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     """Return the opacity of each of `copies` [M] int64 equal parts, and by what to multiply their size.
 
-    `opacities` [M] in 0..1 are of the whole; float64, see `reference_training.parted`.
+    `opacities` [M] in 0..1 are of the whole; float64, see `reference_training.compute_relocation`.
     """
-    return training_stages_for(opacities).parted(opacities, copies.clamp_max(MOST_COPIES))
+    return training_stages_for(opacities).compute_relocation(opacities, copies.clamp_max(MOST_COPIES))
 
 
 def beside(gaussians: Gaussians, spread: float, noise: Tensor) -> Gaussians:
@@ -210,18 +210,20 @@ def beside(gaussians: Gaussians, spread: float, noise: Tensor) -> Gaussians:
 
 
 @torch.no_grad()
-def tremble(population: Population, amount: float, min_opacity: float, seed: int) -> None:
+def inject_noise(population: Population, amount: float, min_opacity: float, seed: int) -> None:
     """Move positions at random, in place, the fainter a Gaussian the more, along its own axes.
 
-    See `reference_training.tremble`; what is random follows from `seed` and the Gaussian's key.
+    See `reference_training.inject_noise`; what is random follows from `seed` and the Gaussian's key.
     On kernels, the population's gate may keep them from moving.
     """
     if not amount > 0:
         return
-    gaussians, keys = population.gaussians.detach(), population.counts[KEY]
+    gaussians, keys = population.gaussians.detach(), population.counts[PERSISTENT_ID]
     if population.gate is None:
         kernels = training_stages_for(gaussians.means)
-        kernels.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys)
+        kernels.inject_noise(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys)
         return
     gate = population.gate
-    ops_training.tremble(gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys, gate=gate)
+    ops_training.inject_noise(
+        gaussians, amount=amount, min_opacity=min_opacity, seed=seed, places=keys, gate=gate
+    )

@@ -14,8 +14,10 @@ from splatstudio.gaussians.gaussians import Gaussians, with_rows
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization.optim import SplatAdam, with_zero_rows
 
-PLACE = "place"  # the count that says where a row stands among those of all ranks, see `places`
-KEY = "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`
+ROW_INDEX = "place"  # the count that says where a row stands among those of all ranks, see `places`
+PERSISTENT_ID = (
+    "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`
+)
 
 
 @dataclass(eq=False)
@@ -47,7 +49,7 @@ class Population:
         """Return the number of rows of all ranks; called by all of them."""
         if self.ranks.num_ranks == 1:
             return len(self)
-        return int(self.ranks.sum(torch.tensor([len(self)], device="cpu")))
+        return int(self.ranks.all_reduce(torch.tensor([len(self)], device="cpu")))
 
     def to(self, device: torch.device | str) -> Population:
         """Return the population on `device`."""
@@ -67,11 +69,11 @@ def standing(ranks: Ranks, numbers: Tensor) -> tuple[Tensor, int]:
     They are 0 or more, and all different. Called by all ranks.
     """
     own = numbers.cpu()
-    ends = torch.cat(ranks.gather(own.max()[None] + 1 if len(own) else own.new_zeros(1)))
+    ends = torch.cat(ranks.all_gather(own.max()[None] + 1 if len(own) else own.new_zeros(1)))
     # The lists of all ranks' rows may be long: of small numbers, and none longer than it is needed.
     named = torch.zeros(int(ends.max()), dtype=torch.uint8, device="cpu")
     named[own] = 1
-    named = ranks.sum(named)
+    named = ranks.all_reduce(named)
     until = named.cumsum(0, dtype=torch.int32)
     return (until[own].long() - 1).to(numbers.device), int(until[-1]) if len(until) else 0
 
@@ -94,7 +96,7 @@ def edit(
     """
     assert keep.shape == (len(population),), "one flag for each Gaussian"
     assert parents.shape == (len(newborn),), "one parent for each newborn"
-    population.optimizer.settle(population.gaussians)
+    population.optimizer.flush_lazy_rows(population.gaussians)
     rows = keep.nonzero().squeeze(1)
     places = _places_after(population, rows, parents if order is None else order)
     gone = None if population.steps_back is None else (~keep).nonzero().squeeze(1)
@@ -111,15 +113,15 @@ def edit(
         name: with_rows(count, rows, count[parents]) for name, count in population.counts.items()
     }
     if places is not None:
-        population.counts[PLACE] = places
+        population.counts[ROW_INDEX] = places
 
 
 def _places_after(population: Population, rows: Tensor, order: Tensor) -> Tensor | None:
     """Return the places after an edit that keeps `rows` (indices); None for those of one process."""
-    if PLACE not in population.counts:
+    if ROW_INDEX not in population.counts:
         assert population.ranks.num_ranks == 1, "the rows of several ranks have their places"
         return None
-    kept, num_kept = standing(population.ranks, population.counts[PLACE][rows])
+    kept, num_kept = standing(population.ranks, population.counts[ROW_INDEX][rows])
     born, _ = standing(population.ranks, order)
     return torch.cat([kept, num_kept + born])
 
@@ -127,7 +129,7 @@ def _places_after(population: Population, rows: Tensor, order: Tensor) -> Tensor
 def count_anew(population: Population) -> None:
     """Set what the strategy has counted to zero, in place."""
     for name, count in population.counts.items():
-        if name not in (PLACE, KEY):
+        if name not in (ROW_INDEX, PERSISTENT_ID):
             count.zero_()
 
 

@@ -23,7 +23,7 @@ def rebalance(population: Population) -> bool:
     ranks = population.ranks
     if ranks.num_ranks == 1:
         return False
-    sizes = [int(part) for part in ranks.gather(torch.tensor([len(population)], device="cpu"))]
+    sizes = [int(part) for part in ranks.all_gather(torch.tensor([len(population)], device="cpu"))]
     total = sum(sizes)
     if max(sizes) - min(sizes) <= max(1.0, TOLERANCE * total / len(sizes)):
         return False
@@ -36,12 +36,12 @@ def _move(population: Population, sent: list[int], received: list[int]) -> None:
     """Send `sent[0]` rows of everything to rank 0, the next to rank 1, and so on; get `received` of them."""
     ranks, optimizer, num_moved = population.ranks, population.optimizer, 0
     assert population.steps_back is not None, "in an attempt"
-    optimizer.settle(population.gaussians)
+    optimizer.flush_lazy_rows(population.gaussians)
 
     def moved(tensor: Tensor) -> Tensor:
         # Room for what comes before the others are asked whether they have it too.
         into = tensor.new_empty((sum(received), *tensor.shape[1:]))
-        return ranks.swap_rows(tensor, sent, received, into=into)
+        return ranks.all_to_all(tensor, sent, received, into=into)
 
     def moved_and_counted(tensor: Tensor) -> Tensor:
         nonlocal num_moved
@@ -58,7 +58,7 @@ def _move(population: Population, sent: list[int], received: list[int]) -> None:
     def moved_back(tensor: Tensor) -> Tensor:
         plain = population.ranks  # nobody gives up any more
         into = together(plain, lambda: tensor.new_empty((sum(sent), *tensor.shape[1:])))
-        return plain.swap_rows(tensor, received, sent, into=into)
+        return plain.all_to_all(tensor, received, sent, into=into)
 
     population.gaussians = trainable(population.gaussians.detach().map(moved))
     population.steps_back += [model_back, moments_back]

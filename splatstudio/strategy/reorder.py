@@ -7,7 +7,7 @@ from torch import Tensor
 
 from splatstudio.gaussians.spatial_order import morton_order
 from splatstudio.strategy.attempt import attempt
-from splatstudio.strategy.population import PLACE, Population, trainable
+from splatstudio.strategy.population import ROW_INDEX, Population, trainable
 
 
 def reorder(population: Population) -> None:
@@ -28,7 +28,7 @@ def _reorder(population: Population) -> None:
     rows = torch.from_numpy(morton_order(means.cpu().numpy())).to(means.device)
     optimizer, num_moved = population.optimizer, 0
     assert population.steps_back is not None, "in an attempt"
-    optimizer.settle(population.gaussians)
+    optimizer.flush_lazy_rows(population.gaussians)
 
     def moved(tensor: Tensor) -> Tensor:
         nonlocal num_moved
@@ -53,6 +53,6 @@ def _reorder(population: Population) -> None:
     population.amid_edit()
     # The rows of one process have lain in the order of their places until now: with these chance goes on as
     # if they still did.
-    places = {} if PLACE in population.counts else {PLACE: rows}
+    places = {} if ROW_INDEX in population.counts else {ROW_INDEX: rows}
     population.counts = {name: count.index_select(0, rows) for name, count in population.counts.items()}
     population.counts |= places

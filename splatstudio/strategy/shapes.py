@@ -13,7 +13,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.contributions import contributions
-from splatstudio.optimization.descent import Shot
+from splatstudio.optimization.train_step import TrainView
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import ShapeConfig
 from splatstudio.strategy import Change, Population, edit
@@ -84,7 +84,7 @@ def remove_unseen(population: Population, cameras: Sequence[Camera], limits: Sha
     ranks = population.ranks
     views = views_showing(ranks, population.gaussians.detach(), cameras, limits.options, alive=limits.alive)
     keep = views >= limits.config.min_views
-    num_kept, num = ranks.sum(torch.tensor([int(keep.sum()), len(keep)], device="cpu")).tolist()
+    num_kept, num = ranks.all_reduce(torch.tensor([int(keep.sum()), len(keep)], device="cpu")).tolist()
     if num_kept == 0 or num_kept == num:
         return 0
     nobody = population.gaussians.detach()[:0]
@@ -110,11 +110,11 @@ def views_showing(
     for start in range(0, len(cameras), ranks.num_ranks):
         alive()
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
-        shots = [Shot(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
+        shots = [TrainView(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
         for weights in contributions(ranks, gaussians, shots, options, _ones):
             counts += weights[:, 0] >= SHOWN
     return counts
 
 
-def _ones(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+def _ones(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
     return torch.ones_like(rgb)

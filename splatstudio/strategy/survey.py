@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.optimization.contributions import contributions
-from splatstudio.optimization.descent import Shot
+from splatstudio.optimization.train_step import TrainView
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Population
@@ -24,10 +24,10 @@ def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[i
     return [scene.train_indices[i] for i in order[:num].tolist()]
 
 
-ShownOf = Callable[[Shot, Tensor, Tensor], Tensor]
+ShownOf = Callable[[TrainView, Tensor, Tensor], Tensor]
 
 
-def as_drawn(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+def as_drawn(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
     """Return the picture of a shot as it is: of a training that learns nothing beside the Gaussians."""
     return rgb
 
@@ -36,7 +36,7 @@ def survey(
     population: Population,
     scene: Scene,
     views: Sequence[int],
-    shot_of: Callable[[int], Shot],
+    shot_of: Callable[[int], TrainView],
     options: RenderOptions,
     error_ratio: float,
     *,
@@ -52,7 +52,7 @@ def survey(
     population changes.
     """
 
-    def maps_of(shot: Shot, rgb: Tensor, alpha: Tensor) -> Tensor:
+    def maps_of(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
         error = (shown(shot, rgb, alpha) - shot.target).abs().mean(dim=-1)
         counted, mean = torch.ones_like(error), error.mean()
         if shot.mask is not None:
@@ -65,7 +65,7 @@ def survey(
         return pixels * torch.stack([high, error, counted], dim=-1)
 
     ranks = population.ranks
-    population.optimizer.settle(population.gaussians)
+    population.optimizer.flush_lazy_rows(population.gaussians)
     for first in range(0, len(views), ranks.num_ranks):
         drawn = views[first : first + ranks.num_ranks]
         shots = [shot_of(view) for view in drawn[ranks.rank : ranks.rank + 1]]

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint,
 from splatstudio.checkpoints.saver import CheckpointSaver, snapshot
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.trainer import Trainer
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"
 

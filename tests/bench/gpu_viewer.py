@@ -14,9 +14,9 @@ from gpu_report import Clock
 from gpu_workloads import Workload
 
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.worker.channel import FrameSlots
-from splatstudio.worker.frames import FrameRenderer, ShownModel
-from splatstudio.worker.messages import Event, Frame, SetView
+from splatstudio.runtime.channel import FrameSlots
+from splatstudio.runtime.frames import FrameRenderer, ShownModel
+from splatstudio.runtime.messages import Event, Frame, SetView
 
 FRAMES_PER_SECOND = 20
 ROUNDS = 3

@@ -14,11 +14,11 @@ from torch import Tensor
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.kernels.instance_room import room_for
-from splatstudio.optimization.descent import DescentPlan, Drawing, Shot, Work
-from splatstudio.optimization.findings import descend_on
+from splatstudio.kernels.intersection_capacity import intersection_capacity_for
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.optimization.queued_step import descend_on
+from splatstudio.optimization.train_step import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import OptimConfig
 
@@ -124,12 +124,12 @@ def training_step(workload: Workload) -> Callable[[], object]:
     """Return a whole step of a training on one photograph, as the trainer makes it."""
     gaussians, camera = workload.gaussians, workload.camera
     target = noise(camera, gaussians.device)
-    shot = Shot(0, "noise", camera, target, None, (0.0, 0.0, 0.0))
+    shot = TrainView(0, "noise", camera, target, None, (0.0, 0.0, 0.0))
     optimizer = SplatAdam.zeros(gaussians)
     rates = learning_rates(OptimConfig(), extent=1.0, step=0, steps=30_000)
-    plan = DescentPlan(RenderOptions(), rates, observed=True, room=room_for(gaussians.device))
+    plan = StepPlan(RenderOptions(), rates, observed=True, room=intersection_capacity_for(gaussians.device))
 
-    def loss_of(shot: Shot, drawing: Drawing) -> Tensor:
+    def loss_of(shot: TrainView, drawing: RenderOutput) -> Tensor:
         return photometric(drawing.rgb, shot.target, ssim_weight=SSIM_WEIGHT, mask=shot.mask)
 
-    return lambda: descend_on(ALONE, gaussians, optimizer, [[shot]], Work(loss_of, plan))
+    return lambda: descend_on(ALONE, gaussians, optimizer, [[shot]], StepInputs(loss_of, plan))

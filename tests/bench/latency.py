@@ -43,15 +43,15 @@ from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.formats import read_gaussians
 from splatstudio.gaussians.transform import transformed
+from splatstudio.gui.app import Studio
+from splatstudio.gui.state import stream
 from splatstudio.optimization.optim import SplatAdam
+from splatstudio.runtime.client import ReceivedFrame
+from splatstudio.runtime.messages import Pause, Progress, Resume, ViewOptions
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Population, trainable
-from splatstudio.studio import stream
-from splatstudio.studio.app import Studio
-from splatstudio.training.trainer import Trainer
-from splatstudio.worker.client import ReceivedFrame
-from splatstudio.worker.messages import Pause, Progress, Resume, ViewOptions
+from splatstudio.train.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"

@@ -161,13 +161,13 @@ export OMP_NUM_THREADS=2
 for name in "${names[@]}"; do apart "$name" 120 "${pytest[@]}" "tests/$name.py"; done
 sanitizers=()
 if [ -z "$rehearse" ] && command -v compute-sanitizer >/dev/null; then
-  small=(tests/test_cuda.py tests/test_cuda_steps.py tests/test_cuda_training.py -k
+  small=(tests/kernels/test_cuda.py tests/kernels/test_cuda_steps.py tests/kernels/test_cuda_training.py -k
     "nothing_to_see or adam or with_room or fused or counts or (a_step_is and False-True)")
   # Each tensor has memory of its own there, so that what is written beside one is found.
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 apart memcheck 130 compute-sanitizer --target-processes all \
     --report-api-errors no --print-limit 20 --error-exitcode 1 "${pytest[@]}" "${small[@]}"
   apart racecheck 130 compute-sanitizer --tool racecheck --target-processes all --report-api-errors no \
-    --print-limit 20 --error-exitcode 1 "${pytest[@]}" tests/test_cuda.py -k "a_step_is and False-True"
+    --print-limit 20 --error-exitcode 1 "${pytest[@]}" tests/kernels/test_cuda.py -k "a_step_is and False-True"
   sanitizers=(memcheck racecheck)
 else
   echo "no compute-sanitizer"

@@ -27,9 +27,9 @@ import numpy as np
 import psutil
 from playwright.sync_api import Error as PlaywrightError
 
+from splatstudio.gui.app import Studio
+from splatstudio.gui.server.network import Network
 from splatstudio.settings.config import TrainConfig
-from splatstudio.studio.app import Studio
-from splatstudio.studio.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
 BANANA = ROOT.parent / "shared" / "scenes" / "banana"

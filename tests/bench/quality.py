@@ -25,7 +25,7 @@ from splatstudio.evaluation.evaluate import evaluate, measures_for
 from splatstudio.scene import Scene, load_training_scene
 from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
 from splatstudio.settings.presets import PRESETS
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 

@@ -18,9 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from splatstudio.runtime.client import WorkerClient
+from splatstudio.runtime.messages import Event, Progress, Save, Saved, Start, Started, StateChanged, TrainJob
 from splatstudio.settings.config import TrainConfig
-from splatstudio.worker.client import WorkerClient
-from splatstudio.worker.messages import Event, Progress, Save, Saved, Start, Started, StateChanged, TrainJob
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"
 TIMEOUT = 120.0

@@ -29,8 +29,8 @@ from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.training.precision import HALVES, row_bytes
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.precision import HALVES, row_bytes
+from splatstudio.train.trainer import Trainer
 
 # Of a visible Gaussian in the exchange and of its gradients.
 ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}
@@ -114,7 +114,7 @@ class TimedRanks(ProcessRanks):
 
     rows_seconds = 0.0
 
-    def swap_rows(
+    def all_to_all(
         self, rows: Tensor, sent: Sequence[int], received: Sequence[int], into: Tensor | None = None
     ) -> Tensor:
         """Send rows as `ProcessRanks` does."""
@@ -122,7 +122,7 @@ class TimedRanks(ProcessRanks):
         dist.barrier()
         self.seconds += time.perf_counter() - started
         before = self.seconds
-        got = super().swap_rows(rows, sent, received, into)
+        got = super().all_to_all(rows, sent, received, into)
         self.rows_seconds += self.seconds - before
         return got
 

@@ -43,9 +43,9 @@ from splatstudio.kernels.stages import (
     ProjectSettings,
     RasterSettings,
 )
-from splatstudio.optimization.descent import backward, draw, gradient_of_pose, improve
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
+from splatstudio.optimization.train_step import backward, draw, gradient_of_pose, improve
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene import Scene, load_scene
 from splatstudio.settings.config import OptimConfig

@@ -274,22 +274,22 @@ def test_noise_and_parts_on_another_device_and_in_any_order() -> None:
     opacities, copies = torch.rand(700), torch.arange(700) % 50 + 2
     there = [native.to_device(row, 2) for row in rows]
     before, places = rows[0].clone(), torch.arange(700).flip(0)
-    native.tremble(*rows, 0.5, 0.005, 99, 1)
-    native.tremble(*rows, 0.5, 0.005, 7, 1, places)
-    expected = native.parted(opacities, copies, 1)
+    native.inject_noise(*rows, 0.5, 0.005, 99, 1)
+    native.inject_noise(*rows, 0.5, 0.005, 7, 1, places)
+    expected = native.compute_relocation(opacities, copies, 1)
     native.set_order_seed(3)
-    native.tremble(*there, 0.5, 0.005, 99, 1)
-    native.tremble(*there, 0.5, 0.005, 7, 1, native.to_device(places, 2))
-    parts = native.parted(native.to_device(opacities, 2), native.to_device(copies, 2), 1)
+    native.inject_noise(*there, 0.5, 0.005, 99, 1)
+    native.inject_noise(*there, 0.5, 0.005, 7, 1, native.to_device(places, 2))
+    parts = native.compute_relocation(native.to_device(opacities, 2), native.to_device(copies, 2), 1)
     native.set_order_seed(-1)
     assert torch.equal(native.to_host(there[0]), rows[0]) and not torch.equal(rows[0], before)
     for ours, theirs in zip(parts, expected, strict=True):
         assert torch.equal(native.to_host(ours), theirs)
     assert native.current_device() == 0
     with pytest.raises(RuntimeError, match="quats must be on cuda:2, is on the CPU"):
-        native.tremble(there[0], rows[1], *there[2:], 0.5, 0.005, 99, 1)
+        native.inject_noise(there[0], rows[1], *there[2:], 0.5, 0.005, 99, 1)
     with pytest.raises(RuntimeError, match="copies has the wrong data type"):
-        native.parted(opacities, copies.int(), 1)
+        native.compute_relocation(opacities, copies.int(), 1)
 
 
 def test_the_operators_say_truly_what_they_change() -> None:

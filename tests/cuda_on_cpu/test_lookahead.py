@@ -20,15 +20,15 @@ from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.devices import transfer
 from splatstudio.kernels.ops import camera_numbers
 from splatstudio.kernels.ops_training import StepGate
-from splatstudio.optimization import findings
-from splatstudio.optimization.descent import RenderOptions, backward, draw, improve
+from splatstudio.optimization import queued_step as findings
 from splatstudio.optimization.losses import photometric, psnr, psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
+from splatstudio.optimization.train_step import RenderOptions, backward, draw, improve
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
 from splatstudio.strategy import trainable
-from splatstudio.training.lookahead import Lookahead
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.lookahead import Lookahead
+from splatstudio.train.trainer import Trainer
 
 GROWING = replace(
     CONFIG,
@@ -53,7 +53,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, notes: list[
 @pytest.mark.parametrize(("strategy", "steps"), [("default", 13), ("absgrad", 9), ("fast", 16), ("mcmc", 9)])
 def test_a_training_is_the_same_to_the_bit(strategy: StrategyName, steps: int, blob_scene: Scene) -> None:
     # With places of the rows, after the first change, for the strategy whose every step looks at them.
-    config = replace(GROWING, strategy=strategy, order="morton" if strategy == "mcmc" else "born")
+    config = replace(GROWING, strategy=strategy, order="morton" if strategy == "mcmc" else "insertion")
     born: list[int] = []
     ahead = check_steps(blob_scene, config, steps, lambda one, _: born.append(one.num_gaussians))
     assert ahead > steps // 3 and born[-1] != born[0]
@@ -241,15 +241,15 @@ def test_what_a_strategy_does_has_the_gate_too(opened: bool, placed: bool) -> No
     before, total = rows[0].clone(), [count.clone() for count in counts]
     places = torch.randperm(700, generator=random) if placed else None
     if opened:
-        native.tremble(*rows, 0.5, 0.005, 99, 1, places)
+        native.inject_noise(*rows, 0.5, 0.005, 99, 1, places)
         native.count_seen(*seen, *counts, 1)
     means = before.clone()
-    native.tremble_within(means, *rows[1:], 0.5, 0.005, 99, *gate, places)
+    native.inject_noise_within(means, *rows[1:], 0.5, 0.005, 99, *gate, places)
     native.count_seen_within(*seen, *total, *gate)
     assert torch.equal(means, rows[0]) and torch.equal(means, before) != opened
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(total, counts, strict=True))
     arguments = (before, *rows[1:], 0.5, 0.005, 99, *gate, places)
-    torch.library.opcheck(native.tremble_within.default, arguments, test_utils="test_schema")
+    torch.library.opcheck(native.inject_noise_within.default, arguments, test_utils="test_schema")
     torch.library.opcheck(native.count_seen_within.default, (*seen, *total, *gate), test_utils="test_schema")
 
 

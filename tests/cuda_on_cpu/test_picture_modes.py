@@ -1,4 +1,4 @@
-"""The kernels of the viewer's modes on pretend devices; what they draw is told by tests/test_modes.py."""
+"""The kernels of the viewer's modes on pretend devices; tests/kernels/test_modes.py says what they draw."""
 
 from __future__ import annotations
 

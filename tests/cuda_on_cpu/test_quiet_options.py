@@ -16,10 +16,10 @@ from torch import Tensor
 from splatstudio.evaluation.evaluate import target_of
 from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
-from splatstudio.training import shots
-from splatstudio.training import trainer as trainer_module
-from splatstudio.training.lookahead import Lookahead
-from splatstudio.training.trainer import Trainer, TrainingDiverged
+from splatstudio.train import trainer as trainer_module
+from splatstudio.train.data import train_views as shots
+from splatstudio.train.lookahead import Lookahead
+from splatstudio.train.trainer import Trainer, TrainingDiverged
 
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
 

@@ -12,12 +12,12 @@ from test_emulation import native
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from splatstudio.devices import transfer
-from splatstudio.kernels.instance_room import InstanceRoom
-from splatstudio.optimization import findings
-from splatstudio.optimization.descent import Drawing
+from splatstudio.kernels.intersection_capacity import IntersectionCapacity
+from splatstudio.optimization import queued_step as findings
+from splatstudio.optimization.train_step import RenderOutput
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import StrategyName, TrainConfig
-from splatstudio.training.trainer import Trainer
+from splatstudio.train.trainer import Trainer
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 # What needs a number, or a size, that only the device knows.
@@ -42,7 +42,7 @@ class Watched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trainer_on(scene: Scene, room: InstanceRoom | None, config: TrainConfig = CONFIG) -> Trainer:
+def trainer_on(scene: Scene, room: IntersectionCapacity | None, config: TrainConfig = CONFIG) -> Trainer:
     trainer = Trainer(scene, config)
     assert trainer._room is not None and trainer._room.size is None
     trainer._room = room
@@ -50,7 +50,7 @@ def trainer_on(scene: Scene, room: InstanceRoom | None, config: TrainConfig = CO
 
 
 def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene: Scene) -> None:
-    exact, roomy = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
+    exact, roomy = trainer_on(blob_scene, None), trainer_on(blob_scene, IntersectionCapacity())
     for number in range(5):
         before = native.num_waits()
         expected = exact.train_step()
@@ -66,11 +66,11 @@ def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene
 def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, InstanceRoom())
+    exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, IntersectionCapacity())
     drawn: list[int | None] = []
     draw = findings.draw_as_planned
 
-    def counted(*args: Any, room: int | None = None, **options: Any) -> Drawing:
+    def counted(*args: Any, room: int | None = None, **options: Any) -> RenderOutput:
         drawn.append(room)
         return draw(*args, room=room, **options)
 
@@ -93,7 +93,7 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
 def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_on(blob_scene, InstanceRoom(), replace(CONFIG, strategy=strategy))
+    trainer = trainer_on(blob_scene, IntersectionCapacity(), replace(CONFIG, strategy=strategy))
     trainer._lookahead._possible = False  # as in steps in which the strategy changes Gaussians
     trainer.train_step()
     order: list[str] = []
@@ -113,7 +113,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     ):
         noting(owner, name)
     # Ranks agree on the host alone.
-    monkeypatch.setattr("splatstudio.training.trainer.together", lambda _, work: work())
+    monkeypatch.setattr("splatstudio.train.trainer.together", lambda _, work: work())
     with Watched() as watched:
         trainer.train_step()
     assert order == ["draw_as_planned", "backward", "read", "improve"]
@@ -122,7 +122,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 
 
 def test_a_loss_that_is_no_number_changes_nothing(blob_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_on(blob_scene, InstanceRoom())
+    trainer = trainer_on(blob_scene, IntersectionCapacity())
     trainer.train_step()
     before = all_of(trainer)
     loss_of = trainer._loss_of

@@ -1,0 +1,190 @@
+"""What this machine offers a training, and whether the installed parts work: `splatstudio doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.devices.gpu_links import SLOW_PATHS, read_gpus
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels import ops
+from splatstudio.rendering.render import render, render_reference
+from splatstudio.runtime.self_test import try_two_ranks
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was looked at, what was found, and whether it is as it should be."""
+
+    subject: str
+    text: str
+    good: bool = True
+
+
+# What to look at when a training is slower than it should be, or ends.
+ADVICE = (
+    "A GPU in the Devices panel below 80 %: photographs are decoded too slowly (more cores, a faster disk, "
+    "--downscale), or ranks wait for one another (their wait time stands beside it).",
+    "Out of memory: --max-splats auto plans with what is free; a smaller --batch-size with more "
+    "accumulation, or --downscale, needs less. Close other programs that hold the GPU.",
+    "More GPUs bring too little: without NVLink the exchange of splats decides; the bandwidth measured above "
+    "says how much. Larger photographs and more views a step scale better.",
+    "A crash inside a kernel: run once with CUDA_LAUNCH_BLOCKING=1, so that the log names the right call.",
+    "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
+    "network between several machines.",
+)
+MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photographs, shards
+MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
+
+
+def findings() -> Iterator[Finding]:
+    """Look at the machine and the installation, cheapest first; nothing is changed."""
+    yield Finding("splatstudio", f"{metadata.version('splatstudio')}, Python {platform.python_version()}")
+    yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield _native()
+    yield from _gpus()
+    yield _memory()
+    yield _shared_memory()
+    yield _files()
+    yield _browser()
+    yield _collectives()
+    yield _self_test()
+    yield _two_ranks("gloo")
+    if ops.has_cuda_kernels() and torch.cuda.device_count() > 1 and dist.is_nccl_available():
+        yield _two_ranks("nccl")
+
+
+def _native() -> Finding:
+    try:
+        return Finding("CPU kernels", ops.native_version())
+    except RuntimeError as error:
+        return Finding("CPU kernels", str(error), good=False)
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        found = read_gpus()
+    except ValueError as error:
+        yield Finding("GPUs", f"{error}; training runs on the CPU")
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible} hides the others"
+    yield Finding("driver", f"{found.driver}, {len(found.gpus)} GPUs{chosen}")
+    for gpu in found.gpus:
+        nvlinks = f", {gpu.num_nvlinks} NVLinks" if gpu.num_nvlinks else ""
+        text = f"{gpu.name}, {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free{nvlinks}"
+        yield Finding(f"GPU {gpu.index}", text)
+    if found.links:
+        slow = any(link.path in SLOW_PATHS for link in found.links)
+        advice = "; slow: several GPUs will gain less than their number" if slow else ""
+        yield Finding("GPU links", f"{'; '.join(found.describe_links())}{advice}", good=not slow)
+    yield _cuda_kernels()
+
+
+def _cuda_kernels() -> Finding:
+    if ops.has_cuda_kernels():
+        return Finding("CUDA kernels", "built; training runs on the GPU")
+    if not torch.cuda.is_available():
+        reason = "torch sees no GPU (a build of torch for the CPU, or a driver that is too old)"
+    else:
+        reason = "the extension was built without them: install nvcc of torch's CUDA version and build again"
+    return Finding("CUDA kernels", f"not in use: {reason}; training runs on the CPU", good=False)
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+    return Finding("memory", f"{text}, {os.cpu_count()} cores")
+
+
+def _shared_memory() -> Finding:
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return Finding("shared memory", "no /dev/shm; live frames go through a temporary file")
+    free = shutil.disk_usage(shared).free
+    # Two slots of a 4K frame; smaller ones still work for smaller windows.
+    good = free >= 2 * 3840 * 2160 * 3
+    advice = "" if good else "; too small for 4K windows, enlarge it (in Docker: --shm-size=1g)"
+    return Finding("shared memory", f"{free / 2**20:.0f} MiB free{advice}", good)
+
+
+def _files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return Finding("open files", "not limited by the system")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft == resource.RLIM_INFINITY or soft >= MIN_FILES
+    text = "not limited" if soft == resource.RLIM_INFINITY else f"{soft:,} for one process"
+    advice = "" if good else f"; raise it with `ulimit -n {MIN_FILES}` (the limit of that is {hard:,})"
+    return Finding("open files", text + advice, good)
+
+
+def _collectives() -> Finding:
+    gloo = "gloo" if dist.is_gloo_available() else "no gloo"
+    nccl = "no NCCL (needed by several GPUs alone)"
+    if dist.is_nccl_available() and torch.cuda.is_available():
+        from torch.cuda import nccl as nccl_library
+
+        nccl = "NCCL " + ".".join(map(str, nccl_library.version()))
+    several_gpus = torch.cuda.is_available() and torch.cuda.device_count() > 1
+    good = dist.is_gloo_available() and (dist.is_nccl_available() or not several_gpus)
+    return Finding("collectives", f"{gloo}, {nccl}", good)
+
+
+def _two_ranks(backend: Literal["gloo", "nccl"]) -> Finding:
+    where = "two processes" if backend == "gloo" else "GPU 0 and GPU 1"
+    try:
+        test = try_two_ranks(backend)
+    except RuntimeError as error:
+        return Finding(f"ranks, {backend}", f"{where} cannot work together: {error}", good=False)
+    speed = test.bytes_per_second
+    good = backend == "gloo" or speed >= MIN_EXCHANGE
+    text = (
+        f"{where} agree: met after {test.start_seconds:.1f} s, a word takes"
+        f" {test.broadcast_seconds * 1e3:.2f} ms, {speed / 1e9:.1f} GB/s each way"
+    )
+    return Finding(f"ranks, {backend}", text + ("" if good else "; slow for several GPUs"), good)
+
+
+def _browser() -> Finding:
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or platform.system() != "Linux":
+        return Finding("display", "there; `splatstudio open` starts the browser")
+    return Finding("display", "none; open the printed URL in a browser elsewhere")
+
+
+def _self_test() -> Finding:
+    generator = torch.Generator().manual_seed(1)
+    num = 200
+    gaussians = Gaussians(
+        means=torch.randn(num, 3, generator=generator) * 0.5,
+        quats=torch.randn(num, 4, generator=generator),
+        scales=torch.randn(num, 3, generator=generator) * 0.3 - 3.0,
+        opacities=torch.randn(num, generator=generator),
+        sh0=torch.randn(num, 1, 3, generator=generator),
+        shN=torch.randn(num, 15, 3, generator=generator) * 0.1,
+    )
+    viewmat = np.eye(4)
+    viewmat[2, 3] = 3.0
+    K = np.array([[90.0, 0.0, 48.0], [0.0, 90.0, 32.0], [0.0, 0.0, 1.0]])
+    camera = Camera(viewmat=viewmat, K=K, width=96, height=64)
+    try:
+        native = render(gaussians, camera).rgb
+    except RuntimeError as error:
+        return Finding("self test", str(error), good=False)
+    difference = float((native - render_reference(gaussians, camera).rgb).abs().max())
+    # Rounding may move an alpha across 1/255 at single pixels: that much is legitimate.
+    good = difference <= 5e-3
+    return Finding("self test", f"the kernels agree with the reference to {difference:.1e}", good)

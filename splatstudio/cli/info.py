@@ -1,0 +1,54 @@
+"""`splatstudio info`: what a scene, a model, a run or a folder of runs holds.
+
+What needs torch is imported where it is there to be told: a scene is described in a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from splatstudio.cli.terminal import console, print_model, print_part, print_run, print_runs, print_scene
+from splatstudio.files.run import Run
+
+
+def print_what_is_there(path: Path, images: str) -> None:
+    """Print what `path` holds; `images` is the folder of a scene's photographs, "": where its files say.
+
+    Raises ValueError where that is nothing that can be told.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    if (path / "run.json").exists():
+        from splatstudio.checkpoints.checkpoint import newest_checkpoint
+
+        print_run(Run.open(path))
+        if newest_checkpoint(path) is None:
+            return
+    ours = any((path / name).exists() for name in ("run.json", "manifest.json"))
+    parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
+    if path.is_file() or ours or parts:
+        from splatstudio.models.model import load_model
+
+        print_part(path, "Use splatstudio merge.")
+        print_model(path, load_model(path))
+    elif folders := sorted(file.parent for file in path.glob("*/run.json")):
+        _print_those_that_can_be_read(folders)
+    else:
+        from splatstudio.scene import load_scene
+
+        print_scene(load_scene(path, images_folder=images or None))
+
+
+def _print_those_that_can_be_read(folders: Sequence[Path]) -> None:
+    """Print a line for each run, and a sentence for each that is damaged or of another release."""
+    runs, problems = list[Run](), list[str]()
+    for folder in folders:
+        try:
+            runs.append(Run.open(folder))
+        except ValueError as error:
+            problems.append(str(error))
+    if runs:
+        print_runs(runs)
+    for problem in problems:
+        console.print(problem, style="yellow", soft_wrap=True)

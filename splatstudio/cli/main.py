@@ -1,0 +1,363 @@
+"""The command line: `splatstudio open | train | eval | merge | export | render | info | doctor | attach`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional
+
+from splatstudio.cameras.camera_path import FrameFormat
+from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
+from splatstudio.cli.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
+from splatstudio.cli.mistyped import mistake_in
+from splatstudio.cli.open_options import WAIT_FOR_START, AtOnce
+from splatstudio.cli.render_options import Route
+from splatstudio.cli.score_files import TO_THE_TERMINAL, ScoreFiles
+from splatstudio.cli.unread_output import leave_unread, nobody_reads
+from splatstudio.error_text import in_words
+from splatstudio.files.durable import refuse_existing, refuse_unwritable
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.server.network import THIS_MACHINE, Listen
+from splatstudio.rendering.modes import DrawnMode
+from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
+from splatstudio.settings.presets import PRESETS, PresetName
+from splatstudio.train.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+
+# Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
+
+# A setting is an option of its own: --steps, and for those of a group --optim.means-lr.
+Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
+
+
+def open_(
+    path: Positional[Path],
+    /,
+    config: Settings = TrainConfig(),
+    preset: PresetName | None = None,
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
+    run: Path | None = None,
+    at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
+) -> int:
+    """Open a scene folder, a file of Gaussians or a run folder in the studio.
+
+    Args:
+        path: What to open.
+        config: Settings of a training that is started from the studio.
+        preset: A set of settings for one wish; those given beside it win.
+        listen: Where the page can be reached.
+        devices: What trains, and how much fits there.
+        run: Folder of the run; a new one below runs/ by default.
+        at_once: What to do without being asked in the page.
+    """
+    _say_starting()
+    from splatstudio.gui.app import open_studio
+    from splatstudio.gui.state.nodes import nodes_asked_for
+
+    given = settings_named(sys.argv[1:])
+    config, _ = _with_preset(config, preset, given)
+    if at_once.merge:
+        path = _whole(path)
+    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
+    if devices.nodes > 1:
+        studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen.network)
+    else:
+        studio = open_studio(
+            path, network=listen.network, train=at_once.train, browser=at_once.browser, **asked
+        )
+    studio.run_forever()
+    return 0
+
+
+def train_(
+    scene: Positional[Path],
+    /,
+    config: Settings = TrainConfig(),
+    preset: PresetName | None = None,
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
+    run: Path | None = None,
+    resume: bool = False,
+) -> int:
+    """Train a model of a scene, without the studio. Ctrl-C saves and says where.
+
+    Args:
+        scene: A COLMAP folder, or one with transforms.json or Blender's files; with --resume a run will do.
+        config: The training's settings.
+        preset: A set of settings for one wish; those given beside it win.
+        devices: What trains, and how much fits there.
+        run: Folder of the run; a new one below runs/ by default.
+        resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
+    """
+    if preset and resume:
+        raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
+    config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
+    _say_starting()
+    from splatstudio.cli.terminal import print_part
+    from splatstudio.cli.train import scene_and_run, train_scene
+
+    if config.init and not resume:
+        print_part(Path(config.init), "Use splatstudio merge.")
+    scene, run = scene_and_run(scene, run, resume=resume)
+    config = with_whole_paths(config, scene)
+    return train_scene(scene, config, run, resume=resume, given=given, devices=devices)
+
+
+def eval_(
+    path: Positional[Path],
+    /,
+    against: OmitArgPrefixes[Against] = ITS_OWN_SCENE,
+    scores: OmitArgPrefixes[Scores] = ALL_SCORES,
+    part: OmitArgPrefixes[PartChoice] = NO_PART,
+    files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
+) -> int:
+    """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
+
+    The scores of a run or its checkpoint are also written to the run's folder: eval/step_N.json and .csv.
+
+    Args:
+        path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
+        against: What to compare with.
+        scores: What to measure beside PSNR and SSIM.
+        part: What is judged where the path is one rank's part of a model.
+        files: Where the scores are written beside the terminal.
+    """
+    files.check()
+    _say_starting()
+    from splatstudio.cli.eval import evaluate_and_print, measures_wanted
+    from splatstudio.models.scoring import EvaluationTask
+
+    measures = measures_wanted(scores.lpips, fetch=scores.fetch_lpips, color_correct=scores.color_correct)
+    part.check(path)
+    task = EvaluationTask(
+        path,
+        against.scene,
+        against.downscale,
+        against.test_every,
+        part.merge,
+        against.test_images,
+        against.images,
+    )
+    evaluate_and_print(task, measures, files)
+    return 0
+
+
+def merge_(
+    paths: Positional[tuple[str, ...]],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    overwrite: bool = False,
+) -> int:
+    """Merge the files that the ranks of a training on several GPUs wrote into one model.
+
+    Args:
+        paths: gsplat's ckpt_STEP_rankN.pt (all ranks of one step, of one folder or several; a pattern or
+            their folder will do), or a run or checkpoint of splatstudio.
+        output: What to write: .pt (gsplat's own layout), .ply or another format of `export`; a name without
+            an ending is a checkpoint folder.
+        overwrite: Replace a file that is there already.
+    """
+    refuse_existing(output, overwrite)
+    from splatstudio.cli.terminal import console
+    from splatstudio.models.merging import merged_parts
+
+    merged = merged_parts(paths)
+    merged.write(output)
+    rows = " + ".join(f"{num:,}" for num in merged.rows)
+    console.print(f"Step {merged.step}: {rows} = {len(merged):,} Gaussians of {len(merged.rows)} ranks")
+    console.print(f"Written to {output}")
+    return 0
+
+
+def export(
+    path: Positional[Path],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    trim: OmitArgPrefixes[Trim] = KEEP_ALL,
+    placement: OmitArgPrefixes[Placement] = AS_IN_THE_FILES,
+    normals: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Write a model for other programs, in the coordinates of the scene's files or upright.
+
+    Args:
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
+        output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
+            .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
+        trim: What to leave out; a crop box is in the coordinates of the scene's files.
+        placement: Where the model shall lie.
+        normals: Write normals into a PLY or a point cloud, where they are 0 or absent by default:
+            the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
+        overwrite: Replace files that are there already.
+    """
+    for written in (output, placement.cameras):
+        refuse_existing(written, overwrite)
+    refuse_unwritable(output)
+    from splatstudio.cli.terminal import console, print_part
+    from splatstudio.models.exporting import export_model
+
+    print_part(path, "Use splatstudio merge.")
+    exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
+    form, size = exported.form, output.stat().st_size / 1e6
+    console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
+    if exported.num_left_out:
+        console.print(f"{exported.num_left_out:,} Gaussians were left out")
+    if placement.cameras is not None:
+        console.print(f"The photographs' cameras written to {placement.cameras}")
+    if form.loses:
+        console.print(f"Not everything is kept: {form.loses}")
+    if exported.note:
+        console.print(exported.note, style="yellow", markup=False)
+    return 0
+
+
+def render(
+    path: Positional[Path],
+    /,
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])],
+    route: OmitArgPrefixes[Route],
+    frames: OmitArgPrefixes[FrameFormat],
+    quality: Literal["full", "small"] = "full",
+    mode: DrawnMode = "color",
+    overwrite: bool = False,
+) -> int:
+    """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
+
+    Args:
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
+        output: What to write: a .mp4, a .webm, or with no ending a folder of PNG frames.
+        route: Where the camera goes.
+        frames: The frames' size, rate and number.
+        quality: Look like the frames themselves, or be quick to send.
+        mode: What to show of the model.
+        overwrite: Replace a video that is there already.
+    """
+    route.check()
+    if output.suffix and output.is_file():
+        refuse_existing(output, overwrite)
+    _say_starting()
+    from splatstudio.cli.render import render_and_print
+    from splatstudio.cli.terminal import print_part
+    from splatstudio.models.video import check_output
+
+    check_output(output)
+    print_part(path, "Use splatstudio merge.")
+    render_and_print(path, output, route, frames, quality, mode)
+    return 0
+
+
+def info(path: Positional[Path], /, images: str = "") -> int:
+    """Say what a scene folder, a file of Gaussians, a checkpoint, a run or a folder of runs holds.
+
+    Args:
+        path: What to look at; nothing is changed.
+        images: The folder of a scene's photographs, where it is not the one that its files name.
+    """
+    from splatstudio.cli.info import print_what_is_there
+
+    print_what_is_there(path, images)
+    return 0
+
+
+def doctor() -> int:
+    """Say what this machine offers a training and whether the installation works."""
+    from splatstudio.cli.terminal import print_findings
+
+    return print_findings()
+
+
+def attach_(
+    address: Positional[str],
+    /,
+    token: str,
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
+    terminal: bool = False,
+    browser: bool = True,
+) -> int:
+    """Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave.
+
+    Args:
+        address: HOST:PORT, as the training printed it.
+        token: The secret that it printed with it.
+        listen: Where the page can be reached.
+        terminal: No page: print what happens, and steer it by typing.
+        browser: Open the default browser, where there is a display.
+    """
+    _say_starting()
+    if terminal:
+        from splatstudio.cli.attach import attach
+
+        return attach(address, token, sys.stdin)
+    from splatstudio.gui.attached import open_attached
+
+    open_attached(address, token, network=listen.network, browser=browser).run_forever()
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{"info": info, "doctor": doctor, "attach": attach_},
+}
+ABOUT = (
+    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE\n\n"
+    "Every command explains itself with --help; splatstudio --version says which release this is."
+)
+app = tyro.extras.SubcommandApp()
+for _name, _command in COMMANDS.items():
+    # What --help says of an option is broken where the window ends, not where a line of this file does.
+    _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
+    app.command(name=_name)(_command)
+
+
+def _say_starting() -> None:
+    """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
+    if sys.stdout.isatty():
+        print(f"splatstudio {version('splatstudio')}: starting ...", flush=True)
+
+
+def _with_preset(
+    config: TrainConfig, preset: PresetName | None, given: frozenset[str]
+) -> tuple[TrainConfig, frozenset[str]]:
+    """Return the settings with those of the preset, and the names of all that were asked for by either."""
+    check(config)
+    if preset is None:
+        return config, given
+    chosen = PRESETS[preset]
+    return chosen.apply(config, given), given | frozenset(chosen.settings)
+
+
+def _whole(path: Path) -> Path:
+    """Return the whole model of which `path` is a part, after merging where that is needed."""
+    from splatstudio.cli.terminal import console
+    from splatstudio.models.merging import merge_to_open
+
+    whole = merge_to_open(path, lambda _done, _total, what: console.print(f"Merging: {what}"))
+    console.print(f"Opening {whole}")
+    return whole
+
+
+def main() -> None:
+    """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
+    if arguments[0] == "help":
+        arguments = [*arguments[1:2], "--help"]
+    if arguments in (["--version"], ["-V"], ["version"]):
+        sys.exit(print(f"splatstudio {version('splatstudio')}"))
+    try:
+        if (mistake := mistake_in(arguments, COMMANDS)) is not None:
+            raise ValueError(mistake)
+        sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            leave_unread()
+        words = escape(in_words(error))
+        Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,43 @@
+"""`splatstudio render`: a camera path as a video or as frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from splatstudio.cameras.camera_path import CameraPath, FrameFormat
+from splatstudio.cameras.path_file import read_camera_path
+from splatstudio.cameras.ready_paths import orbit_of, spiral
+from splatstudio.cli.render_options import Route
+from splatstudio.cli.terminal import console, frame_progress
+from splatstudio.models.model import Model, load_model, scene_shown_by
+from splatstudio.models.video import render_path
+from splatstudio.rendering.modes import DrawnMode
+
+
+def render_and_print(
+    path: Path,
+    output: Path,
+    route: Route,
+    frames: FrameFormat,
+    quality: Literal["full", "small"],
+    mode: DrawnMode,
+) -> None:
+    """Render the model in `path` along `route`, showing how far it is, and say what was written.
+
+    Raises ValueError where the model, the path or the scene cannot be read.
+    """
+    model, camera_path = _model_and_path(path, route)
+    camera_path = camera_path.formatted(frames)
+    cameras = camera_path.cameras()
+    with frame_progress(len(cameras)) as report:
+        render_path(model, cameras, output, fps=camera_path.fps, quality=quality, mode=mode, on_frame=report)
+    console.print(f"{len(cameras)} frames written to {output}")
+
+
+def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:
+    model = load_model(path)
+    if route.path is not None:
+        return model, read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
+    scene = scene_shown_by(path, route.scene, route.images, full_size=True)
+    return model.in_frame_of(scene), (orbit_of if route.orbit else spiral)(scene.cameras)

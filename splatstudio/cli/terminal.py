@@ -1,0 +1,231 @@
+"""What the command line prints: the progress of a training and tables of results.
+
+What needs torch is imported by the functions that print it: a scene is described in a moment.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from splatstudio.files.run import Run
+from splatstudio.scene.describe import describe_scene
+from splatstudio.scene.scene import Scene
+
+if TYPE_CHECKING:
+    from splatstudio.evaluation.evaluate import Evaluation
+    from splatstudio.models.model import Model
+    from splatstudio.runtime import messages
+
+# No markup: what is printed are paths and the words of errors, which may have brackets.
+console = Console(highlight=False, markup=False)
+# Where nobody reads along, a path stays in one piece, and a sentence on one line.
+console.soft_wrap = not console.is_terminal
+
+LINE_SECONDS = 10.0  # between two lines where the output is no terminal and a bar cannot be drawn
+
+
+class ProgressReport:
+    """The state of a training: a bar in a terminal, lines elsewhere."""
+
+    def __init__(self, num_steps: int, step: int):
+        self._line_due = time.monotonic() + LINE_SECONDS
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=num_steps, completed=step, state="")
+
+    def __enter__(self) -> ProgressReport:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: messages.Progress) -> None:
+        """Show where the training stands."""
+        psnr = "" if progress.psnr is None else f"  PSNR {progress.psnr:.1f}"
+        rate, num = progress.steps_per_second, progress.num_gaussians
+        state = f"{rate:.1f} it/s  loss {progress.loss:.4f}{psnr}  {num:,} Gaussians"
+        self._bar.update(self._task, completed=progress.step, state=state)
+        if not console.is_terminal and time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + LINE_SECONDS
+            left = "" if progress.eta_seconds is None else f"  {progress.eta_seconds:.0f} s left"
+            console.print(f"{progress.step} / {progress.total_steps}  {state}{left}")
+
+
+@contextmanager
+def count_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of things that are counted; the function it gives is told how many are done and in all."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
+    """Show a bar of the frames that are rendered; the function it gives is told each frame's number."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=num_frames)
+        yield lambda number, image: bar.update(task, completed=number)
+
+
+SCORE_TITLES = {
+    "psnr": "PSNR dB",
+    "ssim": "SSIM",
+    "psnr_corrected": "colour-corrected PSNR dB",
+    "lpips_alex": "LPIPS (AlexNet)",
+    "lpips_vgg": "LPIPS (VGG16)",
+}
+
+
+def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
+    """Print the mean scores of an evaluation on one line, and what could not be measured."""
+    from splatstudio.evaluation.lpips import short_notes
+
+    means = [f"PSNR {evaluation.psnr:.2f} dB", f"SSIM {evaluation.ssim:.4f}"]
+    for name in evaluation.measured[2:]:
+        title = SCORE_TITLES[name]
+        value = getattr(evaluation, name)
+        unit = title.endswith(" dB")
+        means.append(f"{title.removesuffix(' dB')} {value:.2f} dB" if unit else f"{title} {value:.4f}")
+    console.print(
+        f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} Gaussians,"
+        f" {len(evaluation.images)} test photographs, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
+    )
+    for note in short_notes(evaluation.notes):
+        console.print(note, style="yellow", markup=False)
+
+
+def print_scores(evaluation: Evaluation) -> None:
+    """Print the scores of each test photograph, worst first."""
+    measured = evaluation.measured
+    table = Table("photograph", *(SCORE_TITLES[name] for name in measured), box=None)
+    for image in evaluation.worst_first:
+        values = [(name, getattr(image, name)) for name in measured]
+        table.add_row(image.name, *(f"{value:.{2 if 'psnr' in name else 4}f}" for name, value in values))
+    _print_table(table)
+
+
+def print_error(sentence: str) -> None:
+    """Print what went wrong where errors go."""
+    Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
+
+
+def print_model(path: Path, model: Model) -> None:
+    """Print what a model holds: numbers, degrees, and where it lies, in the coordinates that a crop takes."""
+    gaussians = model.gaussians
+    console.print(f"{path}: {len(model):,} Gaussians, spherical harmonics of degree {gaussians.sh_degree}")
+    if model.options.antialiased:
+        console.print("trained anti-aliased, and drawn so")
+    if len(model):
+        to_files = np.linalg.inv(model.transform)
+        places = gaussians.means.numpy() @ to_files[:3, :3].T + to_files[:3, 3]
+        low, high = np.percentile(places, [1, 99], axis=0)
+        corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]
+        opacity = float(gaussians.opacities.sigmoid().median())
+        console.print(f"98 % of the centres lie between ({corners[0]}) and ({corners[1]})")
+        console.print(f"median opacity {opacity:.2f}")
+
+
+def print_part(path: Path, advice: str) -> None:
+    """Say so when a file holds a part of a model alone; `advice` follows where the other parts are there."""
+    from splatstudio.checkpoints.rank_parts import part_of
+
+    part = part_of(path)
+    if part is not None:
+        console.print(f"{part}{' ' + advice if part.complete else ''}", style="yellow", markup=False)
+
+
+def print_run(run: Run) -> None:
+    """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
+    from splatstudio.checkpoints.checkpoint import checkpoint_folders, step_of
+
+    config, far = run.config, _how_far(run)
+    steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]
+    told = [
+        ("Run", str(run.path.resolve())),
+        ("Scene", str(run.scene_path)),
+        ("Photographs", f"1/{config.downscale} of their size" if config.downscale > 1 else "full size"),
+        ("Strategy", config.strategy),
+        ("Steps", far[0]),
+        ("Test PSNR", far[1] or "none yet"),
+        ("Checkpoints", ", ".join(f"{step:,}" for step in steps) or "none yet"),
+    ]
+    _print_rows(told)
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print a line for each run: its scene, how far it has come, its last score."""
+    table = Table("run", "scene", "strategy", "steps", "test PSNR", box=None)
+    for run in runs:
+        table.add_row(str(run.path), run.scene_path.name, run.config.strategy, *_how_far(run))
+    _print_table(table)
+
+
+def _how_far(run: Run) -> tuple[str, str]:
+    """Return how many of its steps a run has made, and its last score or nothing, in words."""
+    rows = run.metrics().rows
+    scored = next((row for row in reversed(rows) if isinstance(row.get("test_psnr"), float)), None)
+    planned = next(
+        (row["value"] for row in reversed(rows) if row.get("setting") == "steps"), run.config.steps
+    )
+    score = f"{scored['test_psnr']:.2f} dB at step {scored['step']:,}" if scored else ""
+    return f"{rows[-1]['step'] if rows else 0:,} of {planned:,}", score
+
+
+def print_scene(scene: Scene) -> None:
+    """Print what a scene holds, and what was noticed while it was read."""
+    _print_rows(describe_scene(scene))
+
+
+def _print_rows(rows: list[tuple[str, str]]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")  # a path is needed whole
+    for label, text in rows:
+        table.add_row(label, Text(text))
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    """Print a table as wide as the terminal; elsewhere each row is one line that ends with its last word."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, width=100_000, highlight=False, markup=False, color_system=None).print(table)
+    for line in text.getvalue().splitlines():
+        console.print(line.rstrip())
+
+
+def print_findings() -> int:
+    """Print what a look at the machine finds, one by one; return the exit code, 1 where all is not well."""
+    from splatstudio.cli.doctor import ADVICE, findings
+
+    bad = 0
+    for finding in findings():
+        mark = Text("ok", "green") if finding.good else Text("!!", "red")
+        console.print(mark, f" {finding.subject:<14} {finding.text}")
+        bad += not finding.good
+    console.print("\nWhen a training is slow or ends:")
+    for line in ADVICE:
+        console.print(f"-   {line}", markup=False)
+    return 1 if bad else 0

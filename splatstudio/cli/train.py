@@ -1,0 +1,297 @@
+"""`splatstudio train`: a training in a background process, followed from the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from types import FrameType
+
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
+from splatstudio.cli.launched import launched_job, train_as_rank
+from splatstudio.cli.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
+from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.evaluation.evaluate import evaluation_from_json
+from splatstudio.files.run import Run, is_taken, new_run_path
+from splatstudio.files.run_lock import RunLock
+from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.runtime.client import WorkerClient, plan_for
+from splatstudio.runtime.launched_rank import launched_rank
+from splatstudio.runtime.messages import (
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Saved,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    Warned,
+)
+from splatstudio.runtime.plateau_report import PlateauReached, plateau_sentence, stopped_sentence
+from splatstudio.runtime.reports import saved_sentence
+from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
+from splatstudio.scene import load_training_scene
+from splatstudio.settings.config import TrainConfig, resumed
+from splatstudio.settings.notes import notes_on_settings
+from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+
+INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
+POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
+
+
+def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
+    """Return the scene and the folder of the run: a run that goes on may stand where the scene does.
+
+    Raises ValueError for a run that is not to go on, and for one whose scene is not where it was.
+    """
+    if run_dir is not None or not (path / "run.json").exists():
+        return path, run_dir
+    if not resume:
+        raise ValueError(f"{path} is a run, not a scene: add --resume to go on with it")
+    scene = Run.open(path).scene_path
+    if not scene.exists():
+        raise ValueError(
+            f"the scene of the run is no longer at {scene}: say where it is now, as in"
+            f" splatstudio train SCENE --run {quote(str(path))} --resume"
+        )
+    return scene, path
+
+
+def train_scene(
+    scene_path: Path,
+    config: TrainConfig,
+    run_dir: Path | None,
+    *,
+    resume: bool,
+    given: Collection[str],
+    devices: DeviceOptions = AS_FOUND,
+) -> int:
+    """Train to the last step or to Ctrl-C, which saves, and return the exit code.
+
+    `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
+    others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
+    training.
+    """
+    launched = launched_rank(os.environ)
+    if launched is not None:
+        job, notes = launched_job(scene_path, config, run_dir, resume=resume, given=given, devices=devices)
+        return train_as_rank(launched, job, notes, devices)
+    checkpoint = None
+    if resume:
+        if devices.fit_batch:
+            raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
+        config, checkpoint = _to_resume(config, scene_path, run_dir, given)
+    if devices.nodes > 1:
+        raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
+    devices.check_alone()
+    scene = load_training_scene(scene_path, config)
+    print_scene(scene)
+    run_dir = run_dir or new_run_path(scene.path)
+    _refuse_unwritable(run_dir)
+    first = 0
+    if checkpoint is not None:
+        first = step_of(checkpoint) or 0
+        console.print(f"Resuming at step {first} from {checkpoint}")
+        if first >= config.steps:
+            console.print(
+                f"Nothing to do: the run is at step {first:,} of {config.steps:,}; --steps says more."
+            )
+            return 0
+        _take_over(run_dir)
+        if (run := Run.open(run_dir)).config.images != config.images:
+            remember_images(run, config.images)
+    elif is_taken(run_dir):
+        raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
+    chosen = devices.chosen()
+    fitting, sentence = devices.fitted(config, scene, chosen)
+    console.print(sentence)
+    for note in notes_on_settings(config, given):
+        console.print(note, style="yellow", markup=False)
+    settings: tuple[tuple[str, int], ...] = ()
+    if checkpoint is None:
+        config = fitting
+    elif fitting.densify != config.densify:  # a run goes on with its settings, but for what can be set live
+        settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
+    job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
+    del scene  # the background process has its own
+    return _Attendance(job, first, chosen).run()
+
+
+def _to_resume(
+    config: TrainConfig, scene_path: Path, run_dir: Path | None, given: Collection[str]
+) -> tuple[TrainConfig, Path]:
+    """Return the settings and the checkpoint with which a run goes on."""
+    if run_dir is None:
+        raise ValueError("--resume needs the folder of the run to go on with: splatstudio train RUN --resume")
+    run = Run.open(run_dir)  # what is no run is told as that
+    checkpoint = newest_checkpoint(run_dir)
+    if checkpoint is None:
+        raise ValueError(
+            f"{run_dir} has no checkpoint to resume from: delete it to train anew there, or name another"
+        )
+    # What was changed while it trained is in the checkpoint alone.
+    config = resumed(config_of_checkpoint(checkpoint), config, given)
+    return config if "images" in given else with_images_found(config, run, scene_path), checkpoint
+
+
+def _refuse_unwritable(run_dir: Path) -> None:
+    """Raise ValueError where the folder of a run cannot be made or written to, before anything is started."""
+    there = run_dir
+    while not there.exists():
+        there = there.parent
+    if not os.access(there, os.W_OK):
+        raise ValueError(
+            f"{there} may not be written to: change its permissions, or name another run folder with --run"
+        )
+
+
+def _take_over(run_dir: Path) -> None:
+    """Say who left the run without ending properly; ValueError, naming who trains it now, if anybody."""
+    lock = RunLock(run_dir)
+    if lock.left_by is not None:
+        console.print(f"{lock.left_by} left this run without ending properly; its lock is taken over.")
+    lock.release()  # the background process takes it for good
+
+
+@dataclass
+class Interrupt:
+    """Whether Ctrl-C was pressed; the second time it ends the command at once."""
+
+    pressed: bool = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            # There is no third time: what follows takes a moment at most.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        self.pressed = True
+        console.print("Saving after this step ... (Ctrl-C again ends at once)")
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag, so that a step is never torn apart."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Attendance:
+    """Follows one training: prints what its process tells, and has it stop when Ctrl-C is pressed."""
+
+    def __init__(self, job: TrainJob, first: int, devices: RankDevices):
+        self._job = job
+        self._first = first
+        self._client = WorkerClient(job, plan_for(job, devices))
+        self._started: float | None = None
+        self._num_gaussians = 0
+        self._flat: PlateauReached | None = None  # why the training ends, where it does before its last step
+        self._offer: PlateauReached | None = None  # the one before: after a restart it is told again
+        self._warned = ""  # the sentence before: a disk that stays full says the same again and again
+
+    def run(self) -> int:
+        with interruptible() as interrupt:
+            try:
+                self._client.start()
+                self._client.send(Start())
+                with ProgressReport(self._job.config.steps, self._first) as report:
+                    end = self._follow(report, interrupt)
+                self._client.close()
+            except KeyboardInterrupt:
+                self._client.kill()
+                # Whatever the save in progress had come to: the disk tells.
+                console.print(self._on_disk())
+                # At once: no waiting for threads.
+                os._exit(INTERRUPTED)
+            except BaseException:
+                self._client.close()
+                raise
+        return self._conclude(end, interrupt)
+
+    def _follow(self, report: ProgressReport, interrupt: Interrupt) -> Event | None:
+        """Print what happens; return the training's last word, None when it cannot be saved."""
+        told, retries = False, SaveRetries()
+        while True:
+            if (interrupt.pressed and not told) or retries.take_due():
+                told = interrupt.pressed
+                self._client.send(Stop())
+            alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
+            if not alive and not events:
+                return None  # nobody is left to say how it ended
+            for event in events:
+                if isinstance(event, (Finished, Failed)):
+                    return event
+                if isinstance(event, StateChanged):
+                    if event.state == "restarting" and told:
+                        # It died while it saved. Another one in its place would have nothing more to save.
+                        self._client.kill()
+                        return None
+                    if event.state == "ended":
+                        return None
+                    if event.unsaved:
+                        if not retries.fail():
+                            return None
+                        if retries.num_failed == 1:
+                            console.print(retry_sentence(told=told))
+                self._tell(event, report, quiet=told)
+
+    def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
+        if isinstance(event, Started):
+            self._started = self._started or time.monotonic()
+            self._num_gaussians = event.num_gaussians
+        elif isinstance(event, Progress):
+            self._num_gaussians = event.num_gaussians
+            report.show(event)
+        elif isinstance(event, Evaluated) and event.path is not None:
+            file = event.path / f"step_{event.step:08d}.json"
+            print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
+        elif isinstance(event, PlateauReached) and event.stops:
+            self._flat = event
+        elif isinstance(event, PlateauReached) and event != self._offer:
+            self._offer = event
+            console.print(plateau_sentence(event, "Ctrl-C saves and stops here."), markup=False)
+        elif isinstance(event, Saved) and not quiet:
+            console.print(f"Saved {event.path}")
+        elif isinstance(event, Warned) and event.sentence != self._warned:
+            self._warned = event.sentence
+            console.print(event.sentence, style="yellow", markup=False)
+
+    def _conclude(self, end: Event | None, interrupt: Interrupt) -> int:
+        if isinstance(end, Failed):
+            if end.expected:
+                raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
+            print_error(f"{end.cause} {self._on_disk()} The log is {end.log_path}.")
+            return 1
+        if not isinstance(end, Finished):
+            console.print(self._on_disk())
+            return INTERRUPTED if interrupt.pressed else 2
+        elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
+        steps, num = end.step - self._first, self._num_gaussians
+        console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
+        if end.completed or end.step >= self._job.config.steps:
+            return 0
+        stops = self._flat is not None and self._flat.step == end.step
+        if self._flat is not None and stops:
+            console.print(stopped_sentence(self._flat))
+        console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
+        return 0 if stops else INTERRUPTED
+
+    def _on_disk(self) -> str:
+        return saved_sentence(self._job.run_dir, self._client.step)
+
+    def _go_on(self) -> str:
+        return f"Go on with: splatstudio train {quote(str(self._job.run_dir))} --resume"

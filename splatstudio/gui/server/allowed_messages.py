@@ -1,0 +1,222 @@
+"""What a browser may say: the messages that the studio needs, each with its fields and their bounds.
+
+viser believes what it is sent: any attribute of a control could be set, a disabled button pressed, a camera
+of a billion pixels announced, a public tunnel opened. Nothing that is not described here reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import viser
+
+from splatstudio.gui.server.limits import GateLimits
+from splatstudio.gui.server.values import Unacceptable, acceptable_value, find_command, find_control
+
+Check = Callable[[Any], bool]
+
+_FAR_AWAY = 1e9  # scene units; beyond, float32 has nothing to tell apart
+
+
+def _number(low: float, high: float) -> Check:
+    # NaN fails both comparisons.
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    )
+
+
+def _integer(low: int, high: int) -> Check:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _text(max_length: int) -> Check:
+    return lambda value: isinstance(value, str) and len(value) <= max_length
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _vector(length: int, limit: float = _FAR_AWAY, *, nonzero: bool = False) -> Check:
+    component = _number(-limit, limit)
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == length
+        and all(component(x) for x in value)
+        and (not nonzero or sum(x * x for x in value) > 1e-12)
+    )
+
+
+_NAME, _UUID, _OWNER = _text(1024), _text(64), _text(64)
+_QUAT = _vector(4, 2.0, nonzero=True)
+
+# The messages that the page of viser sends for what the studio uses, with all their fields. Left out, because
+# the studio has no use for them: forms, buttons that are held down, dragging and rectangles in the scene,
+# renders made by the browser, and the public tunnel.
+_FIELDS: dict[str, dict[str, Check]] = {
+    "ViewerCameraMessage": {
+        "wxyz": _QUAT,
+        "position": _vector(3),
+        "fov": _number(1e-3, 3.1415),
+        "near": _number(1e-9, 1e12),
+        "far": _number(1e-9, 1e12),
+        "image_height": _integer(1, 2**31),  # a collapsed window has 0: nothing can be rendered for it
+        "image_width": _integer(1, 2**31),
+        "look_at": _vector(3),
+        "up_direction": _vector(3, nonzero=True),
+    },
+    "GuiUpdateMessage": {"uuid": _UUID, "updates": lambda value: isinstance(value, dict)},
+    "CommandTriggerMessage": {"uuid": _UUID},
+    "SceneNodeClickMessage": {
+        "name": _NAME,
+        "instance_index": _or_none(_integer(0, 2**31)),
+        "ray_origin": _vector(3),
+        "ray_direction": _vector(3),
+        "screen_pos": _vector(2, 10.0),
+        "modifier": _or_none(_text(32)),
+        "owner": _OWNER,
+    },
+    "TransformControlsUpdateMessage": {
+        "name": _NAME,
+        "wxyz": _QUAT,
+        "position": _vector(3),
+        "owner": _OWNER,
+    },
+    "TransformControlsDragStartMessage": {"name": _NAME, "owner": _OWNER},
+    "TransformControlsDragEndMessage": {"name": _NAME, "owner": _OWNER},
+    "FileTransferStartUpload": {
+        "source_component_uuid": _UUID,
+        "transfer_uuid": _UUID,
+        "filename": _text(255),
+        "mime_type": _text(255),
+        "part_count": _integer(0, 100_000),
+        "size_bytes": _integer(0, 2**40),
+    },
+    "FileTransferPart": {
+        "source_component_uuid": _UUID,
+        "transfer_uuid": _UUID,
+        "part_index": _integer(0, 100_000),
+        "content": lambda value: isinstance(value, bytes),
+    },
+    "LocalStorageGetItemResponseMessage": {
+        "value": _or_none(_text(65_536)),
+        "error": _or_none(_text(1024)),
+        "request_uuid": _UUID,
+    },
+}
+
+
+@dataclass
+class _Upload:
+    """A file of which a browser is sending the parts."""
+
+    source: str
+    num_parts: int
+    size: int
+    received: int = 0
+    parts: set[int] = field(default_factory=set)
+
+
+class MessageFilter:
+    """Passes on the good messages of one browser; remembers only its unfinished uploads."""
+
+    def __init__(self, limits: GateLimits):
+        self._limits = limits
+        self._uploads: dict[str, _Upload] = {}
+
+    def passed(self, raw: bytes | str, server: viser.ViserServer, client: viser.ClientHandle | None) -> bytes:
+        """Return a message as viser may have it.
+
+        Args:
+            raw: the message as it came, msgpack.
+            server: holds the shared controls.
+            client: holds the private controls of the browser; None before its first camera.
+
+        Raises:
+            Unacceptable: it is damaged, of a kind that the studio does not need, or asks for too much.
+        """
+        message = _decoded(raw)
+        kind = message["type"]
+        if kind == "ViewerCameraMessage":
+            if max(message["image_height"], message["image_width"]) > self._limits.max_pixels:
+                raise Unacceptable("camera")
+            if not message["near"] < message["far"]:
+                raise Unacceptable("camera")
+        elif kind == "GuiUpdateMessage":
+            handle = find_control(server, client, message["uuid"])
+            if message["updates"].keys() != {"value"}:
+                raise Unacceptable("attribute")
+            message["updates"]["value"] = acceptable_value(handle, message["updates"]["value"], self._limits)
+        elif kind == "CommandTriggerMessage":
+            find_command(server, client, message["uuid"])
+        elif kind == "FileTransferStartUpload":
+            self._start_upload(message, server, client)
+        elif kind == "FileTransferPart":
+            self._continue_upload(message)
+        # Encoded anew: viser reads what has been checked, not what a second reading of the bytes might give.
+        return msgspec.msgpack.encode(message)
+
+    def _start_upload(
+        self, message: dict[str, Any], server: viser.ViserServer, client: viser.ClientHandle | None
+    ) -> None:
+        handle = find_control(server, client, message["source_component_uuid"])
+        size, num_parts, uuid = message["size_bytes"], message["part_count"], message["transfer_uuid"]
+        guis = [server.gui] if client is None else [server.gui, client.gui]
+        fine = (
+            isinstance(handle, viser.GuiUploadButtonHandle)
+            and _is_plain_file_name(message["filename"])
+            and size <= self._limits.max_upload_bytes
+            and len(self._uploads) < self._limits.max_uploads
+            # At least a byte in each part, and no part in a file without bytes.
+            and (num_parts > 0) == (size > 0)
+            and num_parts <= size
+            # A transfer of another browser must not be taken over.
+            and all(uuid not in gui._current_file_upload_states for gui in guis)
+        )
+        if not fine:
+            raise Unacceptable("upload")
+        if num_parts > 0:
+            self._uploads[uuid] = _Upload(message["source_component_uuid"], num_parts, size)
+
+    def _continue_upload(self, message: dict[str, Any]) -> None:
+        upload = self._uploads.get(message["transfer_uuid"])
+        index, length = message["part_index"], len(message["content"])
+        if (
+            upload is None
+            or upload.source != message["source_component_uuid"]
+            or not index < upload.num_parts
+            or index in upload.parts
+            or upload.received + length > upload.size
+        ):
+            raise Unacceptable("upload")
+        upload.received += length
+        upload.parts.add(index)
+        if len(upload.parts) == upload.num_parts:
+            del self._uploads[message["transfer_uuid"]]
+
+
+def _decoded(raw: bytes | str) -> dict[str, Any]:
+    """Decode a message and check its kind and the form of its fields."""
+    if not isinstance(raw, bytes):
+        raise Unacceptable("damaged")
+    try:
+        message = msgspec.msgpack.decode(raw)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Unacceptable("damaged") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise Unacceptable("damaged")
+    fields = _FIELDS.get(message["type"])
+    if fields is None:
+        raise Unacceptable("message type")
+    if message.keys() != fields.keys() | {"type"}:
+        raise Unacceptable("damaged")
+    if not all(check(message[name]) for name, check in fields.items()):
+        raise Unacceptable("camera" if message["type"] == "ViewerCameraMessage" else "damaged")
+    return message
+
+
+def _is_plain_file_name(name: str) -> bool:
+    return name not in {"", ".", ".."} and name.isprintable() and not set(name) & {"/", "\\", ":"}

@@ -1,0 +1,1 @@
+"""What the page knows: what is open, what each browser looks at, what was told."""

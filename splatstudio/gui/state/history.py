@@ -1,0 +1,158 @@
+"""The curves of a training, thinned to what a plot can show."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from splatstudio.runtime.messages import Densified, Evaluated, Event, Progress, Started
+from splatstudio.runtime.progress import RATE_SECONDS, running_mean
+
+MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
+
+
+class Curve:
+    """Values over steps. When there are too many, every second one is dropped and fewer are taken.
+
+    One thread may add while others read: they see every step with its own value.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._every = 1
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    @property
+    def last(self) -> float:
+        """Return the newest value, NaN where there is none."""
+        with self._lock:
+            return self._points[-1][1] if self._points else float("nan")
+
+    @property
+    def last_step(self) -> float:
+        """Return the step of the newest value, NaN where there is none."""
+        with self._lock:
+            return self._points[-1][0] if self._points else float("nan")
+
+    def add(self, step: int, value: float) -> None:
+        """Append a value; steps that were made again after a resume replace the old ones."""
+        with self._lock:
+            points = self._points
+            while points and points[-1][0] >= step:
+                points.pop()
+            if points and step - points[-1][0] < self._every:
+                return
+            points.append((step, value))
+            if len(points) > MAX_PLOT_POINTS:
+                del points[1:-1:2]
+                self._every = max(self._every * 2, 2)
+
+    def cut(self, step: int) -> None:
+        """Drop what comes after a step, from which a training goes on."""
+        with self._lock:
+            while self._points and self._points[-1][0] > step:
+                self._points.pop()
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and values, float64."""
+        with self._lock:
+            points = list(self._points)
+        return np.array([step for step, _ in points], float), np.array([value for _, value in points], float)
+
+
+class History:
+    """How a training developed: its curves over the steps, and where the model was densified."""
+
+    def __init__(self) -> None:
+        self.loss = Curve()
+        self.train_psnr = Curve()
+        self.test_psnr = Curve()
+        self.num_gaussians = Curve()
+        self.rate = Curve()  # steps a second
+        self.densified = Curve()  # the number of Gaussians after each densification
+        self.resets = Curve()  # the loss where the opacities were reset
+
+    @property
+    def last_test_psnr(self) -> float | None:
+        """Return the newest PSNR of the test photographs, dB, None where there is none."""
+        return self.test_psnr.last if len(self.test_psnr) else None
+
+    @property
+    def last_loss(self) -> float | None:
+        """Return the newest loss, None where there is none."""
+        return self.loss.last if len(self.loss) else None
+
+    def follow(self, event: Event) -> None:
+        """Take in an event of the worker."""
+        if isinstance(event, Started):
+            # What came after an older checkpoint, or before the first one, is made again.
+            self.cut(event.step)
+        elif isinstance(event, Progress):
+            self.loss.add(event.step, event.loss)
+            self.num_gaussians.add(event.step, event.num_gaussians)
+            self.rate.add(event.step, event.steps_per_second)
+            if event.psnr is not None:
+                self.train_psnr.add(event.step, event.psnr)
+        elif isinstance(event, Densified):
+            if event.change.opacities_reset:
+                self.resets.add(event.step, self.loss.last)
+            if event.change.num_changed:
+                self.densified.add(event.step, event.num_gaussians)
+        elif isinstance(event, Evaluated):
+            self.test_psnr.add(event.step, event.psnr)
+
+    def cut(self, step: int) -> None:
+        """Drop what comes after a step: the training goes on from there."""
+        curves = (self.loss, self.train_psnr, self.test_psnr, self.num_gaussians, self.rate)
+        for curve in (*curves, self.densified, self.resets):
+            curve.cut(step)
+
+    def load(self, rows: Iterable[dict]) -> None:
+        """Take up the lines of an earlier part's metrics.jsonl, smoothed as while it was trained."""
+        means: dict[str, float] = {}
+        rate = LoggedRate()
+        for row in rows:
+            step = int(row["step"])
+            for name, curve in (("loss", self.loss), ("psnr", self.train_psnr)):
+                if isinstance(row.get(name), (int, float)):
+                    means[name] = running_mean(means.get(name), float(row[name]))
+                    curve.add(step, means[name])
+            for name, curve in (("test_psnr", self.test_psnr), ("num_gaussians", self.num_gaussians)):
+                if isinstance(row.get(name), (int, float)):
+                    curve.add(step, float(row[name]))
+            change = row.get("densified")
+            if isinstance(change, dict):
+                if change.get("opacities_reset"):
+                    self.resets.add(step, self.loss.last)
+                changed = any(change.get(name) for name in ("cloned", "split", "pruned"))
+                if changed and len(self.num_gaussians):
+                    self.densified.add(step, self.num_gaussians.last)
+            if isinstance(row.get("elapsed_s"), (int, float)):
+                steps_per_second = rate.count(step, float(row["elapsed_s"]))
+                if steps_per_second is not None:
+                    self.rate.add(step, steps_per_second)
+
+
+class LoggedRate:
+    """Steps a second over the last few seconds, as StepRate counts them, by the times of metrics.jsonl."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def count(self, step: int, elapsed: float) -> float | None:
+        """Note that `step` was done after `elapsed` seconds; return the rate, None for the first."""
+        steps = self._steps
+        # Each part of a training counts its own seconds.
+        if steps and not (elapsed > steps[-1][0] and step > steps[-1][1]):
+            steps.clear()
+        steps.append((elapsed, step))
+        while len(steps) > 2 and elapsed - steps[0][0] > RATE_SECONDS:
+            steps.popleft()
+        start, first = steps[0]
+        return (step - first) / (elapsed - start) if len(steps) > 1 else None

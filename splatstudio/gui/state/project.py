@@ -1,0 +1,357 @@
+"""What the user opened: a scene to train, a run to look at and go on with, or a finished model."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from splatstudio.checkpoints.checkpoint import (
+    config_of_checkpoint,
+    newest_checkpoint,
+    newest_known_checkpoint,
+)
+from splatstudio.checkpoints.rank_parts import SHARD_NAME, part_of
+from splatstudio.corrections import check_agreement
+from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
+from splatstudio.files.run import Run, is_taken, new_run_path
+from splatstudio.formats import format_of
+from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.runtime.messages import Job, TrainJob, ViewJob
+from splatstudio.runtime.reports import checkpoint_step
+from splatstudio.scene import load_training_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import (
+    FREE_ON_RESUME,
+    TrainConfig,
+    changed,
+    declaration,
+    differing,
+    resumed,
+    value_of,
+    with_whole_paths,
+)
+from splatstudio.settings.notes import notes_on_settings
+from splatstudio.settings.presets import applied_settings
+from splatstudio.settings.typed_path import typed_path
+from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the limit on the number of splats came about; None: nothing was made to fit yet."""
+
+    options: DeviceOptions = AS_FOUND
+    asked: int | None = None
+    made: int | None = None  # of what was asked
+
+
+@dataclass(frozen=True, eq=False)
+class Project:
+    """What is open. `scene` None: only a model; `run_dir` None: nothing that could be trained."""
+
+    path: Path
+    scene: Scene | None
+    model_path: Path | None
+    run_dir: Path | None
+    config: TrainConfig
+    notes: tuple[str, ...] = ()
+    devices: RankDevices = ONE_PROCESS  # that a training runs on
+    fit: Fit = Fit()
+    live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
+    given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
+    before: Path | None = None  # the run that was started over, and stays
+    problem: str = ""  # a sentence: why what is open is not all there
+    passed_over: tuple[str, ...] = ()  # a sentence on each damaged checkpoint that is newer than the one used
+
+    @property
+    def name(self) -> str:
+        """Return what the user calls it."""
+        if self.scene is not None:
+            return self.scene.path.resolve().name
+        return self.path.resolve().name
+
+    @property
+    def _place(self) -> Path:
+        """Return beside what files go where there is no run: a checkpoint's folder holds its own alone."""
+        return self.path.resolve().parent if SHARD_NAME.fullmatch(self.path.name) else self.path
+
+    @property
+    def can_train(self) -> bool:
+        """Say whether there are photographs to train on."""
+        return self.scene is not None and self.run_dir is not None
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Say whether there are photographs that are held out for the test."""
+        return self.scene is not None and len(self.scene.test_indices) > 0
+
+    def checkpoint(self) -> Path | None:
+        """Return the newest good checkpoint of the run."""
+        return newest_known_checkpoint(self.run_dir) if self.can_train and self.run_dir else None
+
+    @property
+    def resume_step(self) -> int | None:
+        """Return the step at which the run would go on, None where it has no checkpoint or no steps left."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None:
+            return None
+        step = checkpoint_step(checkpoint)
+        return step if step < self.config.steps else None
+
+    @property
+    def run_folder_taken(self) -> bool:
+        """Say whether the run's folder holds something already, so that no new training can use it."""
+        assert self.run_dir is not None
+        return is_taken(self.run_dir)
+
+    def owns(self, job: Job) -> bool:
+        """Say whether a job is of this project's run: its training, or one of its checkpoints on view."""
+        if isinstance(job, TrainJob) or self.run_dir is None:
+            return isinstance(job, TrainJob)
+        return job.model_path.resolve().parent == (self.run_dir / "ckpts").resolve()
+
+    def first_job(self) -> Job:
+        """Return what the worker does when the studio opens: show the model there is, else wait for Start."""
+        if self.model_path is not None:
+            return ViewJob(self.model_path)
+        return self.training_job(resume=False)
+
+    def training_job(self, *, resume: bool) -> TrainJob:
+        """Return the training to be started, from the newest good checkpoint on if `resume`."""
+        return self._training_from(self.checkpoint() if resume else None)
+
+    def resumed_job(self) -> tuple[TrainJob, tuple[str, ...]]:
+        """Return the training that goes on, and a sentence on each newer checkpoint that is damaged."""
+        assert self.run_dir is not None
+        checkpoint, passed_over = _newest_good(self.run_dir)
+        return self._training_from(checkpoint), passed_over
+
+    def _training_from(self, checkpoint: Path | None) -> TrainJob:
+        assert self.scene is not None and self.run_dir is not None
+        live = self.live_on_resume if checkpoint is not None else ()
+        settings = tuple((name, value_of(self.config, name)) for name in live)
+        path = self.scene.path.resolve()
+        return TrainJob(path, self.run_dir, self.config, checkpoint, settings, before=self.before)
+
+    def started_over(self) -> Project:
+        """Return the project with a new, empty run; what the old run holds stays."""
+        assert self.scene is not None and self.run_dir is not None
+        before = self.run_dir if self.checkpoint() is not None else self.before
+        run_dir = new_run_path(self.scene.path, self.run_dir.parent)
+        return replace(self, model_path=None, run_dir=run_dir, before=before)
+
+    def config_with(self, values: Mapping[str, Any]) -> TrainConfig:
+        """Return the settings with other `values` by dotted paths; ValueError for what cannot be."""
+        config = self.config
+        for path, value in values.items():
+            config = changed(config, path, value)
+        check_agreement(config)
+        return config
+
+    def config_later(self, values: Mapping[str, Any], step: int) -> TrainConfig:
+        """Return the same of a training that has done `step` steps; ValueError also for what is too late."""
+        for path in values:
+            if not declaration(TrainConfig, path).live:
+                raise ValueError(f"setting {path} is read at the start and cannot be changed any more")
+        config = self.config_with(values)
+        if config.steps < step:
+            raise ValueError(f"{step:,} steps are done already, which is more than {config.steps:,}")
+        return config
+
+    def folder_of(self, kind: str) -> Path:
+        """Return where files of a kind go, as "renders": in the run, or beside a model without one."""
+        if self.run_dir is None:
+            return self._place.with_name(f"{self._place.stem}-{kind}")
+        return self.run_dir / kind
+
+    def export_path(self, step: int | None) -> Path:
+        """Return where the model goes, as a PLY, when the user names no other place."""
+        if self.run_dir is None:
+            return self._place.with_name(f"{self._place.stem}-export.ply")
+        suffix = f"-{step}" if step else ""
+        return self.run_dir / "exports" / f"{self.name}{suffix}.ply"
+
+
+def open_project(
+    path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str] | None = None
+) -> Project:
+    """Tell what `path` is and read what the page needs of it.
+
+    `given` are the dotted names of the settings that the user asked for one by one, None: those that differ
+    from the defaults; `config` may have the others of a preset. Raises ValueError with one sentence when it
+    is nothing that can be opened.
+    """
+    path = typed_path(path)
+    config = with_whole_paths(config, path)
+    given = frozenset(differing(config, TrainConfig()) if given is None else given)
+    asked = given | applied_settings(config, given)
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
+    project = replace(_opened(path, config, run_dir, asked), given=given)
+    if project.can_train:
+        project = replace(project, notes=(*project.notes, *notes_on_settings(project.config, given)))
+    part = part_of(Path(config.init)) if config.init and project.can_train else None
+    if part is None:
+        return project
+    return replace(project, notes=(*project.notes, f"A new training starts from a part: {part}"))
+
+
+def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
+    if path.is_file() and (format_of(path) is not None or SHARD_NAME.fullmatch(path.name)):
+        return Project(path, None, path, None, config, _notes_on_part(path))
+    run_folder = next((p for p in (path, *path.resolve().parents[:2]) if (p / "run.json").exists()), None)
+    if run_folder is not None:
+        chosen = path if (path / "manifest.json").exists() else None
+        return _open_run(path, Run.open(run_folder), chosen, config, given)
+    if (path / "manifest.json").exists():
+        return Project(path, None, path, None, config)
+    return _open_scene(path, config, run_dir, given)
+
+
+def _notes_on_part(path: Path) -> tuple[str, ...]:
+    part = part_of(path)
+    if part is None:
+        return ()
+    if not part.complete:
+        return (f"{part}. Copy it there to merge them.",)
+    command = f"splatstudio open {quote(str(path))} --merge"
+    return (f"{part} The page has a button that does it, and so does {command}",)
+
+
+def _open_run(
+    path: Path, run: Run, chosen: Path | None, config: TrainConfig, given: Collection[str]
+) -> Project:
+    newest, passed_over = _newest_good(run.path)
+    model_path = chosen or newest
+    scene, notes, problem = None, (), ""
+    images = config.images if "images" in given else run.config.images
+    try:
+        scene = load_training_scene(run.scene_path, replace(run.config, images=images))
+    except ValueError as error:
+        # The model can still be shown; only its photographs are gone.
+        problem = f"The scene of this run cannot be read, so only the model is shown: {error}"
+        notes = (problem,)
+    if scene is not None and images != run.config.images:
+        run, notes = _with_images(run, images)
+    if model_path is None:
+        if scene is None:
+            raise ValueError(f"{run.path} has no checkpoint to show. {problem}")
+        run_dir = new_run_path(scene.path, run.path.parent)
+        # Nothing was trained with the run's settings yet: all that the user gave can be followed.
+        asked = run.config
+        for name in given:
+            asked = changed(asked, name, value_of(config, name))
+        if _photographs(asked) != _photographs(run.config):
+            scene = load_training_scene(run.scene_path, asked)
+        return Project(path, scene, None, run_dir, asked, passed_over=passed_over)
+    if scene is not None:
+        notes += _notes_on_unchanged(run, _conflicts(config, run.config, given))
+    kept = _gone_on_with(run, config, given)
+    project = Project(path, scene, model_path, run.path, kept, notes, problem=problem)
+    return replace(project, passed_over=passed_over)
+
+
+def _with_images(run: Run, images: str) -> tuple[Run, tuple[str, ...]]:
+    """Note where the photographs of a run lie now; return the run, and a note where that cannot be."""
+    try:
+        return remember_images(run, images), ()
+    except OSError as error:
+        return run, (f"{run.path} cannot keep where its photographs are ({error}): name --images again.",)
+
+
+def _open_scene(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
+    existing, notes = _existing_run(path if path.is_dir() else path.parent, run_dir)
+    if existing is not None and not config.images:
+        config = replace(config, images=_latest_config(existing).images)  # where they were the last time
+    scene = load_training_scene(path, config)
+    if existing is None:
+        chosen = run_dir or new_run_path(scene.path)
+        return Project(path, scene, None, chosen, config, scene.notes + notes)
+    conflicts = _conflicts(config, existing.config, given)
+    if conflicts and run_dir is None:
+        chosen = new_run_path(scene.path)
+        notes += (
+            f"{existing.path} was trained with other settings ({', '.join(conflicts)}), "
+            f"so this is a new run, {chosen}.",
+        )
+        return Project(path, scene, None, chosen, config, scene.notes + notes)
+    notes += _notes_on_unchanged(existing, conflicts)
+    kept = _gone_on_with(existing, config, given)
+    if _photographs(kept) != _photographs(config):
+        scene = load_training_scene(path, kept)
+    checkpoint, passed_over = _newest_good(existing.path)
+    notes = scene.notes + notes
+    return Project(path, scene, checkpoint, existing.path, kept, notes, passed_over=passed_over)
+
+
+def _newest_good(run_dir: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the newest good checkpoint of a run, and a sentence on each newer one that is damaged."""
+    passed_over: list[str] = []
+    return newest_checkpoint(run_dir, passed_over.append), tuple(passed_over)
+
+
+def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, tuple[str, ...]]:
+    """Return the run of this scene to go on with, None where there is none, and notes on unreadable runs.
+
+    It is the named one, else the newest below runs/. Raises ValueError when the named one cannot be used.
+    """
+    scene_path = scene_path.resolve()
+    name = glob.escape(scene_path.name or "scene")
+    notes: list[str] = []
+    if run_dir is not None:
+        candidates = [run_dir]
+    else:
+        found = {*Path("runs").glob(name), *Path("runs").glob(f"{name}-*")}
+        candidates = sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in candidates:
+        if not (folder / "run.json").exists():
+            continue
+        try:
+            run = Run.open(folder)
+        except ValueError as error:
+            if run_dir is not None:
+                raise
+            notes.append(f"The run {folder} is left aside: {error}")
+            continue
+        if run.scene_path == scene_path and newest_known_checkpoint(folder) is not None:
+            return run, tuple(notes)
+        if run_dir is not None:
+            raise ValueError(
+                f"the run folder {run_dir} belongs to {run.scene_path} or has no checkpoint; "
+                "name another one with --run"
+            )
+    return None, tuple(notes)
+
+
+def _photographs(config: TrainConfig) -> tuple[object, ...]:
+    """Return the settings that say which photographs are read, and how."""
+    return config.downscale, config.test_every, config.test_images, config.images
+
+
+def _latest_config(run: Run) -> TrainConfig:
+    """Return the settings of a run as they were last: while it trained some may have been changed."""
+    checkpoint = newest_known_checkpoint(run.path)
+    if checkpoint is None:
+        return run.config
+    return with_images_found(config_of_checkpoint(checkpoint), run, run.scene_path)
+
+
+def _gone_on_with(run: Run, config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Return the settings of a run that goes on as it was last, but for when to stop, evaluate and save."""
+    return resumed(_latest_config(run), config, set(given) & set(FREE_ON_RESUME))
+
+
+def _conflicts(config: TrainConfig, existing: TrainConfig, given: Collection[str]) -> list[str]:
+    """Return the settings the user gave that a run with the settings `existing` cannot follow."""
+    return [name for name in differing(config, existing) if name in given and name not in FREE_ON_RESUME]
+
+
+def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    verb = "is" if len(names) == 1 else "are"
+    return (f"This run goes on with its own settings; {', '.join(names)} {verb} not changed: {run.path}",)

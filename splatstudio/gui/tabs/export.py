@@ -1,0 +1,244 @@
+"""The Export tab: the model as a file for other programs, on this machine's disk and as a download."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import viser
+
+from splatstudio.formats import FORMATS, Format, format_of
+from splatstudio.formats.free_path import free_path
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.dock.job_bar import JobBar
+from splatstudio.gui.panel_context import Page, Panel
+from splatstudio.gui.state.controller import Notice
+from splatstudio.gui.tabs.train import table_html
+from splatstudio.gui.theme import ACCENT, size
+from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
+from splatstudio.settings.typed_path import typed_output
+
+BOX_COLOR = (255, 214, 92)
+CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}
+
+
+class ExportPanel(Panel):
+    """Where to write, the Export button, and the download of what was written."""
+
+    def __init__(self, page: Page):
+        server, controller = page.server, page.controller
+        self._controller = controller
+        self._notify = page.notify
+        self._suggested = str(controller.project.export_path(None))
+        self._format = server.gui.add_dropdown("Format", tuple(CHOICES))
+        self._facts = server.gui.add_html("")
+        self._path = server.gui.add_text(
+            "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
+        )
+        with server.gui.add_folder("Leave out", expand_by_default=False):
+            self._trim = TrimSection(server, page.viewport.show_trim)
+        scene = controller.project.scene
+        self._upright = server.gui.add_checkbox(
+            "Stand upright",
+            False,
+            hint="As other viewers show it, centred and scaled as here; else in the scene's own coordinates.",
+            visible=scene is not None,
+        )
+        self._cameras = server.gui.add_checkbox(
+            "Cameras beside it",
+            False,
+            hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
+            "where the training learnt poses.",
+            visible=scene is not None,
+        )
+        self._normals = server.gui.add_checkbox(
+            "Normals",
+            False,
+            hint="The shortest axis of each splat: on the side of the nearest photograph's camera, or "
+            "without a scene away from the model's middle. Else 0.",
+        )
+        self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
+        self._jobs = page.jobs
+        self._bar = JobBar(server.gui, page.jobs, Export)
+        self._sh_degree = controller.project.config.sh_degree  # until a model is loaded
+        self._written: Exported | None = None
+        self._shown: object = None
+        self._format.on_update(lambda _: self._choose())
+        self._export.on_click(lambda _: self._write())
+
+    @property
+    def _chosen(self) -> Format:
+        return CHOICES[self._format.value]
+
+    def refresh(self) -> None:
+        """Show what an export would hold now, and how far one is."""
+        self._bar.refresh()
+        controller, status, chosen = self._controller, self._controller.status, self._chosen
+        shown = (status.step, status.num_gaussians, status.has_model, chosen, self._upright.value)
+        shown += (self._sh_degree, self._trim.trim.keeps_all, self._written)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._export.disabled = not status.has_model
+        num = status.num_gaussians
+        rows = [("For", chosen.purpose)]
+        if chosen.loses:
+            rows += [("Loses", chosen.loses)]
+        if num is not None:
+            most, about = ("", "about ") if self._trim.trim.keeps_all else ("at most ", "at most ")
+            rows += [("Splats", f"{most}{num:,}")]
+            rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, self._sh_degree))}")]
+        upright = self._upright.value
+        if not chosen.is_page:
+            rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
+        elif controller.project.scene is not None:
+            rows += [("Begins", "where the first photo was taken")]
+        if self._written is not None:
+            rows += [("Last file", f"{self._written.path.name}: {self._written.num_gaussians:,} splats")]
+        self._facts.content = table_html(rows)
+        suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
+        if self._path.value == self._suggested and suggestion != self._suggested:
+            # Only a path that the user did not touch follows the step.
+            self._path.value = suggestion
+            self._suggested = suggestion
+
+    def follow(self, event: Event) -> None:
+        """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file.
+
+        Of a file that was written it is told how many splats it got.
+        """
+        if isinstance(event, ModelLoaded):
+            self._sh_degree = event.sh_degree
+            self._trim.surround(np.array(event.center), event.radius)
+        elif isinstance(event, Exported):
+            self._written = event
+
+    def _choose(self) -> None:
+        chosen = self._chosen
+        self._export.label = f"Export {chosen.name}"
+        self._normals.visible = chosen.write_normals is not None
+        untouched = self._path.value == self._suggested
+        self._path.value = with_ending(self._path.value, chosen)
+        if untouched:
+            self._suggested = self._path.value
+        self.refresh()
+
+    def _write(self) -> None:
+        self._path.value = with_ending(self._path.value.strip(), self._chosen)
+        scene, cameras = self._controller.project.scene, ()
+        if scene is not None and self._cameras.value:
+            cameras = tuple((view.name, view.camera) for view in scene.views)
+        try:
+            wanted = typed_output(self._path.value)
+        except ValueError as error:
+            self._notify(Notice("Not exported", str(error), bad=True))
+            return
+        path = free_path(wanted)
+        if path != wanted:
+            text = f"{wanted} exists and stays as it is."
+            self._notify(Notice(f"Writing {path.name}", text))
+        wishes = {}
+        if scene is not None:
+            eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
+            wishes = {"first": scene.cameras[0], "eyes": eyes}
+        normals = self._normals.value and self._chosen.write_normals is not None
+        command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
+        self._jobs.submit(command)
+        self._bar.refresh()
+
+
+class TrimSection:
+    """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene.
+
+    `show` is told what the views hide, so that they show what the file will hold.
+    """
+
+    def __init__(self, server: viser.ViserServer, show: Callable[[Trim], None]):
+        gui = server.gui
+        self._show = show
+        self._told = KEEP_ALL
+        self._telling = threading.Lock()  # viser calls from several threads: what is newest is told last
+        self._scene = server.scene
+        self._opacity = gui.add_slider(
+            "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
+        )
+        self._crop = gui.add_checkbox(
+            "Crop to a box", False, hint="Drawn in the scene; its axes are the view's."
+        )
+        self._from = gui.add_vector3("From", (-1.0, -1.0, -1.0), step=0.05, visible=False)
+        self._to = gui.add_vector3("To", (1.0, 1.0, 1.0), step=0.05, visible=False)
+        self._hide = gui.add_checkbox(
+            "Hide in the view", True, visible=False, hint="All browsers show what the file will hold."
+        )
+        self._box: viser.LineSegmentsHandle | None = None
+        self._touched = False
+        self._crop.on_update(lambda _: self._draw())
+        self._opacity.on_update(lambda _: self._tell())
+        self._hide.on_update(lambda _: self._tell())
+        for corner in (self._from, self._to):
+            corner.on_update(self._move)
+
+    @property
+    def trim(self) -> Trim:
+        """Return what is chosen; the box is in the frame of the page and of the model."""
+        low, high = self._from.value, self._to.value
+        return Trim(self._opacity.value, (*low, *high) if self._crop.value else None)
+
+    def surround(self, center: np.ndarray, radius: float) -> None:
+        """Lay the box around a model, unless somebody has laid it already."""
+        if not self._touched:
+            for corner, sign in ((self._from, -1.0), (self._to, 1.0)):
+                x, y, z = np.round(center + sign * 3.0 * radius, 2).tolist()
+                corner.value = (x, y, z)
+
+    def _move(self, event: viser.GuiEvent) -> None:
+        self._touched = self._touched or event.client is not None
+        self._draw()
+
+    def _tell(self) -> None:
+        with self._telling:
+            trim = self.trim
+            self._hide.visible = not trim.keeps_all
+            hidden = trim if self._hide.value else KEEP_ALL
+            if hidden != self._told:
+                self._told = hidden
+                self._show(hidden)
+
+    def _draw(self) -> None:
+        self._tell()
+        shown = self._crop.value
+        self._from.visible = self._to.visible = shown
+        if self._box is not None and not shown:
+            self._box.remove()
+            self._box = None
+        if shown:
+            corners = np.array([self._from.value, self._to.value])
+            choice = np.array([(i & 1, i >> 1 & 1, i >> 2) for i in range(8)])
+            points = corners[choice, np.arange(3)]
+            edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
+            self._box = self._scene.add_line_segments(
+                "/crop/box",
+                points[edges].astype(np.float32),
+                BOX_COLOR,
+                thickness=2.0,
+                thickness_units="screen",
+            )
+
+
+def with_ending(path: str, chosen: Format) -> str:
+    """Return `path` with the usual ending of a format, in place of another format's ending.
+
+    A path without a name, such as that of an emptied field, stays as it is.
+    """
+    if Path(path.strip()).name in ("", ".."):
+        return path
+    path = path.rstrip("/")
+    present = format_of(path)
+    if present is chosen:
+        return path
+    if present is not None:
+        ending = next(ending for ending in present.endings if path.lower().endswith(ending))
+        path = path[: -len(ending)]
+    return path + chosen.endings[0]

@@ -1,0 +1,51 @@
+"""Colours and words that all panels share."""
+
+from __future__ import annotations
+
+from splatstudio.runtime.messages import State
+
+ACCENT = (64, 160, 255)
+TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
+MUTED = "#8b95a5"
+GOOD = (62, 207, 122)
+BAD = "#ff8a8a"
+
+# What the user reads, and the colour of the dot beside it.
+STATE_WORDS: dict[State, tuple[str, str]] = {
+    "starting": ("Starting", "#8b95a5"),
+    "ready": ("Ready", "#8b95a5"),
+    "loading": ("Loading", "#e0b040"),
+    "training": ("Training", "#3ecf7a"),
+    "paused": ("Paused", "#e0b040"),
+    "finished": ("Finished", "#40a0ff"),
+    "viewing": ("Saved model", "#40a0ff"),
+    "restarting": ("Restarting", "#e0b040"),
+    "failed": ("Failed", "#ff5c5c"),
+    "ended": ("Ended", "#8b95a5"),
+}
+
+
+def css(color: tuple[int, int, int]) -> str:
+    """Return a colour as CSS."""
+    return f"rgb({color[0]},{color[1]},{color[2]})"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time as people say it: 42 s, 3:05 min, 1:12 h."""
+    if seconds is None or not 0 <= seconds < 1e7:
+        return "–"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60}:{total % 60:02d} min"
+    return f"{total // 3600}:{total % 3600 // 60:02d} h"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as people say it."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit != "MB" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} GB"

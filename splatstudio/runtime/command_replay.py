@@ -1,0 +1,175 @@
+"""What a process that takes another one's place must be told, to be where that one was."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from splatstudio.runtime.messages import (
+    CancelJob,
+    Close,
+    Command,
+    DropView,
+    Evaluate,
+    Event,
+    Finished,
+    Job,
+    JobCancelled,
+    JobCommand,
+    Pause,
+    Progress,
+    Resume,
+    ReturnSlot,
+    Save,
+    SettingChanged,
+    SetView,
+    Start,
+    Started,
+    StateChanged,
+    Step,
+    Stop,
+    TrainJob,
+    Warned,
+)
+from splatstudio.runtime.receipts import PausesAt, Receipt
+from splatstudio.runtime.root_cause import MEMORY, Cause
+
+LIMIT = "densify.max_gaussians"
+ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterwards
+
+
+class CommandReplay:
+    """The orders that still hold, and those that no process has begun with: they are the next one's.
+
+    What the training is at, as far as the worker has obeyed: whether it was started, stands still, or is to
+    at some step; the live settings; the newest view of each browser. Methods may be called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._waiting: dict[int, Command] = {}  # by number: sent, and not begun with
+        self._begun: dict[int, Command] = {}  # and not done
+        self._unwanted: set[int] = set()  # jobs that were cancelled before they began
+        self._started = self._paused = self._stopped = False
+        self._pause_at: int | None = None
+        self._views: dict[int, SetView] = {}
+        self._settings: dict[str, Any] = {}
+        self._num_gaussians: int | None = None
+        self._lowered: SettingChanged | None = None  # a limit that nobody has been told of
+        self._lock = threading.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Say whether the training was told to start."""
+        with self._lock:
+            return self._started or any(isinstance(order, Start) for order in self._waiting.values())
+
+    @property
+    def paused(self) -> bool:
+        """Say whether the training was told to stand still, or to end."""
+        with self._lock:
+            paused = self._paused
+            for order in self._waiting.values():
+                if isinstance(order, (Start, Pause, Stop, Resume, Step)):
+                    paused = isinstance(order, (Pause, Stop))
+            return paused
+
+    @property
+    def waiting_jobs(self) -> frozenset[int]:
+        """Return the long tasks that no process has begun with."""
+        with self._lock:
+            orders = self._waiting.values()
+            return frozenset(order.job for order in orders if isinstance(order, JobCommand))
+
+    def sent(self, command: Command) -> Command:
+        """Note an order, and return it with the number under which it goes to the worker."""
+        with self._lock:
+            if isinstance(command, SetView):
+                self._views[command.view] = command
+            elif isinstance(command, DropView):
+                self._views.pop(command.view, None)
+            elif isinstance(command, CancelJob):
+                self._unwanted.add(command.job)
+            elif not isinstance(command, (ReturnSlot, Close)):
+                command = replace(command, number=next(self._numbers))
+                self._waiting[command.number] = command
+            return command
+
+    def heard(self, event: Event) -> None:
+        """Note an event that has come from the worker."""
+        with self._lock:
+            if isinstance(event, Receipt):
+                self._take_receipt(event)
+            elif isinstance(event, PausesAt):
+                self._pause_at = event.step
+            elif isinstance(event, (Progress, Started)):
+                self._num_gaussians = event.num_gaussians
+            elif isinstance(event, SettingChanged):
+                self._settings[event.path] = event.value
+            elif isinstance(event, StateChanged) and event.state in ("paused", "training"):
+                # It may have paused by itself: after the last step of a Step, on a full disk.
+                self._paused, self._stopped = event.state == "paused", False
+            elif isinstance(event, Finished):
+                self._paused = True
+
+    def _take_receipt(self, receipt: Receipt) -> None:
+        if receipt.done:
+            self._begun.pop(receipt.number, None)
+            return
+        order = self._waiting.get(receipt.number)
+        # They are begun with in their order; one that was left out was replaced by a later one.
+        self._waiting = {number: order for number, order in self._waiting.items() if number > receipt.number}
+        if order is None:
+            return
+        self._begun[receipt.number] = order
+        if isinstance(order, Start):
+            self._started, self._pause_at = True, order.pause_at
+        if isinstance(order, (Start, Pause, Stop, Resume, Step)):
+            self._paused = isinstance(order, (Pause, Stop))
+            self._stopped = isinstance(order, Stop)
+
+    def again(self) -> tuple[list[Command], list[Event]]:
+        """Return the orders for a new process, and what to tell of those that it cannot obey any more.
+
+        None has begun with anything then: it is to be told where the training was, and what still waits.
+        """
+        with self._lock:
+            told: list[Event] = [] if self._lowered is None else [self._lowered]
+            self._lowered = None
+            if any(isinstance(order, Evaluate) for order in self._begun.values()):
+                told.append(Warned("The evaluation ended with the background process; ask for it again."))
+            orders: list[Command] = [Start(self._pause_at)] if self._started else []
+            if self._started and self._paused:
+                orders.append(Stop() if self._stopped else Pause())
+            for order in self._waiting.values():
+                if isinstance(order, Save) and self._started:
+                    told.append(Warned("Not saved: the background process ended before it had begun to."))
+                elif isinstance(order, JobCommand) and order.job in self._unwanted:
+                    told.append(JobCancelled(order.job))
+                else:
+                    orders.append(order)
+            orders = [replace(order, number=next(self._numbers)) for order in orders]
+            self._waiting, self._begun = {order.number: order for order in orders}, {}
+            self._started = self._paused = self._stopped = False
+            self._pause_at = None
+            return [*self._views.values(), *orders], told
+
+    def job_again(self, job: Job, checkpoint: Path | None, cause: Cause | None = None) -> Job:
+        """Return the job of the new process: from `checkpoint` on, with the live settings as they were.
+
+        Where memory was the `cause`, fewer Gaussians are allowed than there were.
+        """
+        if not isinstance(job, TrainJob):
+            return job
+        with self._lock:
+            if cause is not None and cause.kind == MEMORY:
+                limit = self._settings.get(LIMIT, job.config.densify.max_gaussians)
+                limit = max(1, int(min(limit, self._num_gaussians or limit) * ROOM_LEFT))
+                self._settings[LIMIT] = limit
+                self._lowered = SettingChanged(cause.step, LIMIT, limit)
+            # What was set at a start is not told again: it holds as long as nobody changes it.
+            settings = tuple({**dict(job.settings), **self._settings}.items())
+        return replace(job, checkpoint=checkpoint, settings=settings, attempt=job.attempt + 1)

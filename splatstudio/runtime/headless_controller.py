@@ -1,0 +1,229 @@
+"""What stands in the place of a studio for a training that a launcher started: rank 0's other end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from splatstudio.files.run import Run
+from splatstudio.runtime import save_retries
+from splatstudio.runtime.channel import FrameSlots
+from splatstudio.runtime.handshake import RunCard
+from splatstudio.runtime.messages import (
+    Close,
+    Command,
+    Event,
+    Finished,
+    Frame,
+    ReturnSlot,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    Warned,
+)
+from splatstudio.runtime.remote_server import RemoteServer, kind_of
+from splatstudio.runtime.save_retries import SaveRetries
+from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
+from splatstudio.settings.config import to_json
+
+LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
+TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
+MAX_ROWS = 1000  # of the metrics, for who comes later
+
+Address = tuple[str, int]
+
+
+class HeadlessController:
+    """Starts the training, tells of it, lets in who has the token."""
+
+    def __init__(
+        self, connection: Connection, slots: FrameSlots, job: TrainJob, tell: Callable[[Event], None]
+    ):
+        self._connection = connection
+        self._slots = slots
+        self._job = job
+        self._tell = tell
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._num_ranks = 1
+        self.unsaved = False  # the training stands still because there is no room for the model
+        self._server: RemoteServer | None = None
+        self._telling = threading.Lock()
+        self._missed: dict[object, Event] = {}  # the newest of each kind, for a server that is late
+
+    def listen(self, at: Address | None, store_at: Address | None, num_ranks: int) -> None:
+        """Let in who has the token at `at`, and print it; OSError where the address cannot be had.
+
+        `at` None: at any port, which is said in the store at `store_at`. After a restart it is tried again
+        meanwhile: the rank before may not have let go of the port yet.
+        """
+        self._num_ranks = num_ranks
+        try:
+            self._open(at, store_at)
+        except OSError as error:
+            if self._job.attempt == 0:
+                raise
+            self._tell(Warned(f"It cannot be steered for now, and tries again: {error}."))
+            threading.Thread(target=self._keep_trying, args=(at, store_at), daemon=True).start()
+
+    def _keep_trying(self, at: Address | None, store_at: Address | None) -> None:
+        while not self._closed.wait(LISTEN_SECONDS):
+            try:
+                return self._open(at, store_at)
+            except OSError:
+                continue  # it was told of
+
+    def _open(self, at: Address | None, store_at: Address | None) -> None:
+        token = kept_token(self._job.run_dir)
+        if at is None:
+            assert store_at is not None, "there is a place to be found at"
+            at = own_address(store_at), 0
+        name, server = _listening(at, partial(RemoteServer, obey=self._send, card=self._card, token=token))
+        address = f"{name}:{server.port}"
+        if store_at is not None:
+            try:
+                announce(store_at, address, server.token)
+            except OSError:
+                server.close()
+                raise
+        self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
+        with self._telling:
+            for event in self._missed.values():
+                server.tell(event)
+            self._missed.clear()
+            self._server = server
+
+    def _hear(self, event: Event) -> None:
+        """Tell who watches, or remember for who will."""
+        with self._telling:
+            if self._server is not None:
+                self._server.tell(event)
+            else:
+                self._missed.pop(kind_of(event), None)
+                self._missed[kind_of(event)] = event
+
+    def follow(self) -> None:
+        """Start the training, hand on what is told of it, and let all ranks leave at its end."""
+        self._send(Start())
+        retries = SaveRetries()
+        while True:
+            try:
+                event = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            if isinstance(event, Frame):
+                self._hand_on(event)
+                continue
+            self._tell(event)
+            server = self._server
+            if server is not None and isinstance(event, Started):
+                self._keep(server.token)
+            self._hear(event)
+            if isinstance(event, Finished):
+                self._send(Close())
+            elif isinstance(event, StateChanged):
+                self.unsaved = event.unsaved
+            if self.unsaved and isinstance(event, StateChanged):
+                time.sleep(save_retries.RETRY_SECONDS)
+                self._send(Stop() if retries.fail() else Close())
+
+    def _hand_on(self, frame: Frame) -> None:
+        image = self._slots.view(frame.slot, frame.height, frame.width).copy()
+        self._send(ReturnSlot(frame.slot))
+        if self._server is not None:
+            self._server.show(frame, image)
+
+    def tell(self, event: Event) -> None:
+        """Say something beside the training, which may hang."""
+        self._tell(event)
+        self._hear(event)
+
+    def close(self) -> None:
+        """Let everybody go who watches."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.close()
+
+    def _card(self) -> RunCard:
+        job = self._job
+        rows = json.dumps(metrics_rows(job.run_dir))
+        return RunCard(job.scene_path, job.run_dir, json.dumps(to_json(job.config)), self._num_ranks, rows)
+
+    def _keep(self, token: str) -> None:
+        try:
+            keep_token(self._job.run_dir, token)
+        except OSError as error:
+            self._tell(Warned(f"After a restart it has another token, which cannot be kept: {error}."))
+
+    def _send(self, command: Command) -> None:
+        with self._sending:
+            self._connection.send(command)
+
+
+def _listening(at: Address, serve: Callable[[str, int], RemoteServer]) -> tuple[str, RemoteServer]:
+    """Return the name by which others find the server that listens at `at`; OSError, a sentence, without one.
+
+    On all networks where no machine is named, and where the machine's own name is one of loopback there, as
+    Debian's are.
+    """
+    (host, port), here = at, socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)}
+        own_name = host.partition(".")[0] == here.partition(".")[0] != "localhost"
+        own_name = own_name and all(ip_address(each).is_loopback for each in found)
+        return (here if host == EVERYWHERE else host), serve(EVERYWHERE if own_name else host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(f"port {port} of {here} is taken: give --attach another one") from error
+        why = str(error.strerror).partition(" (")[0]
+        raise OSError(
+            f"rank 0 runs on {here} and cannot listen at {host} there ({why}): give --attach a name or"
+            f" address of {here}, or {EVERYWHERE} for whichever machine it runs on"
+        ) from error
+
+
+def kept_token(run_dir: Path) -> str | None:
+    """Return the token by which a run was steered before it was started again, None where there is none."""
+    try:
+        token = json.loads((run_dir / TOKEN_FILE).read_bytes())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return token if isinstance(token, str) and len(token) >= 16 else None
+
+
+def keep_token(run_dir: Path, token: str) -> None:
+    """Write the token into the run's folder, for nobody else to read; OSError where that is not possible."""
+    if kept_token(run_dir) == token:
+        return
+    partial = run_dir / f".{TOKEN_FILE}-{secrets.token_hex(4)}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            json.dump({"token": token}, file)
+        os.replace(partial, run_dir / TOKEN_FILE)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics, of many every n-th and those that tell of a test."""
+    try:
+        rows = Run.open(run_dir).metrics().rows
+    except (OSError, ValueError):
+        return []  # none yet
+    stride = -(-len(rows) // MAX_ROWS) if rows else 1
+    return [row for i, row in enumerate(rows) if i % stride == 0 or "test_psnr" in row or i == len(rows) - 1]

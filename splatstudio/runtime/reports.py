@@ -1,0 +1,93 @@
+"""Sentences about a worker that ended: the cause, what is safe, and what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.error_text import as_sentence, essence
+from splatstudio.files.run import read_metrics
+from splatstudio.runtime.command_replay import LIMIT
+from splatstudio.runtime.messages import Job, TrainJob
+from splatstudio.runtime.root_cause import MEMORY, Cause
+
+
+def error_sentence(error: BaseException) -> str:
+    """Return what to tell the user about an exception in the worker."""
+    text = essence(error)
+    if isinstance(error, ValueError):
+        # A ValueError of ours already is a sentence about something the user can change.
+        return as_sentence(text)
+    if isinstance(error, MemoryError):
+        return "The memory was not enough."
+    return as_sentence(f"An unexpected error ended the background process ({type(error).__name__}: {text})")
+
+
+def failure_sentence(why: str, job: Job) -> str:
+    """Return what to tell the user about a worker that is gone for good, `why` it is, in sentences, given."""
+    return f"{why} {_what_is_safe(job)}"
+
+
+def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started: bool, paused: bool) -> str:
+    """Return what to tell the user about a worker in whose place another one is started."""
+    if not isinstance(job, TrainJob):
+        return f"{cause.sentence} The model is loaded again."
+    if not started:
+        return f"{cause.sentence} Nothing was lost; it is started again."
+    limit = dict(job.settings).get(LIMIT) if cause.kind == MEMORY else None
+    fewer = "" if limit is None else f" No Gaussians are added above {limit:,} from now on."
+    verb = "waits" if paused else "goes on by itself"
+    if checkpoint is None:
+        return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning.{fewer}"
+    step = checkpoint_step(checkpoint)
+    return f"{cause.sentence} The training {verb} from the checkpoint of step {step:,}.{fewer}"
+
+
+def loss_of_view_sentence(cause: Cause, job: Job) -> str:
+    """Return what to tell the user about a worker that died after its training had ended."""
+    return f"{cause.sentence} {_what_is_safe(job)}"
+
+
+def saved_sentence(run_dir: Path, step: int) -> str:
+    """Return what the disk holds of a training that was last heard of at `step`, whatever was said before."""
+    while True:
+        newest, folders = newest_checkpoint(run_dir), _checkpoint_folders(run_dir)
+        # Verifying takes a while, in which a save in the background may have been completed.
+        if folders == _checkpoint_folders(run_dir):
+            break
+    if newest is None:
+        # A process that was killed may have done steps that it could not tell of any more.
+        step = max([step, *(row.get("step", 0) for row in read_metrics(run_dir).rows)])
+    if newest is None and step == 0:
+        return "No step was done yet, so nothing had to be saved."
+    if newest is None:
+        return (
+            f"Nothing was saved: {run_dir} holds no good checkpoint, and all its steps ({step:,}) are lost."
+        )
+    lost = step - checkpoint_step(newest)
+    if lost <= 0:
+        return f"Saved {newest}."
+    steps = "1 step" if lost == 1 else f"{lost:,} steps"
+    return f"The newest good checkpoint is {newest}; what was trained after it ({steps}) is lost."
+
+
+def _checkpoint_folders(run_dir: Path) -> set[str]:
+    return {path.name for path in (run_dir / "ckpts").glob("step_*")}
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Return the step in the name of a checkpoint folder, step_00012000."""
+    step = step_of(folder)
+    assert step is not None, folder
+    return step
+
+
+def _what_is_safe(job: Job) -> str:
+    if not isinstance(job, TrainJob):
+        return "The file is unchanged; open it again."
+    newest = newest_checkpoint(job.run_dir)
+    if newest is None:
+        kept = job.before is not None and newest_checkpoint(job.before) is not None
+        old = f" The run before, {job.before}, is as it was." if kept else ""
+        return f"Nothing was saved yet; press Start to begin again.{old}"
+    return f"The checkpoint of step {checkpoint_step(newest):,} is safe; press Resume to go on from it."

@@ -1,0 +1,139 @@
+"""Which photographs the next steps learn from, decoded ahead, and which rank draws which."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from splatstudio.distributed import Ranks
+from splatstudio.scene.images import Photo, PhotoLoader, default_memory_budget
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.train.data.view_assignment import dealt
+
+LOOKAHEAD = 8  # steps whose photographs are decoded before it is their turn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The photographs of a step, of all ranks: places in `indices` name them, as one may come twice."""
+
+    indices: tuple[int, ...]  # of the scene's views
+    drawn: tuple[int, ...]  # the place of each in the order in which they were drawn
+    rounds: tuple[tuple[int, ...], ...]  # this rank's places, a round at a time
+    photos: Mapping[int, Photo]  # of this rank's places
+
+
+class PhotoQueue:
+    """The photographs of a training: epochs, each in an order of its own, that all ranks draw alike.
+
+    `generator` must be in the same state on all ranks, and is afterwards. What a photograph has cost before
+    says which rank takes it, see `dealt`.
+    """
+
+    def __init__(self, scene: Scene, generator: torch.Generator, ranks: Ranks) -> None:
+        self.scene = scene
+        self._generator = generator
+        self._ranks = ranks
+        self._upcoming: deque[int] = deque()
+        self._costs: dict[int, float] = {}  # of the views, the same on all ranks
+        # Ranks of one machine share its memory; those of several could keep more.
+        self._loader = PhotoLoader(scene, memory_bytes=default_memory_budget() // ranks.num_ranks)
+
+    @property
+    def upcoming(self) -> tuple[str, ...]:
+        """Return the names of the photographs already drawn for the next steps."""
+        return tuple(self.scene.views[index].name for index in self._upcoming)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Return what each photograph has cost, by its name; see `count`."""
+        return {self.scene.views[index].name: cost for index, cost in self._costs.items()}
+
+    def count(self, batch: Batch, costs: Sequence[float]) -> None:
+        """Note what the photographs of a step have cost, in any unit but the same on all ranks."""
+        self._costs.update(zip(batch.indices, costs, strict=False))
+
+    def draw_again(self, names: Sequence[str], costs: Mapping[str, float], config: TrainConfig) -> None:
+        """Take up a checkpoint's drawn photographs; where the scene has others now, a new epoch starts.
+
+        `costs`, by name, are what is known of them.
+        """
+        by_name = {self.scene.views[index].name: index for index in self.scene.train_indices}
+        if all(name in by_name for name in names):
+            self._upcoming.extend(by_name[name] for name in names)
+        self._costs = {by_name[name]: cost for name, cost in costs.items() if name in by_name}
+        self._prefetch(config)
+
+    def next(self, config: TrainConfig) -> Batch:
+        """Return the photographs of the next step; ValueError for one that cannot be read."""
+        per_round = config.batch_size * self._ranks.num_ranks
+        num = per_round * config.accumulate
+        self._draw(LOOKAHEAD * num)
+        drawn = [self._upcoming.popleft() for _ in range(num)]
+        order = self._dealt(config, drawn)
+        indices = tuple(drawn[place] for place in order)
+        own = self._own(config, num)
+        photos = {place: self._loader.get(indices[place]) for place in own}
+        self._prefetch(config)
+        rounds = (range(start, start + per_round) for start in range(0, num, per_round))
+        own_rounds = tuple(tuple(place for place in one if place in photos) for one in rounds)
+        return Batch(indices, order, own_rounds, photos)
+
+    def put_back(self, batch: Batch) -> None:
+        """Let the photographs that were taken last be the next ones again."""
+        places = sorted(range(len(batch.indices)), key=lambda place: batch.drawn[place], reverse=True)
+        self._upcoming.extendleft(batch.indices[place] for place in places)
+
+    def following(self, config: TrainConfig) -> dict[int, Photo]:
+        """Return by view what this rank draws in the next step, as far as it is known and decoded by now."""
+        photos = {index: self._loader.ready(index) for index in sorted(self._own_following(config))}
+        return {index: photo for index, photo in photos.items() if photo is not None}
+
+    def decoded(self, config: TrainConfig) -> frozenset[int]:
+        """Return the views that this rank draws in the next step where all are decoded by now, else none."""
+        own = self._own_following(config)
+        return own if all(self._loader.ready(index) is not None for index in own) else frozenset()
+
+    def _own_following(self, config: TrainConfig) -> frozenset[int]:
+        num = config.batch_size * self._ranks.num_ranks * config.accumulate
+        indices = list(self._upcoming)[:num]
+        if len(indices) < num:
+            return frozenset()
+        order = self._dealt(config, indices)
+        return frozenset(indices[order[place]] for place in self._own(config, num))
+
+    def photo(self, index: int) -> Photo:
+        """Return the photograph of view `index`, out of turn; ValueError if it is unreadable."""
+        return self._loader.get(index)
+
+    def close(self) -> None:
+        """Stop the threads that decode photographs."""
+        self._loader.close()
+
+    def _own(self, config: TrainConfig, num: int) -> list[int]:
+        """Return which of the next `num` photographs are this rank's."""
+        size, ranks = config.batch_size, self._ranks
+        return [place for place in range(num) if place // size % ranks.num_ranks == ranks.rank]
+
+    def _dealt(self, config: TrainConfig, indices: Sequence[int]) -> tuple[int, ...]:
+        num_ranks = self._ranks.num_ranks
+        return dealt(indices, self._costs, num_ranks=num_ranks, batch_size=config.batch_size)
+
+    def _draw(self, num: int) -> None:
+        """Draw whole epochs, each in an order of its own, until more than `num` photographs are known."""
+        views = self.scene.train_indices
+        while len(self._upcoming) <= num:
+            order = torch.randperm(len(views), generator=self._generator)
+            self._upcoming.extend(views[i] for i in order.tolist())
+
+    def _prefetch(self, config: TrainConfig) -> None:
+        num = config.batch_size * self._ranks.num_ranks * config.accumulate
+        upcoming = list(self._upcoming)[: LOOKAHEAD * num]
+        for start in range(0, len(upcoming) - num + 1, num):
+            order = self._dealt(config, upcoming[start : start + num])
+            for place in self._own(config, num):
+                self._loader.prefetch(upcoming[start + order[place]])

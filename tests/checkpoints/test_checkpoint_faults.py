@@ -1,0 +1,158 @@
+"""Saves that are killed or that the disk refuses: what was good stays good, nothing bad is ever loaded."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
+
+# Saves steps 10, 20, ... of a model whose every number is the step, with ever so many shards, and keeps 3.
+SAVER = """
+import os, sys, torch, numpy as np
+from pathlib import Path
+from splatstudio.checkpoints.checkpoint import Checkpoint, prune_checkpoints, save_checkpoint
+from splatstudio.settings.config import TrainConfig
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.strategy import Population
+
+def model(value, num=8000):
+    full = lambda *shape: torch.full((num, *shape), float(value))
+    return Gaussians(full(3), full(4), full(3), full(), full(1, 3), full(15, 3))
+
+run = Path(sys.argv[1])
+step = int(sys.argv[2])
+os.write(1, b"ready\\n")  # one write: two processes share the pipe
+while True:
+    step += 10
+    moments = SplatAdam(model(step), model(step), step)
+    population = Population(model(step), moments, {"grad2d": torch.full((8000,), float(step))})
+    # Every other save replaces a checkpoint of its own step.
+    for _ in range(1 + step // 10 % 2):
+        rng = torch.zeros(8, dtype=torch.uint8)
+        checkpoint = Checkpoint(step, TrainConfig(), population, Path("/a"), np.eye(4), rng, ())
+        folder = save_checkpoint(run, checkpoint, num_shards=1 + step // 10 % 3)
+    prune_checkpoints(folder, 3)
+    os.write(1, f"{step}\\n".encode())
+"""
+
+
+def test_kill_9_at_twenty_moments_leaves_only_good_checkpoints(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    reached, one_save = 0, 0.1  # seconds, until one was measured
+    # One process that has everything imported is forked for each of the twenty lives.
+    lives = """
+import os, sys
+source = sys.argv[1]
+import torch, numpy, splatstudio.checkpoints.checkpoint
+torch.set_num_threads(1)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["saver", *line.split()]
+        exec(compile(source, "saver", "exec"), {})
+    os.write(1, f"pid {child}\\n".encode())
+    os.waitpid(child, 0)
+    os.write(1, b"ended\\n")
+"""
+    server = subprocess.Popen(
+        [sys.executable, "-c", lives, SAVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        for _ in range(20):
+            print(tmp_path, reached, file=server.stdin, flush=True)
+            child = None
+            begun = False
+            while child is None or not begun:
+                words = server.stdout.readline().split()
+                child = int(words[1]) if words[0] == "pid" else child
+                begun = begun or words == ["ready"]
+            # However slow the machine is, some saves are completed, and the kill comes within the next one.
+            for _ in range(chance.randrange(3)):
+                since = time.monotonic()
+                reached = max(reached, int(server.stdout.readline()))
+                one_save = time.monotonic() - since
+            time.sleep(chance.uniform(0.0, one_save))
+            os.kill(child, signal.SIGKILL)
+            while (line := server.stdout.readline().strip()) != "ended":
+                if line.isdigit():
+                    reached = max(reached, int(line))
+            _check_what_is_left(tmp_path, reached)
+            reached = max([reached, *(load_checkpoint(f).step for f in checkpoint_folders(tmp_path)[-1:])])
+    finally:
+        server.stdin.close()
+        server.wait(120)
+    assert reached >= 100, "the saves were killed before any was complete"
+
+
+def _check_what_is_left(run: Path, reached: int) -> None:
+    bad: list[str] = []
+    newest = newest_checkpoint(run, bad.append)
+    assert bad == []
+    if reached:
+        assert newest is not None and load_checkpoint(newest).step >= reached
+    for folder in checkpoint_folders(run):
+        checkpoint = load_checkpoint(folder)
+        values = [*checkpoint.gaussians.tensors().values(), checkpoint.population.counts["grad2d"]]
+        assert all((tensor == checkpoint.step).all() for tensor in values), folder
+
+
+# Trains with a limit on the size of a file that the second checkpoint breaks, as a full disk would.
+FULL_DISK = """
+import resource, signal, sys
+from contextlib import closing
+from pathlib import Path
+from splatstudio.settings.config import TrainConfig
+from splatstudio.files.run import Run
+from splatstudio.scene import load_scene
+from splatstudio.train.session import Session
+from splatstudio.train.trainer import Trainer
+
+scene, folder = load_scene(sys.argv[1]), Path(sys.argv[2])
+config = TrainConfig(steps=14, save_steps=(2, 4), eval_steps=(), sh_degree=1)
+trainer = Trainer(scene, config)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with closing(Session(trainer, Run.create(folder, scene.path, config))) as session:
+    while not session.finished:
+        if trainer.step == 3:
+            session.settle()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        if trainer.step == 12:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        advance = session.advance()
+        if advance.problem:
+            print("problem", advance.stats.step, advance.problem, flush=True)
+        if 3 <= trainer.step < 12:
+            settled = session.settle()
+            if settled.problem:
+                print("problem", trainer.step, settled.problem, flush=True)
+            print("left", *sorted(path.name for path in (folder / "ckpts").iterdir()), flush=True)
+print("end", trainer.step, flush=True)
+"""
+
+
+def test_on_a_full_disk_the_last_checkpoint_stays_and_the_training_goes_on(
+    tmp_path: Path, blob_folder: Path
+) -> None:
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(blob_folder), str(run)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    problems = [line for line in lines if line.startswith("problem")]
+    assert len(problems) == 1 and "Step 4 could not be written" in problems[0], problems
+    assert "File too large" in problems[0] and "the training goes on" in problems[0]
+    assert {line for line in lines if line.startswith("left")} == {"left step_00000002"}
+    assert lines[-1] == "end 14"
+    assert [load_checkpoint(folder).step for folder in checkpoint_folders(run)] == [2, 14]

@@ -1,0 +1,279 @@
+"""The command line on the bundled scene: train, interrupt, resume, eval, export, info, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.cli.main import main
+from splatstudio.files import run_lock
+from splatstudio.files.run import Run
+from splatstudio.files.run_lock import RunLock
+from splatstudio.formats.ply import read_ply
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.model import load_model
+from splatstudio.runtime import save_retries
+from splatstudio.runtime.client import WorkerClient
+from splatstudio.runtime.messages import Event, StateChanged
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+SMALL = ("--downscale", "8", "--test-every", "16")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Run `splatstudio ARGUMENTS` in this process; return its exit code and everything that it printed."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
+        patch.setenv("COLUMNS", "500")
+        main()
+    output = capsys.readouterr()
+    return int(stop.value.code or 0), output.out + output.err
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of 60 steps on the demo scene at 80 x 50 pixels."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    arguments = [
+        "train",
+        DEMO,
+        "--run",
+        folder,
+        "--steps",
+        "60",
+        *SMALL,
+        "--eval-steps",
+        "30",
+        "--save-steps",
+        "30",
+    ]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
+        main()
+    assert not stop.value.code
+    return folder
+
+
+def test_train_writes_what_was_asked_for(run_dir: Path) -> None:
+    assert sorted(path.name for path in (run_dir / "ckpts").iterdir()) == ["step_00000030", "step_00000060"]
+    rows = Run.open(run_dir).metrics().rows
+    losses = [row["loss"] for row in rows if "loss" in row]
+    scores = {row["step"]: row["test_psnr"] for row in rows if "test_psnr" in row}
+    assert losses[-1] < 0.8 * losses[0]
+    assert set(scores) == {30, 60} and scores[60] > scores[30]
+
+
+def test_eval_of_a_run_equals_eval_of_its_export(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exported = tmp_path / "model.ply"
+    assert command(capsys, "export", run_dir, "-o", exported)[0] == 0
+    assert command(capsys, "eval", run_dir, "--json", tmp_path / "of_run.json")[0] == 0
+    of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "of_ply.json")
+    assert command(capsys, *of_ply)[0] == 0
+    run_scores, ply_scores = (
+        json.loads((tmp_path / name).read_text()) for name in ("of_run.json", "of_ply.json")
+    )
+    assert run_scores["num_gaussians"] == ply_scores["num_gaussians"] == len(read_ply(exported))
+    assert run_scores["psnr"] == pytest.approx(ply_scores["psnr"], abs=0.01)
+    assert run_scores["psnr"] > 12.0
+    assert [image["name"] for image in run_scores["images"]] == [
+        image["name"] for image in ply_scores["images"]
+    ]
+    in_run = json.loads((run_dir / "eval" / "step_00000060.json").read_text())
+    assert in_run["psnr"] == run_scores["psnr"] and in_run["step"] == 60
+    assert (run_dir / "eval" / "step_00000060.csv").read_text().startswith("name,psnr,ssim")
+
+
+def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gaussians = load_model(run_dir).gaussians
+    transform = load_model(run_dir).transform
+    for rank in range(2):
+        part = transformed(gaussians[rank::2], np.linalg.inv(transform))
+        content = {"step": 60, "splats": dict(part.tensors())}
+        torch.save(content, tmp_path / f"ckpt_60_rank{rank}.pt")
+    part = tmp_path / "ckpt_60_rank0.pt"
+    arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json", tmp_path / "scores.json")
+    code, output = command(capsys, *arguments)
+    assert code == 2 and "is rank 0 of 2: about half of the scene" in output and "Add --merge to" in output
+    assert not (tmp_path / "scores.json").exists()
+    code, output = command(capsys, *arguments, "--alone")
+    assert code == 0 and "is rank 0 of 2" in output
+    alone = json.loads((tmp_path / "scores.json").read_text())
+    code, output = command(capsys, *arguments, "--merge", "--overwrite", "--csv", tmp_path / "scores.csv")
+    assert code == 0 and "about half" not in output
+    whole = json.loads((tmp_path / "scores.json").read_text())
+    assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photographs, mean
+    for arguments in (("info", part), ("export", part, "-o", tmp_path / "half.ply")):
+        code, output = command(capsys, *arguments)
+        assert code == 0 and "merge with ckpt_60_rank1.pt (found beside it)? Use splatstudio merge." in output
+    code, output = command(capsys, "eval", tmp_path)
+    assert code == 2 and "splatstudio merge" in output
+
+
+def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
+    assert code == 0 and "Resuming at step 60" in output
+    checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")
+    assert (checkpoint.config.downscale, checkpoint.config.test_every) == (8, 16), "the run's own settings"
+    # The run's length is kept when no other is asked for: there is nothing left to do. It knows its scene.
+    code, output = command(capsys, "train", run_dir, "--resume")
+    assert code == 0 and "Nothing to do" in output and f"Resuming at step 70 from {run_dir}" in output
+    code, output = command(capsys, "train", run_dir)
+    assert code == 2 and "is a run, not a scene: add --resume" in output
+
+
+def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--test-every", "5")
+    assert code == 2 and "test_every" in output
+    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--optim.means-lr", "0.1")
+    assert code == 2 and "optim.means_lr" in output
+
+
+def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
+    arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
+    lock = RunLock(run_dir)
+    code, output = command(capsys, *arguments)
+    assert code == 2 and f"is being trained by process {os.getpid()}" in output
+    left = lock.path.read_text()
+    lock.release()
+    lock.path.write_text(left)  # as after a kill
+    code, output = command(capsys, *arguments, "--eval-steps", "75", "--save-steps", "78")
+    assert code == 0 and "left this run without ending properly" in output
+    assert "step 75: PSNR" in output and "step_00000078" in output, "other steps may be asked for"
+    assert not lock.path.exists()
+
+
+def test_a_training_that_diverges_ends_with_the_reason_and_what_is_safe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    arguments = ("train", DEMO, *SMALL, "--run", folder, "--steps", "120", "--save-steps", "15")
+    dying = ("--init-opacity", "0.002", "--optim.opacities-lr", "0", "--densify.every", "10")
+    code, output = command(capsys, *arguments, *dying)
+    newest = folder / "ckpts" / "step_00000015"
+    assert code == 2 and f"The newest good checkpoint is {newest}" in output, output
+    assert "error: All Gaussians became transparent" in output and "Traceback" not in output
+
+
+def test_a_disk_that_refuses_at_the_end_is_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.5)
+    told: list[str] = []
+
+    def make_room(self: WorkerClient, event: Event) -> None:
+        if isinstance(event, StateChanged):
+            told.append(event.state)
+            if event.state == "training":
+                (folder / "ckpts").touch()  # in the way of the folder
+            elif event.state == "paused" and told.count("paused") == 2:
+                (folder / "ckpts").unlink(missing_ok=True)
+        receive(self, event)
+
+    receive = WorkerClient.receive
+    monkeypatch.setattr(WorkerClient, "receive", make_room)
+    code, output = command(capsys, "train", DEMO, *SMALL, "--run", folder, "--steps", "60")
+    assert told[-2:] == ["finished", "ended"], told
+    assert code == 0 and output.count("Not saved: ") == 1 and "It is tried again every" in output
+    assert output.count(f"Saved {folder / 'ckpts' / 'step_00000060'}") == 1
+
+
+def test_a_run_folder_that_holds_something_is_refused(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = command(capsys, "train", DEMO, "--run", run_dir)
+    assert code == 2 and f"the run folder {run_dir} is not empty" in output
+
+
+def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = [sys.executable, "-m", "splatstudio"]
+    arguments = ["train", str(DEMO), "--run", str(folder), "--steps", "100000", *SMALL]
+    environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    metrics = folder / "metrics.jsonl"
+    for _ in range(2000):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        assert process.poll() is None
+        try:
+            process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 130
+    saved = re.search(r"Saved (\S+step_\d+)", output)
+    assert saved and (Path(saved.group(1)) / "manifest.json").exists(), output
+    assert f"Go on with: splatstudio train {folder} --resume" in output
+
+
+def test_a_checkpoint_alone_knows_its_scene(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_dir / "ckpts" / "step_00000060", tmp_path / "copy")
+    code, output = command(capsys, "eval", tmp_path / "copy")
+    assert code == 0 and "3 test photographs" in output
+
+
+def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = command(capsys, "info", DEMO)
+    assert code == 0 and "COLMAP" in output and "48" in output
+    code, output = command(capsys, "info", run_dir)
+    assert code == 0 and "Gaussians" in output
+
+
+def test_info_says_where_a_model_lies_as_a_crop_takes_it(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(capsys, "export", run_dir, "-o", tmp_path / "a.ply")
+    told = [command(capsys, "info", path)[1] for path in (run_dir, tmp_path / "a.ply")]
+    places = [re.search(r"98 % of the centres lie between \((.*)\) and \((.*)\)", text) for text in told]
+    assert places[0] is not None and places[1] is not None
+    numbers = [[float(n) for text in place.groups() for n in text.split(", ")] for place in places if place]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
+
+
+def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = command(capsys, "doctor")
+    assert re.search(r"ok\s+CPU kernels", output) and re.search(r"ok\s+self test", output), output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("train", "no-such-folder"), "no-such-folder"),
+        (("train", DEMO, "--steps", "0"), "setting steps is 0"),
+        (("train", DEMO, "--optim.means-lr", "nan"), "setting optim.means_lr is nan"),
+        (("train", DEMO, "--resume"), "splatstudio train RUN --resume"),
+        (("eval", DEMO), "holds no model"),
+        (("export", DEMO, "-o", "model.obj"), ".ply"),
+        (("info", "no-such-file.ply"), "does not exist"),
+    ],
+)
+def test_mistakes_give_one_sentence(
+    arguments: tuple[object, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = command(capsys, *arguments)
+    assert code == 2 and sentence in output
+    assert "Traceback" not in output and output.startswith("error: ") and output.count("\n") == 1

@@ -1,0 +1,184 @@
+"""What the command line prints where no terminal is, and what it loads for that."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from splatstudio.cli import terminal
+from splatstudio.cli.main import main
+from splatstudio.cli.unread_output import nobody_reads
+from splatstudio.error_text import as_sentence, in_words
+from splatstudio.evaluation.evaluate import Evaluation, ImageScore
+from splatstudio.files.run import Run
+from splatstudio.settings.config import TrainConfig
+
+# Describes a scene, and tells whether what takes seconds to load was loaded for that.
+INFO = """
+import sys
+from splatstudio.cli.main import main
+sys.argv = ["splatstudio", "info", sys.argv[1]]
+try:
+    main()
+finally:
+    print({"torch", "viser"} & set(sys.modules), file=sys.stderr)
+"""
+
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+
+
+def test_a_scene_is_described_without_torch_and_each_row_is_one_line(tmp_path: Path) -> None:
+    scene = tmp_path / ("a long name" * 10)
+    scene.symlink_to(DEMO)
+    command = [sys.executable, "-c", INFO, str(scene)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert told.stderr == "set()\n"
+    lines = told.stdout.splitlines()
+    assert lines[0].split() == ["Scene", str(DEMO)] and lines[1].split() == ["Format", "COLMAP"]
+    assert len(lines) == 9 and all(line == line.rstrip() for line in lines)
+
+
+def test_output_that_nobody_reads_ends_without_a_word() -> None:
+    command = [sys.executable, "-m", "splatstudio", "info", str(DEMO)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=250)
+    assert process.returncode and errors == ""
+
+
+def test_who_reads_by_a_socket_can_have_gone_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=writer.fileno))
+        assert not nobody_reads()
+        reader.close()
+        assert nobody_reads()
+        monkeypatch.undo()
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cli(**_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("splatstudio.cli.app.cli", cli)
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "info", str(DEMO)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2 and "Broken pipe" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, steps in (("a b", 20), ("c", 30)):
+        run = Run.create(tmp_path / name, DEMO, TrainConfig(steps=steps))
+        run.append_metrics({"step": 10, "test_psnr": 21.0})
+    Run.create(tmp_path / "new", DEMO, TrainConfig())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{cut off")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "info", str(tmp_path)])
+        main()
+    *lines, problem = capsys.readouterr().out.splitlines()[1:]
+    assert problem.startswith(f"{tmp_path / 'broken' / 'run.json'} is damaged: ")
+    rows = [re.split("  +", line.strip()) for line in lines]
+    assert not stop.value.code and rows == [
+        [str(tmp_path / "a b"), "demo", "default", "10 of 20", "21.00 dB at step 10"],
+        [str(tmp_path / "c"), "demo", "default", "10 of 30", "21.00 dB at step 10"],
+        [str(tmp_path / "new"), "demo", "default", "0 of 30,000"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "asked", "sentence"),
+    [
+        ("model.glb", b"glTF", "model.glb", "glTF is a format that is only written; name the run"),
+        (
+            "step-9.ckpt",
+            {"step": 9, "pipeline": {}},
+            "step-9.ckpt",
+            "nerfstudio's `ns-export gaussian-splat`",
+        ),
+        ("ckpt_9_rank0.pt", {"step": 9, "splats": {}}, ".", "splatstudio merge"),
+        ("points.ply", b"", ".", "is not a scene"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_to_do(
+    name: str,
+    content: object,
+    asked: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content) if isinstance(content, bytes) else torch.save(content, file)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "info", str(tmp_path / asked)])
+        main()
+    assert stop.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_scores_in_a_file_have_a_line_for_each_photograph(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a" * 300 + ".jpg", "[b] b.jpg"]
+    scores = tuple(ImageScore(name, psnr, 0.5) for name, psnr in zip(names, (20.0, 30.0), strict=True))
+    terminal.print_scores(Evaluation(25.0, 0.5, 7, scores, 0.1))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        [names[0], "20.00", "0.5000"],
+        ["[b]", "b.jpg", "30.00", "0.5000"],
+    ]
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("the disk is full", "The disk is full."),
+        ("runs/a/ckpts is damaged", "runs/a/ckpts is damaged."),
+        ("model.ply is cut off.", "model.ply is cut off."),
+        ("", "."),
+    ],
+)
+def test_a_path_at_the_beginning_of_a_sentence_stays_as_it_is(text: str, sentence: str) -> None:
+    assert as_sentence(text) == sentence
+
+
+def test_a_file_that_the_system_refuses_is_named_without_a_number() -> None:
+    told = in_words(PermissionError(13, "Permission denied", "runs/a/lock"))
+    assert told == "runs/a/lock cannot be read or written: Permission denied"
+    assert in_words(ValueError("so it is")) == "so it is"
+
+
+def test_a_run_folder_that_cannot_be_made_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "train", str(DEMO), "--run", str(tmp_path / "a" / "b")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr().err
+    assert stop.value.code == 2 and told.startswith(f"error: {tmp_path} may not be written to: ")
+
+
+def test_a_run_without_a_checkpoint_is_no_dead_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", DEMO, TrainConfig())
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "train", str(run.path), "--resume"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr().err
+    # Without --resume the folder is refused, as it is not empty: that would be no way out.
+    assert stop.value.code == 2 and "delete it to train anew there, or name another" in told

@@ -1,0 +1,165 @@
+"""Normals in exported files: 0 by default, as the first 3DGS program writes them, real ones where asked."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from format_models import assert_kept, model, precision_of
+from test_cli import command
+
+from splatstudio.cameras.placement import Placement
+from splatstudio.formats import FORMATS, write_gaussians
+from splatstudio.formats.normals import normals_of
+from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.formats.ply_header import parse_header
+from splatstudio.formats.viewer_page import splat_buffer
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.models.exporting import export_model
+from splatstudio.models.model import Model
+from splatstudio.runtime.jobs import Jobs
+from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
+from splatstudio.scene.scene import Scene
+
+
+def columns(path: Path, *names: str) -> np.ndarray:
+    """Return float columns [N, n] of a binary PLY."""
+    content = path.read_bytes()
+    header = parse_header(path, content[:10_000])
+    (vertex,) = header.elements
+    rows = np.frombuffer(content, vertex.row_type("<"), vertex.count, header.num_bytes)
+    return np.stack([rows[name] for name in names], axis=1)
+
+
+def sphere(num: int = 500) -> Gaussians:
+    """Return flat Gaussians on the unit sphere, their shortest axes along the radius, of either sign."""
+    generator = np.random.default_rng(3)
+    means = generator.normal(size=(num, 3))
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    # The shortest way from z to the radius; the axes are turned into other places by row.
+    half = means + np.array([0.0, 0.0, 1.0])
+    quats = np.concatenate([half[:, 2:], np.cross((0.0, 0.0, 1.0), half)], axis=1)
+    gaussians = model(num, 0)
+    scales = torch.tensor([[-2.0, -2.5, -6.0]]).repeat(num, 1)
+    return replace(
+        gaussians,
+        means=torch.from_numpy(means).float(),
+        quats=torch.from_numpy(quats).float(),
+        scales=scales,
+    )
+
+
+def test_a_quaternion_of_length_0_turns_nothing(tmp_path: Path) -> None:
+    gaussians = model(10)
+    gaussians.quats[3] = 0.0
+    gaussians.scales[3] = torch.tensor([-2.0, -6.0, -3.0])
+    write_ply(tmp_path / "a.ply", gaussians)
+    read = read_ply(tmp_path / "a.ply")
+    normals = normals_of(read, np.zeros((0, 3)))
+    assert normals.isfinite().all() and normals[3].abs().tolist() == [0.0, 1.0, 0.0]
+    covariances = splat_buffer(read).view(np.float16)[:, 8:14]
+    expected = np.array([-4.0, -np.inf, -np.inf, -12.0, -np.inf, -6.0])  # the upper triangle's logarithms
+    assert np.isfinite(covariances).all() and np.allclose(covariances[3], np.exp(expected), rtol=1e-2)
+
+
+def test_a_centre_that_is_no_place_is_named() -> None:
+    gaussians = model(10)
+    gaussians.means[7, 1] = float("nan")
+    for eyes in (np.zeros((0, 3)), np.ones((2, 3))):
+        with pytest.raises(ValueError, match=r"no normals: 'means' of Gaussian 7 is nan"):
+            normals_of(gaussians, eyes)
+
+
+def test_a_normal_is_the_shortest_axis() -> None:
+    gaussians = model(400)
+    normals = normals_of(gaussians, np.zeros((0, 3))).double()
+    assert torch.allclose(normals.norm(dim=1), torch.ones(400).double(), atol=1e-6)
+    axes = rotation_matrices(gaussians.quats.double())
+    along = (axes * normals[:, :, None]).sum(dim=1).abs()
+    assert (along.argmax(dim=1) == gaussians.scales.argmin(dim=1)).all()
+    assert torch.allclose(along.max(dim=1).values, torch.ones(400).double(), atol=1e-5)
+
+
+def test_normals_face_the_nearest_camera_or_away_from_the_middle() -> None:
+    gaussians = sphere()
+    outside = 5.0 * gaussians.means[::10].numpy()
+    around = (normals_of(gaussians, outside) * gaussians.means).sum(dim=1)
+    assert (around > 0.99).float().mean() > 0.95  # at the rim of what a camera sees a sign may be either
+    inside = normals_of(gaussians, np.array([[0.05, 0.0, 0.0]]))
+    assert ((inside * gaussians.means).sum(dim=1) < -0.99).all()
+    alone = normals_of(gaussians, np.zeros((0, 3)))
+    assert ((alone * gaussians.means).sum(dim=1) > 0.99).all()
+
+
+@pytest.mark.parametrize("ending", [".ply", ".points.ply"])
+def test_files_hold_them_where_they_are_asked_for(tmp_path: Path, ending: str) -> None:
+    gaussians = model(9000)  # more than a chunk
+    normals = normals_of(gaussians, np.zeros((0, 3)))
+    write_gaussians(tmp_path / f"a{ending}", gaussians, normals=normals)
+    assert np.array_equal(columns(tmp_path / f"a{ending}", "nx", "ny", "nz"), normals.numpy())
+    assert np.array_equal(columns(tmp_path / f"a{ending}", "x", "y", "z"), gaussians.means.numpy())
+    write_gaussians(tmp_path / f"b{ending}", gaussians)
+    if ending == ".ply":
+        assert_kept(read_ply(tmp_path / "a.ply"), gaussians, precision_of(".ply", gaussians))
+        assert not columns(tmp_path / "b.ply", "nx", "ny", "nz").any()
+    else:
+        assert b"nx" not in (tmp_path / "b.points.ply").read_bytes()[:300]
+
+
+def test_other_formats_say_that_they_have_no_room(tmp_path: Path) -> None:
+    normals = torch.zeros(5, 3)
+    for form in FORMATS:
+        if form.write is not None and form.write_normals is None:
+            with pytest.raises(ValueError, match=r"no room for normals; .* \.ply and \.points\.ply have"):
+                write_gaussians(tmp_path / f"a{form.endings[0]}", model(5), normals=normals)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_and_the_tab_write_the_same(
+    tmp_path: Path, blob_folder: Path, blob_scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one turns the model and then takes the normals, the other the other way round."""
+    gaussians = blobs(num=300)
+    write_ply(tmp_path / "a.ply", gaussians)
+    arguments = ("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--scene", blob_folder, "--normals")
+    code, printed = command(capsys, *arguments)
+    assert code == 0 and "not known" not in printed
+    written = columns(tmp_path / "b.ply", "nx", "ny", "nz")
+    eyes = np.stack([camera.position for camera in blob_scene.cameras])
+    in_files = Model(gaussians).in_frame_of(blob_scene)
+    expected = normals_of(in_files.gaussians, eyes)
+    towards = torch.from_numpy(written).float()
+    rotation = torch.from_numpy(
+        blob_scene.transform[:3, :3] / np.cbrt(np.linalg.det(blob_scene.transform[:3, :3]))
+    )
+    assert torch.allclose(towards @ rotation.T.float(), expected, atol=1e-4)
+    events: list[Event] = []
+    ended = threading.Event()
+
+    def take(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, (JobDone, JobFailed)):
+            ended.set()
+
+    jobs = Jobs(take, lambda: False)
+    positions = tuple((float(x), float(y), float(z)) for x, y, z in eyes)
+    jobs.start(Export(tmp_path / "c.ply", normals=True, eyes=positions), lambda: in_files)
+    assert ended.wait(120.0) and isinstance(events[-1], JobDone), events
+    assert np.allclose(columns(tmp_path / "c.ply", "nx", "ny", "nz"), written, atol=1e-4)
+
+
+def test_a_scene_that_is_gone_is_told(tmp_path: Path) -> None:
+    write_ply(tmp_path / "a.ply", blobs(num=30))
+    with pytest.raises(ValueError, match="gone"):
+        export_model(
+            tmp_path / "a.ply",
+            tmp_path / "b.ply",
+            placement=Placement(scene=tmp_path / "gone"),
+            normals=True,
+        )

@@ -1,0 +1,54 @@
+"""What is left out of an export: by opacity, by a box, on the command line and in a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import blobs
+
+from splatstudio import api
+from splatstudio.cli import main as cli
+from splatstudio.gaussians.trimming import Trim, trimmed
+
+
+def test_faint_and_distant_gaussians_are_left_out() -> None:
+    gaussians = blobs(num=40)
+    opacities = torch.linspace(0.01, 0.99, 40)
+    gaussians.opacities.copy_(torch.logit(opacities))
+    assert trimmed(gaussians, Trim()) is gaussians
+    assert torch.equal(trimmed(gaussians, Trim(0.5)).means, gaussians.means[opacities >= 0.5])
+    # The corners may come in any order.
+    box = (0.5, -0.4, 0.6, -0.5, 0.4, -0.6)
+    inside = (gaussians.means.abs() <= torch.tensor([0.5, 0.4, 0.6])).all(dim=1)
+    assert 0 < int(inside.sum()) < 40
+    assert torch.equal(trimmed(gaussians, Trim(crop=box)).quats, gaussians.quats[inside])
+    both = trimmed(gaussians, Trim(0.5, box))
+    assert torch.equal(both.means, gaussians.means[inside & (opacities >= 0.5)])
+
+
+def test_what_makes_no_sense_is_said() -> None:
+    for value in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            Trim(value)
+    with pytest.raises(ValueError, match="finite"):
+        Trim(crop=(0, 0, 0, 1, 1, float("inf")))
+    with pytest.raises(ValueError, match="no Gaussian is left"):
+        trimmed(blobs(), Trim(crop=(90, 90, 90, 91, 91, 91)))
+
+
+def test_the_command_line_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = api.Model(blobs(num=50))
+    model.save(tmp_path / "a.ply")
+    crop = ["--crop", "-9", "-9", "-9", "0", "9", "9"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        arguments = [tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--min-opacity", "0.2", *crop]
+        patch.setattr(sys, "argv", ["splatstudio", "export", *map(str, arguments)])
+        cli.main()
+    assert not stop.value.code
+    kept = api.load_model(tmp_path / "b.ply")
+    num = int((model.gaussians.means[:, 0] <= 0).sum())
+    assert len(kept) == num < 50 and float(kept.gaussians.means[:, 0].max()) <= 0
+    assert f"{50 - num} Gaussians were left out" in capsys.readouterr().out

@@ -1,0 +1,54 @@
+"""What a view shows behind a model that has learnt a sky: the sky, or the background that its user chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from conftest import blobs, ring_of_cameras
+from test_worker_errors import finish
+
+from splatstudio.gaussians.sky import Sky
+from splatstudio.models.model import Model
+from splatstudio.rendering.render import RenderOptions, render_image
+from splatstudio.runtime.jobs import Jobs
+from splatstudio.runtime.looks import ViewRequest, decoded_looks, encoded_looks
+from splatstudio.runtime.messages import Event, Snapshot, ViewOptions
+from splatstudio.runtime.painter import Painter
+
+RED = (1.0, 0.0, 0.0)
+OPTIONS = RenderOptions(sky=Sky(((0.3, 0.9, 1.2), (0.1, 0.4, 0.0), (0.0, 0.3, 0.2), (0.2, 0.0, 0.1))))
+
+
+@pytest.mark.parametrize("sky", [True, False])
+def test_a_view_has_the_sky_until_its_user_wants_the_background(sky: bool) -> None:
+    camera = ring_of_cameras()[2]
+    picture, notice = Painter().paint(blobs(), camera, OPTIONS, ViewOptions(RED, sky=sky))
+    expected = render_image(blobs(), camera, OPTIONS if sky else RenderOptions(background=RED))
+    assert notice is None and np.array_equal(picture.image, expected)
+
+
+def test_a_model_without_a_sky_is_before_the_background() -> None:
+    picture, _ = Painter().paint(blobs(), ring_of_cameras()[2], RenderOptions(), ViewOptions(RED))
+    expected = render_image(blobs(), ring_of_cameras()[2], RenderOptions(background=RED))
+    assert np.array_equal(picture.image, expected)
+
+
+def test_other_ranks_are_told_so() -> None:
+    for sky in (True, False):
+        (look,) = decoded_looks(encoded_looks([ViewRequest(ring_of_cameras()[0], ViewOptions(RED, sky=sky))]))
+        assert look.options == ViewOptions(RED, sky=sky)
+
+
+def test_a_snapshot_is_as_the_view(tmp_path: Path) -> None:
+    camera, events = ring_of_cameras()[2], list[Event]()
+    jobs, model = Jobs(events.append, lambda: False), Model(blobs(), options=OPTIONS)
+    file = tmp_path / "shot.png"
+    jobs.start(Snapshot(camera, file, ViewOptions(RED, sky=False)), lambda: model)
+    finish(jobs)
+    stored = cv2.imread(str(file))
+    assert stored is not None
+    expected = render_image(blobs(), camera, RenderOptions(background=RED))
+    assert np.array_equal(stored[..., ::-1], expected)

@@ -1,0 +1,132 @@
+"""The page at its smallest and its usual size, in turns: every tab open, no control cut off at its side.
+
+SPLATSTUDIO_SCREENSHOTS=FOLDER also writes a picture of each tab, of the bundled scene.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_nvml import RECORD, FakeNvml
+from studio_page import MANY, PAGE_TEST, TIMEOUT, Screen
+
+from splatstudio.gui.state.controller import Controller
+from splatstudio.runtime.ranks_report import RankFigures, RanksReport
+
+pytestmark = PAGE_TEST
+SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+SIZES = ((1440, 900), (1280, 720))
+RIGHT = ("Train", "View", "Evaluate", "Render", "Export")
+
+# Controls and texts of the docks that reach over their dock's edge, or whose text does over their own.
+CUT_OFF = """() => {
+  const found = [];
+  const visible = e => e.offsetParent !== null && e.getClientRects().length > 0;
+  const name = e => (e.getAttribute("aria-label") || e.innerText || e.value || e.tagName).trim().slice(0, 60);
+  const kinds = "button, input, textarea, label, [role=tab], [role=slider], [data-splatstudio], .uplot";
+  for (const e of document.querySelectorAll(kinds)) {
+    if (!visible(e) || e.closest("[data-photo]") || e.type === "file") continue;
+    const style = getComputedStyle(e);
+    if (style.opacity === "0" || style.visibility === "hidden") continue;
+    const box = e.getBoundingClientRect();
+    if (box.width < 2) continue;
+    if (box.left < -0.5 || box.right > innerWidth + 0.5) found.push("off the window: " + name(e));
+    for (let a = e.parentElement; a && a !== document.body; a = a.parentElement) {
+      if (!["hidden", "auto", "scroll", "clip"].includes(getComputedStyle(a).overflowX)) continue;
+      const outer = a.getBoundingClientRect();
+      if (box.left < outer.left - 1 || box.right > outer.right + 1)
+        { found.push("over the edge of its dock: " + name(e)); break; }
+    }
+    if (e.matches("button") && e.scrollWidth > e.clientWidth + 1) found.push("text cut off: " + name(e));
+    for (const inner of e.matches("button") ? e.querySelectorAll("span") : [])
+      if (inner.scrollWidth > inner.clientWidth + 1 && inner.clientWidth > 0
+          && getComputedStyle(inner).overflowX !== "visible") found.push("text cut off: " + name(e));
+  }
+  return [...new Set(found)];
+}"""
+
+# Returns once nothing has moved for a while, or never rests; the docks are scrolled down where asked.
+AT_REST = """at_end => new Promise(done => {
+  const places = () => [...document.querySelectorAll("button, input, label, [role=tab], .uplot")]
+    .map(e => e.getBoundingClientRect()).map(box => [box.x, box.y, box.width, box.height]).join();
+  let last = "", alike = 0, asked = 0;
+  const next = () => {
+    if (at_end)
+      for (const dock of document.querySelectorAll(".mantine-ScrollArea-viewport")) dock.scrollTo(0, 1e6);
+    const now = places();
+    alike = now === last ? alike + 1 : 0;
+    last = now;
+    alike < 2 && ++asked < 200 ? setTimeout(() => requestAnimationFrame(next), 40) : done();
+  };
+  next();
+})"""
+
+# Makes the last visible button wider than any dock.
+TOO_WIDE = """
+  const buttons = [...document.querySelectorAll("button")].filter(button => button.offsetParent !== null);
+  buttons.at(-1).style.minWidth = "2000px";
+"""
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_cut_off_in_any_tab(
+    open_page: Callable[..., Screen],
+    blob_folder: Path,
+    nvml: FakeNvml,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Controller, "pids", tuple(RECORD["our_pids"]))
+    scene = DEMO if SCREENSHOTS else blob_folder
+    screen = open_page(scene, replace(MANY, steps=30_000, downscale=2 if SCREENSHOTS else 1), *SIZES[1])
+    problems: dict[str, list[str]] = {}
+
+    def look(name: str, at_end: bool = False) -> None:
+        for width, height in SIZES:
+            screen.page.set_viewport_size({"width": width, "height": height})
+            screen.page.evaluate(AT_REST, at_end)
+            if SCREENSHOTS:
+                time.sleep(1.5)
+                screen.close_notices()
+                screen.page.screenshot(path=Path(SCREENSHOTS) / f"{width}-{name}.png")
+            # What is still on its way, as a notice that slides in, may be over an edge for a moment.
+            deadline = time.monotonic() + TIMEOUT / 10
+            while (found := screen.page.evaluate(CUT_OFF)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            if found:
+                problems[f"{name} at {width} x {height}"] = found
+
+    look("1-ready")
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.step > (300 if SCREENSHOTS else 10), "training")
+    screen.button("Save").click()
+    for name in RIGHT:
+        screen.tab(name)
+        look(f"2-{name}")
+        if name == "Render":
+            screen.button("Orbit").click()
+            look("2-Render-orbit")
+        look(f"3-{name}-end", at_end=True)
+    look("4-Devices")
+    controller = screen.studio.controller
+    ranks = tuple(RankFigures(i, 1_150_000 + 17_000 * i, 0.0312, 0.0009 * i) for i in range(7))
+    controller._take(controller._worker, RanksReport(20, ranks))
+    shown = screen.page.locator('[data-splatstudio="rank"]')
+    screen.wait(lambda: shown.count() == 7 and "31.2 ms, 5.4 ms" in shown.last.inner_text(), "rank by rank")
+    assert "splats 1.04, work 1.09; waiting 9 % of a step" in screen.text("balance")
+    for width, height in SIZES:
+        screen.page.set_viewport_size({"width": width, "height": height})
+        screen.page.evaluate(AT_REST, False)
+        plot = screen.box(screen.page.locator(".uplot").locator("visible=true").first)
+        assert plot["y"] + plot["height"] <= height, f"rows and plot fit without scrolling into {height} px"
+    look("4-Devices-ranks")
+    screen.tab("Log")
+    look("4-Log")
+    assert problems == {}
+    assert screen.page.evaluate(f"() => {{ {TOO_WIDE} return ({CUT_OFF})(); }}"), "what is cut off is found"
+    assert screen.errors == []

@@ -1,0 +1,219 @@
+"""The Render tab's parts without a browser: the edited path, its files, the board of tasks."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from conftest import write_blob_scene
+from path_builder import random_keys
+
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.ready_paths import THROUGH_KEYFRAMES, through
+from splatstudio.files.run import Run, new_run_path
+from splatstudio.gui.dock.job_bar import end_text, progress_text
+from splatstudio.gui.state import keyframes
+from splatstudio.gui.state.controller import Controller, Notice
+from splatstudio.gui.state.keyframes import Draft, PathEditor
+from splatstudio.gui.state.path_store import PathStore, plain_name
+from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.tasks import JobBoard
+from splatstudio.runtime.messages import (
+    CancelJob,
+    Command,
+    Export,
+    JobCancelled,
+    JobDone,
+    JobFailed,
+    JobProgress,
+    RenderPath,
+)
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.train.trainer import Trainer
+
+
+def editor_of(num: int) -> PathEditor:
+    editor = PathEditor()
+    for key in random_keys(1, num):
+        editor.add(key)
+    return editor
+
+
+def test_keyframes_come_after_the_chosen_one_and_move() -> None:
+    editor = editor_of(3)
+    keys = editor.path.keyframes
+    assert editor.draft.selected == 2 and len(keys) == 3
+    editor.select(0)
+    (new,) = random_keys(2, 1)
+    editor.add(new)
+    assert editor.path.keyframes == (keys[0], new, keys[1], keys[2]) and editor.keyframe is new
+    editor.move(1)
+    assert editor.path.keyframes == (keys[0], keys[1], new, keys[2]) and editor.keyframe is new
+    editor.move(10)
+    assert editor.path.keyframes[3] is new
+    editor.move(1)  # is at the end already: nothing to take back
+    editor.delete()
+    assert editor.path.keyframes == keys and editor.keyframe is keys[2]
+    editor.select(7)
+    assert editor.draft.selected == 2
+    for _ in range(4):
+        editor.undo()
+    assert editor.path.keyframes == keys
+    for _ in range(9):
+        editor.undo()
+    assert editor.path.keyframes == () and editor.keyframe is None and not editor.can_undo
+    editor.delete()
+    editor.move(1)
+    editor.change_keyframe(seconds=1.0)
+    assert not editor.can_undo
+
+
+def test_a_drag_is_one_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = editor_of(2)
+    before = editor.keyframe
+    assert before is not None
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr(keyframes.time, "monotonic", lambda: 0.1 * next(clock))
+    for fov in np.linspace(0.5, 0.9, 30):
+        editor.change_keyframe(control="fov", fov_y=float(fov))
+    assert editor.keyframe is not None and editor.keyframe.fov_y == pytest.approx(0.9)
+    editor.undo()
+    assert editor.keyframe is before
+    told: list[Draft] = []
+    editor.listen(told.append)
+    with pytest.raises(ValueError, match="tension"):
+        editor.change_path(tension=2.0)
+    with pytest.raises(ValueError, match="field of view"):
+        editor.change_keyframe(fov_y=4.0)
+    assert told == []
+    editor.change_duration(8.0)
+    assert editor.path.duration == 8.0 and len(told) == 1
+
+
+def test_paths_are_saved_with_the_run_before_it_begins(
+    blob_scene: Scene, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = open_project(blob_folder, TrainConfig(), None)
+    store = PathStore(project)
+    assert store.names() == [] and store.unused("path") == "path"
+    path = CameraPath(random_keys(3, 4), tension=0.5)
+    store.save_soon(path, "one")
+    store.save_soon(CameraPath(()), "empty")  # the one before is written at once
+    store.flush()
+    assert store.names() == ["one"] and store.unused("one") == "one-2"
+    assert store.folder.resolve() == tmp_path / "runs" / "blobs" / "camera_paths"
+    for key, other in zip(store.read("one").keyframes, path.keyframes, strict=True):
+        assert np.allclose(key.camera_to_world, other.camera_to_world, atol=1e-9)
+    # What was drawn before the first step is no hindrance to it, and found again.
+    assert new_run_path(blob_folder) == Path("runs/blobs") and not project.run_folder_taken
+    assert PathStore(open_project(blob_folder, TrainConfig(), None)).names() == ["one"]
+    Run.create(Path("runs/blobs"), blob_folder, TrainConfig())
+    assert project.run_folder_taken and new_run_path(blob_folder) == Path("runs/blobs-2")
+    (store.folder / "one.json").write_text("{")
+    with pytest.raises(ValueError, match=r"one\.json"):
+        store.read("one")
+    store.folder.rename(tmp_path / "away")
+    store.folder.write_text("a file is in the way")
+    store.save_soon(path, "two")
+    store.flush()
+    assert "two is not saved" in store.problem
+
+
+def test_the_paths_of_a_checkpoint_without_its_scene_are_in_the_files_coordinates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_blob_scene(tmp_path / "capture")
+    scene = load_scene(folder)
+    trainer = Trainer(scene, TrainConfig(steps=1))
+    run = Run.create(tmp_path / "run", folder, TrainConfig(steps=1))
+    trainer.save(run.path)
+    trainer.close()
+    shutil.rmtree(folder)
+    project = open_project(tmp_path / "run", TrainConfig(), None)
+    assert project.scene is None
+    transform = PathStore(project).transform
+    assert transform is not None and np.allclose(transform, scene.transform)
+    assert not np.allclose(transform, np.eye(4))
+
+
+def test_names_of_files_are_plain() -> None:
+    assert plain_name("../../etc/pass wd") == "etc-pass-wd"
+    assert plain_name("…") == "path" and len(plain_name("a" * 999)) == 60
+
+
+def test_a_path_through_the_photographs_is_even(blob_scene: Scene) -> None:
+    path = through(blob_scene.cameras, seconds=5.0)
+    assert len(path.keyframes) == 9 and path.duration == pytest.approx(5.0) and not path.loop
+    for key, camera in zip(path.keyframes, blob_scene.cameras, strict=True):
+        assert np.allclose(key.camera_to_world, camera.camera_to_world)
+    many = through([blob_scene.cameras[i % 9] for i in range(500)])
+    assert len(many.keyframes) == THROUGH_KEYFRAMES and many.duration == pytest.approx(12.0)
+    assert through([blob_scene.cameras[0]] * 3).duration == pytest.approx(12.0)
+    assert through(blob_scene.cameras[:1]).duration == pytest.approx(12.0)
+    with pytest.raises(ValueError, match="needs them"):
+        through([])
+
+
+@dataclass
+class FakeController:
+    """Takes commands down."""
+
+    has_model: bool = True
+    sent: list[Command] = field(default_factory=list)
+    replacements: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> Any:
+        return self
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+
+def test_the_board_follows_each_task_to_its_end(tmp_path: Path) -> None:
+    controller, notices, done = FakeController(), cast(list[Notice], []), cast(list[JobDone], [])
+    board = JobBoard(cast(Controller, controller), notices.append)
+    video = RenderPath(CameraPath(()), tmp_path / "a.mp4")
+    first = board.submit(video, done.append)
+    second = board.submit(replace(video, output=tmp_path / "b.mp4"))
+    third = board.submit(Export(tmp_path / "a.ply"))
+    assert first and second and third
+    jobs = [first.command.job, second.command.job, third.command.job]
+    assert len(set(jobs)) == 3 and [cast(Any, c).job for c in controller.sent] == jobs
+    newest = board.newest(RenderPath)
+    assert newest and newest is second and progress_text(newest) == "Rendering b.mp4 …"
+    board.follow(JobProgress(jobs[1], 3, 1200, 61.0))
+    newest = board.newest(RenderPath)
+    assert newest and progress_text(newest) == "Rendering b.mp4: 3 of 1,200, 1:01 min left"
+    board.follow(JobFailed(jobs[1], "The disk is full."))
+    assert notices[-1].bad and "b.mp4" in notices[-1].title and "disk" in notices[-1].text
+    newest = board.newest(RenderPath)
+    assert newest and newest.command.job == jobs[0], "the one in progress is shown"
+    board.follow(JobDone(jobs[0], tmp_path / "a.mp4", 2_000_000))
+    assert notices[-1].title == "Rendered a.mp4 (2.0 MB)" and [event.job for event in done] == jobs[:1]
+    board.cancel(jobs[2])
+    assert controller.sent[-1] == CancelJob(jobs[2])
+    controller.replacements.append("The training was resumed")
+    board.follow(JobCancelled(jobs[2]))
+    assert "cancelled" in notices[-1].title and not notices[-1].bad
+    assert notices[-1].text == "Nothing of it was kept.", "the user has cancelled it"
+    board.follow(JobDone(99, tmp_path, 1))  # of somebody else
+    assert len(notices) == 3
+    fourth = board.submit(video)
+    controller.replacements += ["The training was started anew", "Another model was opened"]
+    assert fourth is not None
+    board.follow(JobFailed(fourth.command.job, "The process ended."))  # it had no time to cancel
+    told = "The training was started anew, which put the model away; nothing of the file was kept."
+    assert notices[-1] == Notice("Rendering a.mp4: cancelled", told)
+    newest = board.newest(RenderPath)
+    assert newest and end_text(newest) == f"Rendering a.mp4: cancelled. {told}"
+    controller.has_model = False
+    assert board.submit(video) is None and notices[-1].bad

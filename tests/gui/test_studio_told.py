@@ -1,0 +1,240 @@
+"""What the page says of settings, of what fits into the memory, and of a run that only is on view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plateau import ANYHOW
+from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
+from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
+
+from splatstudio.files.run import Run
+from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.new_training import on_devices
+from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.setting_names import HELP, LABELS, label_of, setting_text
+from splatstudio.gui.state.status import Notice, notice_of
+from splatstudio.gui.tabs.settings import SettingsForm, hint_of, live_settings
+from splatstudio.gui.tabs.train import settings_html
+from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
+from splatstudio.runtime.plateau_report import plateau_reached
+from splatstudio.runtime.reports import failure_sentence
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.plateau_curve import Plateau
+from splatstudio.settings.presets import PRESETS
+from splatstudio.train import memory_plan
+from splatstudio.train.device_options import DeviceOptions
+from splatstudio.train.memory_plan import SPARE, plan_memory, sizes_of, splats_wanted
+from splatstudio.train.plateau import PlateauNews
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)
+
+
+def controller_of(path: Path, config: TrainConfig, told: list[Notice], state: Any) -> Controller:
+    """Return a controller whose worker is not started, in a state as if it were."""
+    controller = Controller(open_project(path, config, None), told.append)
+    controller.status = replace(controller.status, state=state)
+    return controller
+
+
+# ---- what fits
+
+
+def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, told = changed(TrainConfig(), "fast.density", 90.0), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    fast = PRESETS["fast"].apply(config, controller.project.given)
+    wanted = splats_wanted(fast, blob_scene)
+    plan = plan_memory(fast, sizes_of(blob_scene), controller.project.devices)
+    half = int(plan.bytes_for(wanted // 2) / memory_plan.SPARE) + 1
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 4 * half)
+    controller.choose_preset("fast")
+    assert controller.project.config == fast and told == []
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: half)
+    controller.choose_preset("default")
+    assert controller.project.config == config and told == [], "of others the user chooses the number"
+    controller.choose_preset("fast")
+    limit = controller.project.config.densify.max_gaussians
+    assert limit == pytest.approx(wanted // 2, abs=2)
+    assert controller.project.config == changed(fast, "densify.max_gaussians", limit)
+    (notice,) = told
+    assert f"it would be {wanted:,}, but no more fit" in notice.text
+    assert "densify.max_gaussians" not in controller.project.given
+    controller.choose_preset("default")
+    assert controller.project.config == config, "the limit was made for the other preset"
+    assert len(told) == 1
+
+
+def test_what_fits_follows_the_photographs_size(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PRESETS["fast"].apply(changed(TrainConfig(), "fast.density", 90.0), {"fast.density"})
+    sizes, told = sizes_of(blob_scene), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    wanted = splats_wanted(config, blob_scene)
+    half = int(plan_memory(config, sizes, controller.project.devices).bytes_for(wanted // 2) / SPARE) + 1
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: half)
+
+    def limit() -> int:
+        return controller.project.config.densify.max_gaussians
+
+    asked = limit()
+    controller.change_settings({"ssim_weight": 0.3})
+    assert limit() == asked and told == [], "nothing that memory depends on"
+    controller.change_settings({"downscale": 4})
+    assert limit() == asked and told == [], "all fit"
+    controller.change_settings({"downscale": 1})
+    assert limit() == pytest.approx(wanted // 2, abs=2) and len(told) == 1
+    assert told[0].title == "Made to fit" and f"it would be {wanted:,}" in told[0].text
+    controller.change_settings({"downscale": 4})
+    assert limit() == asked and len(told) == 1, "there is room again"
+    controller.change_settings({"densify.max_gaussians": wanted - 1})
+    assert limit() == wanted - 1 and len(told) == 1
+    controller.change_settings({"downscale": 1})
+    assert limit() == wanted - 1, "what the user types is not made smaller"
+    assert len(told) == 2 and told[1].title == "May not fit" and " fit: lower Max splats" in told[1].text
+
+
+def test_how_many_fit_follows_the_steps_only_where_the_strategy_asks_for_them(
+    blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frees = iter(range(2 << 30, 3 << 30, 1 << 20))
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: next(frees))
+    told: list[Notice] = []
+    controller = controller_of(blob_folder, TrainConfig(), told, "ready")
+    controller.project = on_devices(controller.project, DeviceOptions(ranks=1, max_splats="auto"))
+    limit = controller.project.config.densify.max_gaussians
+    for steps in (70, 700, 7000):
+        controller.change_settings({"steps": steps})
+    assert controller.project.config.steps == 7000 and told == []
+    assert controller.project.config.densify.max_gaussians == limit
+
+
+def test_no_preset_is_chosen_after_the_start(blob_folder: Path) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "training")
+    with pytest.raises(ValueError, match="chosen before the start"):
+        controller.choose_preset("preview")
+    assert controller.project.config == TrainConfig()
+
+
+def test_as_many_as_fit_is_found_anew_with_the_photographs_size(
+    blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: 2 << 30)
+    told: list[Notice] = []
+    controller = controller_of(blob_folder, TrainConfig(), told, "ready")
+    controller.project = on_devices(controller.project, DeviceOptions(ranks=1, max_splats="auto"))
+    limits = []
+    for downscale in (1, 4, 1):
+        controller.change_settings({"downscale": downscale})
+        limits.append(controller.project.config.densify.max_gaussians)
+    assert limits[0] == limits[2] < limits[1]
+    assert len(told) == 2
+    assert all(f"{limit:,} splats" in notice.text for limit, notice in zip(limits[1:], told, strict=True))
+    # A running training was given another limit, and failed before its first checkpoint.
+    controller.project = replace(
+        controller.project, config=changed(controller.project.config, "densify.max_gaussians", 99)
+    )
+    controller.change_settings({"downscale": 4})
+    assert controller.project.config.densify.max_gaussians == 99
+
+
+def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
+    blob_folder: Path, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, told = changed(TrainConfig(), "fast.density", 90.0), []
+    controller = controller_of(blob_folder, config, told, "ready")
+    small = changed(PRESETS["fast"].apply(config, controller.project.given), "downscale", 4)
+    scene = load_scene(blob_folder, downscale=4)
+    plan = plan_memory(small, sizes_of(scene), controller.project.devices)
+    enough = plan.bytes_for(splats_wanted(small, scene)) / memory_plan.SPARE * 1.01
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda _: int(enough))
+    controller.change_settings({"downscale": 4})
+    controller.choose_preset("fast")
+    assert controller.project.config == small and told == []
+
+
+# ---- a run that is on view
+
+
+@pytest.fixture
+def flat_run(blob_scene: Scene) -> Run:
+    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
+    stopped = Run.open(Path("runs/blobs"))
+    stopped.append_metrics(NEWS.row())
+    return stopped
+
+
+def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path, flat_run: Run) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
+    assert controller.status.flat == plateau_reached(NEWS, ANYHOW)
+    assert "The test score has been flat since step 2 (17.8 dB)." in settings_html(controller)
+    controller._turn_to_new_run()
+    assert "flat" not in settings_html(controller), "another run has no score yet"
+    done = controller_of(blob_folder, TrainConfig(steps=22), [], "viewing")
+    assert done.status.flat is None, "there is nothing to stop"
+
+
+def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
+    blob_folder: Path, flat_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
+    limited = changed(controller.project.config, "densify.max_gaussians", 4321)
+    controller.project = replace(
+        controller.project, config=limited, live_on_resume=("densify.max_gaussians",)
+    )
+    controller.change_settings({"ssim_weight": 0.5})
+    jobs: list[Job] = []
+    monkeypatch.setattr(controller, "_replace_worker", lambda job, _: bool(jobs.append(job)))
+    controller.press_primary()
+    (job,) = jobs
+    assert isinstance(job, TrainJob) and job.checkpoint is not None
+    assert dict(job.settings) == {"densify.max_gaussians": 4321, "ssim_weight": 0.5}
+
+
+def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
+    again = project.started_over()
+    sentence = failure_sentence("It died.", again.training_job(resume=False))
+    assert sentence.endswith(
+        f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
+    )
+    Path("runs/blobs-2").mkdir()
+    assert again.started_over().before == flat_run.path, "what holds nothing is not spoken of"
+
+
+# ---- settings
+
+
+def test_settings_are_called_as_in_the_form() -> None:
+    notice = notice_of(SettingChanged(75, "densify.max_gaussians", 225_000))
+    assert notice == Notice("Changed", "Densification: Max splats is 225,000 from step 76 on.")
+    assert setting_text("optim.means_lr", 2e-4) == "Learning rates: Positions is 0.0002"
+    assert setting_text("densify.enabled", False) == "Densification: Add and remove splats is off"
+    assert setting_text("background", (0.0, 0.5, 1.0)) == "Background is 0, 0.5, 1"
+
+
+def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command_line_knows_it() -> None:
+    settings = list(live_settings(TrainConfig()))
+    labels = [(each.group, label_of(each.path)) for each in settings]
+    assert len(set(labels)) == len(labels) and all(label[:1].isupper() for _, label in labels)
+    assert LABELS.keys() | HELP.keys() <= {each.path for each in settings}, "none that is no more"
+    hints = {each.path: hint_of(each) for each in settings}
+    assert all(hint.endswith(f" Also called {path}.") for path, hint in hints.items())
+    told = "How fast splats grow and shrink. From 0 to 1. Also called optim.scales_lr."
+    assert hints["optim.scales_lr"] == told
+
+
+def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:  # noqa: F811
+    form = SettingsForm(page)
+    first = min(each._handle.order for each in form._inputs)
+    assert form._apply.order < form._undo.order < form._answer.order < first

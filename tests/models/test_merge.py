@@ -1,0 +1,329 @@
+"""Merging the ranks' files: bit for bit what was split, and every wrong set of files named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from splatstudio.checkpoints.rank_parts import files_to_merge, part_of
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models.merging import merge, merged_parts
+from splatstudio.models.model import load_model
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.train.trainer import Trainer
+
+STEP = 14999
+
+
+@pytest.fixture(scope="module")
+def trainer(blob_scene: Scene):
+    """A training of the blobs after 600 steps, with clones and splits behind it."""
+    densify = DensifyConfig(start_step=30, every=50, grow_grad=1e-4, max_gaussians=400)
+    made = Trainer(blob_scene, TrainConfig(steps=700, sh_degree=2, sh_degree_every=100, densify=densify))
+    for _ in range(600):
+        made.train_step()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def trained(trainer: Trainer) -> Gaussians:
+    return trainer.gaussians.map(torch.clone)
+
+
+def owner_of_rows(num: int, num_ranks: int) -> torch.Tensor:
+    """Return the rank of each row: as uneven as densification makes the shares."""
+    return (torch.rand(num, generator=torch.Generator().manual_seed(num_ranks)) ** 1.5 * num_ranks).long()
+
+
+def split(folder: Path, gaussians: Gaussians, num_ranks: int, step: int = STEP, **more: Any) -> Gaussians:
+    """Write gsplat's files and return the model in the order of their rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = owner_of_rows(len(gaussians), num_ranks)
+    order = []
+    for rank in range(num_ranks):
+        part = gaussians[owner == rank]
+        order.append(part)
+        content = {"step": step, "splats": dict(part.tensors()), **more}
+        torch.save(content, folder / f"ckpt_{step}_rank{rank}.pt")
+    return Gaussians(**{n: torch.cat([p.tensors()[n] for p in order]) for n in gaussians.tensors()})
+
+
+def assert_same(ours: Gaussians, theirs: Gaussians) -> None:
+    for name, tensor in ours.tensors().items():
+        assert torch.equal(tensor, theirs.tensors()[name]), name
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_gsplats_parts_merge_to_the_very_model(
+    trained: Gaussians, blob_scene: Scene, tmp_path: Path, num_ranks: int
+) -> None:
+    ordered = split(tmp_path, trained, num_ranks)
+    output = tmp_path / "whole" / "model.pt"
+    output.parent.mkdir()
+    model = merge(tmp_path, output)
+    assert_same(model.gaussians, ordered)
+    assert model.step == STEP
+    written = torch.load(output, weights_only=True)
+    assert written["step"] == STEP and set(written["splats"]) == set(ordered.tensors())
+    assert_same(Gaussians(**written["splats"]), ordered)
+    as_folder = merge([tmp_path / f"ckpt_{STEP}_rank*.pt"], tmp_path / "whole" / "folder")
+    assert_same(as_folder.gaussians, ordered)
+    assert_same(load_checkpoint(tmp_path / "whole" / "folder").gaussians, ordered)
+    merge(sorted(tmp_path.glob("*.pt"), reverse=True), tmp_path / "whole" / "model.ply")
+    ply = load_model(tmp_path / "whole" / "model.ply").gaussians
+    torch.testing.assert_close(ply.means, ordered.means, rtol=0, atol=0)
+    # One part shows a part of the scene; the whole is as good as what was split.
+    photos = blob_scene.train_indices
+    alone = load_model(tmp_path / f"ckpt_{STEP}_rank0.pt").gaussians
+    before, whole, part = (
+        evaluate(gaussians, blob_scene, indices=photos).psnr
+        for gaussians in (trained, model.gaussians, alone)
+    )
+    # Depth ties are broken by row, so the order of the rows may show in the last digits.
+    assert whole == pytest.approx(before, abs=1e-3)
+    print(f"{num_ranks} ranks: whole {whole:.2f} dB, one part {part:.2f} dB")
+    assert whole > 20.0 and part < whole - 3.0
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_our_shards_merge_with_moments_and_all(trainer: Trainer, tmp_path: Path, num_ranks: int) -> None:
+    checkpoint = trainer.checkpoint()
+    folder = save_checkpoint(tmp_path, checkpoint, num_shards=num_ranks)
+    merged = merged_parts([folder])
+    assert len(merged.rows) == num_ranks and len(merged) == len(checkpoint.gaussians)
+    merged.write(tmp_path / "whole")
+    assert [path.name for path in sorted((tmp_path / "whole").iterdir())] == [
+        "manifest.json",
+        "rank00000-of-00001.safetensors",
+    ]
+    loaded = load_checkpoint(tmp_path / "whole")
+    assert_same(loaded.gaussians, checkpoint.gaussians.detach())
+    ours, saved = loaded.population, checkpoint.population
+    assert_same(ours.optimizer.exp_avg, saved.optimizer.exp_avg)
+    assert_same(ours.optimizer.exp_avg_sq, saved.optimizer.exp_avg_sq)
+    assert ours.optimizer.num_steps == saved.optimizer.num_steps == 600
+    assert ours.counts.keys() == saved.counts.keys()
+    # It is a checkpoint like any other: the training goes on from it exactly as from its shards.
+    one = Trainer.resume(trainer.scene, tmp_path / "whole")
+    other = Trainer.resume(trainer.scene, folder)
+    losses = [[made.train_step().loss for _ in range(5)] for made in (one, other)]
+    one.close()
+    other.close()
+    assert losses[0] == losses[1]
+
+
+def test_what_all_ranks_share_is_kept_once_and_moments_are_joined(trained: Gaussians, tmp_path: Path) -> None:
+    owner = owner_of_rows(len(trained), 2)
+    for rank in range(2):
+        part = trained[owner == rank]
+        moments = {
+            name: {"step": torch.tensor(7.0), "exp_avg": t + 1, "exp_avg_sq": t * t}
+            for name, t in part.tensors().items()
+        }
+        optimizers = {
+            name: {"state": {0: state}, "param_groups": [{"lr": 0.1}]} for name, state in moments.items()
+        }
+        pose = {"embeds.weight": torch.ones(4, 9)}
+        content = {"step": STEP, "splats": part.tensors(), "pose_adjust": pose, "optimizers": optimizers}
+        torch.save(content, tmp_path / f"ckpt_{STEP}_rank{rank}.pt")
+    merge(tmp_path, tmp_path / "model.pt")
+    written = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert torch.equal(written["pose_adjust"]["embeds.weight"], torch.ones(4, 9))
+    state = written["optimizers"]["means"]["state"][0]
+    assert torch.equal(state["exp_avg"], written["splats"]["means"] + 1) and state["step"] == 7
+    merge(tmp_path, tmp_path / "folder")
+    optimizer = load_checkpoint(tmp_path / "folder").population.optimizer
+    assert torch.equal(optimizer.exp_avg_sq.means, written["splats"]["means"] ** 2)
+    assert optimizer.num_steps == 7
+
+
+def test_a_part_is_named_with_what_belongs_to_it(trained: Gaussians, tmp_path: Path) -> None:
+    split(tmp_path, trained, 2)
+    part = part_of(tmp_path / f"ckpt_{STEP}_rank0.pt")
+    assert part is not None and part.complete
+    assert str(part) == (
+        "ckpt_14999_rank0.pt is rank 0 of 2: about half of the scene; "
+        "merge with ckpt_14999_rank1.pt (found beside it)?"
+    )
+    (tmp_path / f"ckpt_{STEP}_rank0.pt").unlink()
+    part = part_of(tmp_path / f"ckpt_{STEP}_rank1.pt")
+    assert part is not None and part.missing == (0,)
+    assert str(part).endswith("about half of the scene; the file of rank 0 is not beside it")
+
+
+def test_a_model_of_one_rank_is_no_part(trained: Gaussians, tmp_path: Path) -> None:
+    split(tmp_path, trained, 1)
+    assert part_of(tmp_path / f"ckpt_{STEP}_rank0.pt") is None
+    assert part_of(tmp_path / "model.ply") is None
+    assert_same(merge(tmp_path / f"ckpt_{STEP}_rank0.pt").gaussians, trained)
+
+
+def test_one_of_our_shards_alone_is_a_part_too(trainer: Trainer, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, trainer.checkpoint(), num_shards=3)
+    file = folder / "rank00001-of-00003.safetensors"
+    part = part_of(file)
+    assert part is not None and (part.rank, part.num_ranks, len(part.others)) == (1, 3, 2)
+    assert "about a third of the scene" in str(part)
+    num = len(trainer.gaussians)
+    assert len(load_model(file)) == num * 2 // 3 - num // 3
+    assert len(merge([file])) == num
+    (folder / "rank00002-of-00003.safetensors").unlink()
+    assert len(load_model(file)) == num * 2 // 3 - num // 3
+    with pytest.raises(ValueError, match=r"rank 2 of 3\) cannot be read: it is missing"):
+        merge([file])
+
+
+def test_traces_of_other_ranks_tell_that_one_is_missing(trained: Gaussians, tmp_path: Path) -> None:
+    ckpts = tmp_path / "ckpts"
+    split(ckpts, trained, 3, step=6999)
+    split(ckpts, trained, 3)
+    (ckpts / f"ckpt_{STEP}_rank2.pt").unlink()
+    with pytest.raises(ValueError, match="of the ranks 0 to 2, 2 is missing"):
+        merge(tmp_path)
+    for file in ckpts.glob("ckpt_6999*"):
+        file.unlink()
+    assert part_of(ckpts / f"ckpt_{STEP}_rank0.pt").num_ranks == 2  # type: ignore[union-attr]
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "stats" / "train_step14999_rank2.json").write_text("{}")
+    assert part_of(ckpts / f"ckpt_{STEP}_rank0.pt").missing == (2,)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"ckpt_14999_rank2\.pt"):
+        merge(tmp_path)
+
+
+def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = torch.load(file, weights_only=True)
+    change(content)
+    torch.save(content, file)
+
+
+def _lower_degree(content: dict[str, Any]) -> None:
+    content["splats"]["shN"] = content["splats"]["shN"][:, :3].clone()
+
+
+def _short_row(content: dict[str, Any]) -> None:
+    content["splats"]["quats"] = content["splats"]["quats"][:-1].clone()
+
+
+def _pretend(content: dict[str, Any]) -> None:
+    content["splats"]["means"] = torch.zeros(1, 3).expand(1 << 40, 3)
+
+
+class Payload:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "middle rank": (lambda d: (d / "ckpt_14999_rank1.pt").unlink(), "0 to 2, 1 is missing .ckpt_14999_rank1"),
+    "other degree": (
+        lambda d: rewrite(d / "ckpt_14999_rank1.pt", _lower_degree),
+        "spherical harmonics differ",
+    ),
+    "rows": (lambda d: rewrite(d / "ckpt_14999_rank1.pt", _short_row), "'quats' has .* rows, the means"),
+    "other step inside": (
+        lambda d: rewrite(d / "ckpt_14999_rank2.pt", lambda c: c.update(step=5)),
+        "the steps do not agree: .* holds step 14999, .* step 5",
+    ),
+    "a tensor less": (
+        lambda d: rewrite(d / "ckpt_14999_rank2.pt", lambda c: c["splats"].pop("quats")),
+        "do not hold the same: quats",
+    ),
+    "no means": (
+        lambda d: rewrite(d / "ckpt_14999_rank2.pt", lambda c: c["splats"].clear()),
+        "has no 'means'",
+    ),
+    "not a tensor": (
+        lambda d: rewrite(d / "ckpt_14999_rank2.pt", lambda c: c["splats"].update(quats=[1.0])),
+        "'quats' is not a dense tensor",
+    ),
+    "numbers that lie": (lambda d: rewrite(d / "ckpt_14999_rank0.pt", _pretend), "claims more numbers"),
+    "a program": (lambda d: torch.save(Payload(), d / "ckpt_14999_rank1.pt"), "is refused"),
+    "another file": (lambda d: torch.save({"a": 1}, d / "ckpt_14999_rank1.pt"), "no checkpoint of gsplat"),
+    "cut off": (
+        lambda d: (d / "ckpt_14999_rank1.pt").write_bytes((d / "ckpt_14999_rank1.pt").read_bytes()[:500]),
+        "rank1.pt is cut off",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_parts_that_do_not_fit_are_named(
+    trained: Gaussians, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, reason = WRONG[name]
+    split(tmp_path, trained, 3)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=reason) as caught:
+        merge(tmp_path, tmp_path / "out.pt")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out.pt").exists()
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_wrong_lists_are_named(trained: Gaussians, trainer: Trainer, tmp_path: Path) -> None:
+    split(tmp_path / "a", trained, 2)
+    split(tmp_path / "b", trained, 2, step=6999)
+    first = tmp_path / "a" / "ckpt_14999_rank0.pt"
+    with pytest.raises(ValueError, match=r"steps do not agree: .* of step 6999, .* of step 14999"):
+        merge([first, tmp_path / "b" / "ckpt_6999_rank1.pt"])
+    with pytest.raises(ValueError, match="rank 0 is there twice"):
+        merge([first, first])
+    with pytest.raises(ValueError, match="no file matches"):
+        merge(tmp_path / "a" / "*.ckpt")
+    with pytest.raises(ValueError, match="does not exist"):
+        merge(tmp_path / "c")
+    with pytest.raises(ValueError, match="holds neither a checkpoint"):
+        merge(tmp_path)
+    shutil.copy(first, tmp_path / "a" / "mine.pt")
+    with pytest.raises(ValueError, match="does not tell its rank"):
+        merge(tmp_path / "a" / "mine.pt")
+    ours = save_checkpoint(tmp_path / "run", trainer.checkpoint())
+    with pytest.raises(ValueError, match="do not belong together"):
+        merge([ours, first])
+    with pytest.raises(ValueError, match="is there already"):
+        merge(ours, tmp_path / "a")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert len(merge(tmp_path / "run")) == len(trainer.gaussians), "of a run the newest checkpoint"
+    with pytest.raises(ValueError, match=r"must end in one of .*\.ply"):
+        merge(ours, tmp_path / "model.obj")
+
+
+def test_of_several_steps_in_a_folder_the_last_is_taken(trained: Gaussians, tmp_path: Path) -> None:
+    split(tmp_path / "ckpts", trained, 2, step=6999)
+    split(tmp_path / "ckpts", trained, 2)
+    names = [file.name for file in files_to_merge([tmp_path])]
+    assert names == ["ckpt_14999_rank0.pt", "ckpt_14999_rank1.pt"]
+
+
+def test_the_command_says_what_it_did(
+    trained: Gaussians, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from splatstudio.cli.main import main
+
+    split(tmp_path, trained, 2)
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(sys, "argv", ["splatstudio", "merge", str(tmp_path), "-o", str(tmp_path / "m.ply")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    output = capsys.readouterr().out
+    assert not stop.value.code and f"= {len(trained):,} Gaussians of 2 ranks" in output
+    assert len(load_model(tmp_path / "m.ply")) == len(trained)
+    assert json.dumps(STEP) in output
+
+
+def test_it_is_part_of_the_python_interface(trained: Gaussians, tmp_path: Path) -> None:
+    import splatstudio as ss
+
+    split(tmp_path, trained, 2)
+    assert len(ss.merge(tmp_path)) == len(ss.merge(tmp_path, tmp_path / "m.ply")) == len(trained)

@@ -1,0 +1,183 @@
+"""The sparse points guide the depths: who shows which is read right, and the model comes to lie there."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs, ring_of_cameras
+from rank_pool import RankPool
+from scene_builder import quaternion
+from sharded_training_tasks import Plan, train
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
+from splatstudio.optimization.train_step import RenderOutput, TrainView
+from splatstudio.rendering.render import render
+from splatstudio.scene import load_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.scene.tracks import visible_points
+from splatstudio.settings.capture_config import DepthConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.train.trainer import Trainer
+
+SHARED = Path(__file__).parents[3] / "shared" / "scenes"
+
+
+@pytest.fixture(scope="module")
+def tracked(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """The blobs, whose images.txt tells that view k (from 1 on) shows the points k, k + 1 and one unknown."""
+    folder = tmp_path_factory.mktemp("tracked") / "scene"
+    shutil.copytree(blob_folder, folder)
+    lines = []
+    for number, camera in enumerate(ring_of_cameras(), start=1):
+        pose = [*quaternion(camera.viewmat[:3, :3]), *camera.viewmat[:3, 3]]
+        numbers = " ".join(repr(float(value)) for value in pose)
+        lines += [f"{number} {numbers} 1 view_{number:02d}.png"]
+        lines += [f"1.5 2.5 {number + 1} 3.5 4.5 -1 0.5 0.5 {number} 7 7 999999"]
+    (folder / "sparse" / "0" / "images.txt").write_text("\n".join(lines) + "\n")
+    return load_scene(folder)
+
+
+def test_a_photograph_shows_the_points_of_its_observations(tracked: Scene) -> None:
+    shown = visible_points(tracked)
+    assert shown.keys() == {view.name for view in tracked.views}
+    for number, view in enumerate(tracked.views, start=1):
+        expected = tracked.points[[number - 1, number]]
+        np.testing.assert_allclose(shown[view.name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the scenes of photographs are not here")
+def test_binary_and_text_tell_the_same_and_the_points_lie_where_they_are_seen() -> None:
+    binary, text = (visible_points(load_scene(SHARED / name)) for name in ("banana", "banana-txt"))
+    assert binary.keys() == text.keys() and len(binary) == 14
+    for name, points in binary.items():
+        np.testing.assert_allclose(points, text[name], atol=1e-9)
+    scene = load_scene(SHARED / "banana")
+    for view in scene.views:
+        seen = binary[view.name] @ view.camera.viewmat[:3, :3].T + view.camera.viewmat[:3, 3]
+        pixels = (seen @ view.camera.K.T)[:, :2] / seen[:, 2:]
+        inside = (pixels > -1.0) & (pixels < [view.camera.width + 1, view.camera.height + 1])
+        assert (seen[:, 2] > 0).all() and inside.all() and len(pixels) > 100
+
+
+def test_scenes_that_do_not_tell_are_refused(blob_scene: Scene, tracked: Scene) -> None:
+    with pytest.raises(ValueError, match=r"have no observations of sparse points.*depth\.weight"):
+        DepthGuide.of(blob_scene, DepthConfig(weight=0.1))
+    with pytest.raises(ValueError, match=r"does not tell which photographs show its sparse points"):
+        DepthGuide.of(replace(tracked, format="Blender"), DepthConfig(weight=0.1))
+    camera = blob_scene.views[1].camera
+    assert DepthGuide.of(blob_scene, DepthConfig()).error(1, camera, *flat(camera, 1.0, 1.0)) is None
+
+
+def flat(camera: Camera, depth: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
+    covered = torch.full((camera.height, camera.width), alpha)
+    return covered, covered * depth
+
+
+def test_the_error_is_that_of_the_inverse_depth_where_something_is_drawn() -> None:
+    camera = ring_of_cameras()[0]
+    points = camera.position + np.array([[2.0], [4.0], [-1.0]]) * camera.viewmat[2, :3]
+    far = camera.position + camera.viewmat[:3, :3].T @ np.array([9.0, 0.0, 1.0])  # beside the picture
+    guide = DepthGuide({3: np.vstack([points, far])}, extent=10.0)
+    error = guide.error(3, camera, *flat(camera, 2.5, 0.9))
+    assert error is not None
+    expected = 10.0 * (abs(1 / 2.5 - 1 / 2.0) + abs(1 / 2.5 - 1 / 4.0)) / 2.0
+    assert float(error) == pytest.approx(expected, rel=1e-5)
+    assert guide.error(3, camera, *flat(camera, 2.5, 0.4)) == 0.0
+    assert guide.error(2, camera, *flat(camera, 2.5, 0.9)) is None
+
+
+def test_points_on_masked_pixels_say_nothing() -> None:
+    camera = ring_of_cameras()[0]
+    before = camera.position + 2.0 * camera.viewmat[2, :3]
+    beside = before + 0.5 * camera.viewmat[0, :3] + 2.0 * camera.viewmat[2, :3]
+    guide = DepthGuide({0: np.stack([before, beside])}, extent=1.0)
+    picture, mask = flat(camera, 2.5, 0.9), torch.ones(camera.height, camera.width, dtype=torch.bool)
+    both = guide.error(0, camera, *picture, mask)
+    assert both is not None and both == guide.error(0, camera, *picture)
+    mask[:, camera.width // 2 + 2 :] = False  # where the second one is
+    left = guide.error(0, camera, *picture, mask)
+    assert left is not None and float(left) == pytest.approx(abs(1 / 2.5 - 1 / 2.0), rel=1e-5)
+    assert guide.error(0, camera, *picture, ~mask) != both
+    assert guide.error(0, camera, *picture, torch.zeros_like(mask)) == 0.0
+    shot = TrainView(0, "0", camera, torch.zeros(1), torch.zeros_like(mask), (0.0, 0.0, 0.0))
+    drawing = SimpleNamespace(alpha=picture[0], depth_sum=picture[1])
+    config = TrainConfig(depth=DepthConfig(weight=1.0))
+    assert guide.penalty(shot, cast(RenderOutput, drawing), config, step=0) == 0.0
+
+
+def test_however_many_points_a_photograph_shows_their_gradients_repeat_bit_for_bit() -> None:
+    camera = ring_of_cameras()[0]
+    places = np.random.default_rng(1).uniform([-0.5, -0.5, 1.0], [0.5, 0.5, 4.0], (60_000, 3))
+    guide = DepthGuide({0: camera.position + places @ camera.viewmat[:3, :3]}, extent=1.0)
+    found = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(4):
+            maps = [tensor.requires_grad_() for tensor in flat(camera, 2.5, 0.9)]
+            error = guide.error(0, camera, *maps)
+            assert error is not None
+            found.append(torch.autograd.grad(error, maps))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0][0].any()
+    for gradients in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(gradients, found[0], strict=True))
+
+
+def test_the_weight_falls_to_its_share_at_the_end() -> None:
+    config = DepthConfig(weight=0.5, weight_decay=0.01)
+    assert depth_weight(config, step=0, steps=100) == pytest.approx(0.5)
+    assert depth_weight(config, step=50, steps=100) == pytest.approx(0.05)
+    assert depth_weight(config, step=100, steps=100) == pytest.approx(0.005)
+    camera = ring_of_cameras()[0]
+    guide = DepthGuide({0: (camera.position + 2.0 * camera.viewmat[2, :3])[None]}, extent=1.0)
+    shot = TrainView(0, "0", camera, torch.zeros(1), None, (0.0, 0.0, 0.0))
+    alpha, depth_sum = flat(camera, 2.5, 0.9)
+    drawing = cast(RenderOutput, SimpleNamespace(alpha=alpha, depth_sum=depth_sum))
+    settings = TrainConfig(steps=100, depth=config)
+    first, last = (guide.penalty(shot, drawing, settings, step=step) for step in (0, 100))
+    assert first is not None and last is not None and 0 < float(last) == pytest.approx(0.01 * float(first))
+
+
+def test_a_guided_training_draws_the_points_at_their_depths(tracked: Scene) -> None:
+    # All photographs are told to show all points in front, from a model with noise in its depths.
+    truth = {index: tracked.points.astype(np.float64) for index in tracked.train_indices}
+    guide = DepthGuide(truth, tracked.extent)
+
+    def error(config: DepthConfig) -> float:
+        trainer = Trainer(tracked, TrainConfig(steps=150, depth=config))
+        if config.weight > 0:
+            trainer._guide = guide
+        for _ in range(150):
+            trainer.train_step()
+        trainer.close()
+        errors = []
+        for index in tracked.train_indices:
+            camera = tracked.views[index].camera
+            with torch.no_grad():
+                drawn = render(trainer.gaussians, camera)
+            found = guide.error(index, camera, drawn.alpha, drawn.depth * drawn.alpha)
+            assert found is not None
+            errors.append(float(found))
+        return float(np.mean(errors))
+
+    assert len(blobs()) == len(tracked.points)
+    assert error(DepthConfig(weight=20.0, weight_decay=1.0)) < 0.8 * error(DepthConfig())
+
+
+def test_ranks_are_guided_as_one_process_is(tracked: Scene, pool: RankPool) -> None:
+    settings = {"sh_degree": 0, "densify.enabled": False, "depth.weight": 0.5}
+    one = pool.run(1, train, Plan(tracked.path, {**settings, "batch_size": 2}, 6))[0]
+    two = pool.run(2, train, Plan(tracked.path, settings, 6))
+    assert two[0].losses == two[1].losses == pytest.approx(one.losses, rel=1e-4)
+    without = pool.run(2, train, Plan(tracked.path, {**settings, "depth.weight": 0.0}, 6))[0]
+    assert all(loss < guided for loss, guided in zip(without.losses[:3], one.losses[:3], strict=True))

@@ -1,0 +1,293 @@
+"""Ctrl-C in a terminal: the first saves and ends, the second ends at once, and the last line is true."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.runtime.reports import saved_sentence
+
+TIMEOUT = 120.0
+AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
+
+# In the background process: a save that takes long, before or after the checkpoint is complete, or an
+# evaluation that does. It is a sitecustomize.py, which Python loads before anything else.
+HELD_UP = """
+    import sys
+
+    def hold_up(when, marker):
+        import time
+        from pathlib import Path
+        from splatstudio.checkpoints import saver as checkpoint_saver
+        from splatstudio.train.session import Session
+
+        save = checkpoint_saver.save_checkpoint
+
+        def slow(run_dir, checkpoint):
+            folder = save(run_dir, checkpoint) if when == "after" else None
+            Path(marker).touch()
+            time.sleep(600)
+            return folder
+
+        def evaluating(self):
+            Path(marker).touch()
+            while True:
+                time.sleep(0.05)
+                self.breathe()
+
+        if when == "evaluating":
+            Session.evaluate = evaluating
+        else:
+            checkpoint_saver.save_checkpoint = slow
+
+    if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+        hold_up(WHEN, MARKER)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line; `when` says where its save is held up: tmp_path/held is there then."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, when: str = "") -> subprocess.Popen[str]:
+        folders = [path for path in sys.path if path]
+        if when:
+            (tmp_path / "held_up").mkdir()
+            program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
+            program = program.replace("MARKER", repr(str(tmp_path / "held")))
+            (tmp_path / "held_up" / "sitecustomize.py").write_text(program)
+            folders.insert(0, str(tmp_path / "held_up"))
+        environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
+        command = [sys.executable, "-m", "splatstudio", *arguments, "--run", str(tmp_path / "run")]
+        process = subprocess.Popen(
+            [*command, "--sh-degree", "1", "--steps", "100000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def training_process(run: Path, process: subprocess.Popen[str], after: int = 0) -> int:
+    """Return the id of the process that trains `run`, once it does; not `after`."""
+    log, found = run / "logs" / "worker.log", [0]
+
+    def tells() -> bool:
+        told = re.findall(r"process (\d+) trains here", log.read_text()) if log.exists() else []
+        found[0] = int(told[-1]) if told else 0
+        return found[0] not in (0, after)
+
+    wait_for(tells, process)
+    return found[0]
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
+def steps_done(run: Path) -> int:
+    """Return the newest step of which the metrics of a run tell."""
+    file = run / "metrics.jsonl"
+    told = re.findall(r'"step": (\d+)', file.read_text()) if file.exists() else []
+    return max(map(int, told), default=0)
+
+
+def read_to(process: subprocess.Popen[str], text: str) -> str:
+    """Return the output up to the line with `text`."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not lines or text not in lines[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1], "".join(lines)
+    return "".join(lines)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, float]:
+    """Press Ctrl-C for the last time; return the rest of the output and the seconds to the end."""
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    return output, time.monotonic() - started
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, when: str
+) -> None:
+    process = start("train", str(blob_folder), when=when)
+    worker = training_process(tmp_path / "run", process)
+    # The command has heard of the first steps by then.
+    wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    read_to(process, "Ctrl-C again ends at once")
+    wait_for((tmp_path / "held").exists, process)
+    output, seconds = end(process)
+    assert not is_there(worker), "the background process was left behind"
+    assert process.returncode == 130 and seconds < AT_ONCE and "Traceback" not in output
+    newest = newest_checkpoint(tmp_path / "run")
+    if when == "after":
+        assert newest is not None and f"Saved {newest}." in output
+    else:
+        assert newest is None and re.search(
+            r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output
+        )
+
+
+def test_ctrl_c_does_not_wait_for_an_evaluation(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder), "--eval-steps", "5", when="evaluating")
+    wait_for((tmp_path / "held").exists, process)
+    output, seconds = end(process)
+    assert process.returncode == 130 and seconds < AT_ONCE
+    assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
+
+
+def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder), "--save-minutes", "0.01")
+    run = tmp_path / "run"
+    worker = training_process(run, process)
+    wait_for(lambda: newest_checkpoint(run, lambda _: None) is not None, process)
+    os.kill(worker, signal.SIGKILL)
+    told = read_to(process, "was killed (SIGKILL")
+    goes_on = re.search(r"The training goes on by itself from the checkpoint of step ([\d,]+)\.", told)
+    assert goes_on is not None and int(goes_on.group(1).replace(",", "")) > 0
+    first, reached = int(goes_on.group(1).replace(",", "")), steps_done(run)  # by the one that is dead
+    training_process(run, process, after=worker)
+    wait_for(lambda: steps_done(run) > max(first, reached) + 20, process)
+    output, _ = end(process)
+    newest = newest_checkpoint(run)
+    assert process.returncode == 130 and newest is not None and f"Saved {newest}." in output
+    step = step_of(newest)
+    assert step is not None and step > first
+    assert len(list((run / "ckpts").iterdir())) <= 2, "autosaves do not pile up, nor does what a kill leaves"
+
+
+def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder), when="before")
+    worker = training_process(tmp_path / "run", process)
+    wait_for(lambda: steps_done(tmp_path / "run") > 0, process)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for((tmp_path / "held").exists, process)
+    os.kill(worker, signal.SIGKILL)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
+
+
+def test_the_background_process_saves_when_the_command_is_killed(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("train", str(blob_folder))
+    worker = training_process(tmp_path / "run", process)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + TIMEOUT
+    while is_there(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_there(worker) and newest_checkpoint(tmp_path / "run") is not None
+
+
+def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
+) -> None:
+    process = start("open", str(blob_folder), "--train", "--no-browser", "--port", "0")
+    worker = None
+    try:
+        log = tmp_path / "run" / "logs" / "worker.log"
+        wait_for(lambda: log.exists() and "trains here" in log.read_text(), process)
+        # The studio has heard of the first steps by then.
+        wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
+        found = re.search(r"process (\d+) trains here", log.read_text())
+        assert found is not None
+        worker = int(found.group(1))
+        time.sleep(0.5)
+        os.kill(worker, signal.SIGSTOP)  # a save that does not end
+        os.killpg(process.pid, signal.SIGINT)
+        read_to(process, "Saving ... (Ctrl-C again ends at once)")
+        output, seconds = end(process)
+    finally:
+        process.kill()
+        if worker is not None:
+            try:
+                os.kill(worker, signal.SIGKILL)
+            except ProcessLookupError:
+                worker = None
+    assert worker is None, "the worker was left behind"
+    assert process.returncode == 130 and seconds < AT_ONCE and "Traceback" not in output
+    assert newest_checkpoint(tmp_path / "run") is None
+    assert re.search(r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output)
+
+
+def test_ctrl_c_in_open_while_nothing_is_unsaved(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path
+) -> None:
+    process = start("open", str(blob_folder), "--no-browser", "--port", "0")
+    try:
+        read_to(process, "http://127.0.0.1:")
+        time.sleep(1.0)  # for it to come to the point where it waits
+        output, seconds = end(process)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and seconds < AT_ONCE and "Closing ..." in output
+
+
+def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path) -> None:
+    from splatstudio.files.run import Run
+    from splatstudio.scene import load_scene
+    from splatstudio.settings.config import TrainConfig
+    from splatstudio.train.trainer import Trainer
+
+    config = TrainConfig(steps=10, sh_degree=1)
+    run = Run.create(tmp_path / "run", blob_folder, config)
+    assert saved_sentence(run.path, 0) == "No step was done yet, so nothing had to be saved."
+    run.append_metrics({"step": 3, "loss": 0.1})
+    assert "all its steps (3) are lost" in saved_sentence(run.path, 0), "nothing was heard of it"
+    assert "all its steps (7) are lost" in saved_sentence(run.path, 7)
+    trainer = Trainer(load_scene(blob_folder), config)
+    paths: list[Path] = []
+    for _ in range(2):
+        trainer.train_step()
+        paths.append(trainer.save(run.path))
+    trainer.close()
+    assert saved_sentence(run.path, 2) == f"Saved {paths[1]}."
+    assert saved_sentence(run.path, 5).endswith(f"{paths[1]}; what was trained after it (3 steps) is lost.")
+    next(paths[1].glob("*.safetensors")).write_bytes(b"damaged")
+    assert f"{paths[0]}; what was trained after it (1 step)" in saved_sentence(run.path, 2)

@@ -1,0 +1,277 @@
+"""The background process on a real tiny scene: orders, events, frames, and every way it may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from worker_watcher import MANY, TIMEOUT, Launch, alive, front_camera, wait_until
+
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.formats.ply import read_ply
+from splatstudio.gui.state.project import open_project
+from splatstudio.models.model import load_model
+from splatstudio.rendering.render import render_image
+from splatstudio.runtime.messages import (
+    Evaluate,
+    Evaluated,
+    Export,
+    Exported,
+    Failed,
+    Finished,
+    JobFailed,
+    ModelLoaded,
+    Pause,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    SetView,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    ViewJob,
+    ViewOptions,
+    Warned,
+)
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+
+def test_a_training_from_start_to_finish(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    config = TrainConfig(steps=40, eval_steps=(20,), save_steps=(), sh_degree=1)
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    worker.wait(StateChanged, lambda event: event.state == "ready")
+    assert not (tmp_path / "run").exists(), "only a training makes a run folder"
+    worker.client.send(Start())
+    started = worker.wait(Started)
+    assert (started.step, started.total_steps, started.num_train, started.num_test) == (0, 40, 7, 2)
+    finished = worker.wait(Finished)
+    assert finished.completed and finished.step == 40
+    steps = [event.step for event in worker.of(Progress)]
+    assert steps == sorted(steps) and steps[-1] == 40
+    assert [event.step for event in worker.of(Evaluated)] == [20, 40]
+    assert worker.of(Saved)[-1].path == newest_checkpoint(tmp_path / "run")
+    worker.client.close()
+    assert worker.client.state == "ended" and not worker.of(Failed)
+    log = (tmp_path / "run" / "logs" / "worker.log").read_text()
+    assert "trains here" in log and "Traceback" not in log
+
+
+def test_pause_stops_the_steps_and_resume_goes_on(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    worker.wait(Progress, lambda event: event.step > 5)
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    # A save tells the true step, whatever Progress may have left out.
+    worker.client.send(Save())
+    first = worker.wait(Saved).step
+    time.sleep(0.5)
+    worker.client.send(Save())
+    assert worker.wait(Saved).step == first
+    worker.client.send(Resume())
+    assert worker.wait(Progress).step > first
+    worker.client.send(Stop())
+    finished = worker.wait(Finished)
+    assert not finished.completed and finished.step > first
+    assert newest_checkpoint(tmp_path / "run") == worker.of(Saved)[-1].path
+    worker.client.send(Resume())
+    assert worker.wait(Progress).step > finished.step, "a stopped training can go on"
+
+
+def test_a_saved_training_resumes_in_another_process(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    first = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    first.client.send(Start())
+    first.wait(Progress, lambda event: event.step > 5)
+    first.client.close()
+    checkpoint = newest_checkpoint(tmp_path / "run")
+    assert checkpoint is not None, "leaving saves an unfinished training"
+    config = TrainConfig(steps=100_001, eval_steps=(), save_steps=(), sh_degree=1)
+    second = launch(TrainJob(blob_folder, tmp_path / "run", config, checkpoint))
+    second.client.send(Start())
+    started = second.wait(Started)
+    assert started.step == int(checkpoint.name.removeprefix("step_")) > 5
+    assert started.total_steps == 100_001
+    assert second.wait(Progress).step > started.step
+
+
+def test_frames_while_training_show_the_model_from_the_camera_asked_for(
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.client.send(Start())
+    first = worker.wait(Progress, lambda event: event.step > 20).step
+    camera = front_camera(blob_scene)
+    options = ViewOptions(background=(1.0, 0.0, 1.0))
+    worker.client.send(SetView(view=3, seq=1, camera=camera, options=options))
+    received = worker.client.wait_for_frame(3, 1, TIMEOUT)
+    assert received is not None and received.frame.step >= first
+    assert received.image.shape == (80, 96, 3)
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    worker.client.send(Save())
+    saved = worker.wait(Saved).path
+    for seq in range(2, 12):  # more frames than slots: credits come back
+        worker.client.send(SetView(3, seq, camera, options))
+        received = worker.client.wait_for_frame(3, seq, TIMEOUT)
+        assert received is not None and received.frame.seq == seq
+    model = load_model(saved)
+    expected = render_image(model.gaussians, camera, replace(model.options, background=options.background))
+    assert np.abs(received.image.astype(int) - expected.astype(int)).max() <= 1
+    black = render_image(model.gaussians, camera, model.options)
+    assert received.image.mean() > black.mean() + 5, "the background asked for is not to be seen"
+
+
+def test_save_evaluate_export_and_settings_while_training(
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    worker = launch(TrainJob(blob_folder, run, MANY))
+    worker.client.send(Save())
+    assert "press Start" in worker.wait(Warned).sentence
+    worker.client.send(Start())
+    worker.wait(Progress)
+    worker.client.send(Evaluate())
+    evaluated = worker.wait(Evaluated)
+    assert evaluated.num_images == 2 and 5 < evaluated.psnr < 60
+    ply = tmp_path / "new folder" / "model.ply"
+    worker.client.send(Export(ply))
+    exported = worker.wait(Exported)
+    assert exported.num_bytes == ply.stat().st_size
+    gaussians = read_ply(ply)
+    assert len(gaussians) == exported.num_gaussians
+    # In the files' own coordinates the blobs lie around the origin, about half a unit wide.
+    assert torch.isfinite(gaussians.means).all() and 0.2 < float(gaussians.means.std()) < 1.5
+    worker.client.send(Export(Path("/proc/nowhere/model.ply")))
+    assert "/proc/nowhere/model.ply could not be written" in worker.wait(JobFailed).sentence
+    worker.client.send(UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3), ("steps", 100_002))))
+    assert "seed" in worker.wait(Warned).sentence
+    worker.wait(Progress, lambda event: event.total_steps == 100_002)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["setting"] for row in rows if "setting" in row] == ["optim.means_lr", "steps"]
+
+
+def test_an_error_is_told_once_in_a_sentence(launch: Launch, tmp_path: Path) -> None:
+    worker = launch(TrainJob(tmp_path / "missing", tmp_path / "run", MANY))
+    worker.client.send(Start())
+    failed = worker.wait(Failed)
+    assert "does not exist" in failed.sentence and "Traceback" not in failed.sentence
+    assert failed.log_path is not None and "Traceback" in failed.log_path.read_text()
+    wait_until(lambda: not worker.client.alive, "the failed worker leaves")
+    list(worker.take())
+    assert len(worker.of(Failed)) == 1
+
+
+def test_a_finished_model_is_viewed_and_exported(
+    launch: Launch, blob_scene: Scene, blob_folder: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig(steps=5, eval_steps=(), save_steps=(), sh_degree=1)
+    trained = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    trained.client.send(Start())
+    trained.wait(Finished)
+    viewer = launch(ViewJob(tmp_path / "run"))
+    loaded = viewer.wait(ModelLoaded)
+    viewer.wait(StateChanged, lambda event: event.state == "viewing")
+    assert loaded.step == 5 and loaded.num_gaussians == 60
+    viewer.client.send(SetView(1, 1, front_camera(blob_scene)))
+    received = viewer.client.wait_for_frame(1, 1, TIMEOUT)
+    assert received is not None and received.image.std() > 5, "an empty picture"
+    viewer.client.send(Export(tmp_path / "again.ply"))
+    viewer.wait(Exported)
+    shown = launch(ViewJob(tmp_path / "again.ply"))
+    assert shown.wait(ModelLoaded).num_gaussians == 60
+    shown.client.send(Start())
+    assert "not trained" in shown.wait(Warned).sentence
+    shown.client.close()
+    assert shown.client.state == "ended" and not shown.of(Failed)
+
+
+def test_the_newest_view_wins(launch: Launch, blob_scene: Scene, blob_folder: Path, tmp_path: Path) -> None:
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    # Before there is a model the requests wait, and replace each other.
+    for seq in range(1, 30):
+        worker.client.send(SetView(1, seq, front_camera(blob_scene)))
+    worker.client.send(Start())
+    received = worker.client.wait_for_frame(1, 1, TIMEOUT)
+    assert received is not None and received.frame.seq == 29
+
+
+PARENT = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from splatstudio.settings.config import TrainConfig
+    from splatstudio.runtime.client import ONE_RANK, WorkerClient
+    from splatstudio.runtime.messages import Progress, Start, TrainJob
+
+    def main():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+        config = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+        client = WorkerClient(TrainJob(Path(sys.argv[1]), Path(sys.argv[2]), config)).start()
+        client.send(Start())
+        while not any(isinstance(e, Progress) and e.step > 5 for e in client.poll(1.0)):
+            pass
+        try:
+            print(client.pid, flush=True)
+            time.sleep(600)
+        except KeyboardInterrupt:
+            os._exit(130)  # gone at once, without the clean end that an interpreter makes
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
+def test_the_worker_saves_and_leaves_when_its_parent_dies(
+    blob_folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    temporary = Path(tempfile.mkdtemp())  # sockets lie in it, whose paths are short
+    environment["TMPDIR"] = str(temporary)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(blob_folder), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        # As Ctrl-C in a terminal does, SIGINT goes to the whole process group; a terminal that is closed
+        # sends SIGHUP to it.
+        os.kill(parent.pid, number) if number == signal.SIGKILL else os.killpg(parent.pid, number)
+        parent.wait(2 * TIMEOUT)  # it waits for the worker's save, which yields to all else on the machine
+        wait_until(lambda: not alive(pid), "the orphan leaves")
+        wait_until(lambda: newest_checkpoint(tmp_path / "run") is not None, "the orphan saves")
+        # Who opens the run next is offered to go on.
+        step = open_project(tmp_path / "run", MANY, None).resume_step
+        assert step is not None and step > 5
+        assert not list(temporary.glob("splatstudio-*")), "the orphan clears up after its studio"
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        if parent.poll() is None:
+            parent.kill()
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""Several ranks: they start, step, stop and are restarted together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from worker_faults import counting
+from worker_watcher import MANY, Launch, Watcher, alive, wait_until
+
+from splatstudio.runtime.heartbeat import Limits, Phase
+from splatstudio.runtime.messages import (
+    Failed,
+    Pause,
+    Progress,
+    Resume,
+    SetCap,
+    Start,
+    Started,
+    StateChanged,
+    Step,
+    TrainJob,
+    UpdateSettings,
+    Warned,
+)
+from splatstudio.runtime.process import worker_main
+from splatstudio.runtime.supervisor import Plan
+
+NUM_RANKS = 3
+PLAN = Plan(worker_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 60.0}))
+
+
+@pytest.fixture
+def ranks(launch: Launch, tmp_path: Path) -> Watcher:
+    """Three ranks that count steps together."""
+    worker = launch(TrainJob(tmp_path, tmp_path / "run", MANY), PLAN)
+    worker.client.send(Start())
+    worker.wait(Progress, lambda event: event.step > 10)
+    return worker
+
+
+def notes(tmp_path: Path) -> list[list[str]]:
+    """Return what each rank was told, and at which step."""
+    return [(tmp_path / f"rank{rank}.txt").read_text().splitlines() for rank in range(NUM_RANKS)]
+
+
+def test_all_ranks_do_the_same_at_the_same_step(ranks: Watcher, tmp_path: Path) -> None:
+    client = ranks.client
+    assert len(set(client.pids)) == NUM_RANKS and all(alive(pid) for pid in client.pids)
+    client.send(UpdateSettings((("optim.means_lr", 1e-5), ("background", (0.5, 0.5, 1.0)))))
+    client.send(SetCap(1234))
+    client.send(Pause())
+    ranks.wait(StateChanged, lambda event: event.state == "paused")
+    client.send(Step(7))
+    ranks.wait(StateChanged, lambda event: event.state == "paused")
+    client.send(Resume())
+    ranks.wait(Progress)
+    pids = client.pids
+    client.close()
+    assert client.state == "ended" and not any(alive(pid) for pid in pids)
+    told = notes(tmp_path)
+    # JSON has lists for tuples; the training takes either.
+    assert [line.replace("[", "(").replace("]", ")") for line in told[0]] == [
+        line.replace("[", "(").replace("]", ")") for line in told[1]
+    ]
+    assert told[1] == told[2]
+    words = [line.split(" ", 1) for line in told[0]]
+    assert [word.partition("(")[0] for _, word in words] == [
+        *("Start", "UpdateSettings", "SetCap", "Pause", "paused", "Step", "paused", "Resume", "closed")
+    ]
+    steps = [int(step) for step, _ in words]
+    assert steps[6] == steps[5] + 7 and steps[-1] > steps[-2]
+
+
+@pytest.mark.parametrize(("number", "words"), [(9, r"was killed \(SIGKILL"), (19, r"stood still for \d s")])
+def test_a_rank_that_dies_or_stops_is_named_and_all_start_again(
+    ranks: Watcher, number: int, words: str
+) -> None:
+    before = ranks.client.pids
+    os.kill(before[2], number)
+    warned = ranks.wait(Warned)
+    assert warned.sentence.startswith("Rank 2 ") and re.search(words, warned.sentence)
+    assert "goes on by itself from its beginning" in warned.sentence
+    ranks.wait(Started)
+    ranks.wait(Progress)
+    assert not set(before) & set(ranks.client.pids)
+    wait_until(lambda: not any(alive(pid) for pid in before), "the old ranks are gone")
+    assert "restarting" in [event.state for event in ranks.of(StateChanged)]
+
+
+def test_the_rank_whose_step_raised_is_blamed_not_those_that_lost_it(ranks: Watcher) -> None:
+    ranks.client.send(UpdateSettings((("raise", 1),)))
+    sentence = ranks.wait(Warned).sentence
+    assert sentence.startswith("Rank 1: ") and "the injected fault" in sentence
+    ranks.wait(Progress)
+
+
+def test_ranks_end_together_when_told_to_and_when_they_cannot(ranks: Watcher) -> None:
+    before = ranks.client.pids
+    os.kill(before[0], signal.SIGTERM)
+    ranks.wait(Failed)
+    wait_until(lambda: not any(alive(pid) for pid in before), "all ranks are gone")

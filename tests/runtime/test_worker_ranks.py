@@ -1,0 +1,200 @@
+"""A training on several ranks of the CPU, driven as the studio drives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worker_watcher import MANY, TIMEOUT, Launch, Watcher, alive, front_camera, wait_until
+
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.checkpoints.manifest import read_manifest
+from splatstudio.distributed.rank_devices import choose_devices
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.formats.ply import read_ply
+from splatstudio.models.model import load_model
+from splatstudio.rendering.render import render_image
+from splatstudio.runtime.client import plan_for
+from splatstudio.runtime.messages import (
+    Evaluate,
+    Evaluated,
+    Export,
+    Failed,
+    Finished,
+    JobDone,
+    ModelLoaded,
+    Pause,
+    Progress,
+    Resume,
+    Save,
+    Saved,
+    SettingChanged,
+    SetView,
+    Start,
+    Started,
+    StateChanged,
+    Step,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    ViewOptions,
+    Warned,
+)
+from splatstudio.runtime.ranks_report import RanksReport
+from splatstudio.scene.scene import Scene
+
+
+def start(launch: Launch, job: TrainJob, num_ranks: int = 2) -> Watcher:
+    worker = launch(job, plan_for(job, choose_devices(ranks=num_ranks)))
+    worker.client.send(Start())
+    return worker
+
+
+def pause(worker: Watcher) -> int:
+    """Pause and return the step."""
+    worker.client.send(Pause())
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    return worker.client.step
+
+
+def test_two_ranks_train_one_model_and_everything_about_it_is_of_the_whole(
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    worker = start(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
+    num = worker.wait(ModelLoaded).num_gaussians
+    assert num == len(blob_scene.points) == worker.wait(Started).num_gaussians
+    worker.wait(Progress, lambda event: event.step > 20)
+    worker.client.send(UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3))))
+    assert worker.wait(SettingChanged).path == "optim.means_lr"
+    assert "seed" in worker.wait(Warned).sentence
+    report = worker.wait(RanksReport)
+    assert [row.rank for row in report.ranks] == [0, 1]
+    assert sum(row.num_gaussians for row in report.ranks) == num
+    assert all(0 <= row.wait_seconds <= row.step_seconds for row in report.ranks)
+
+    step = pause(worker)
+    worker.client.send(Step(3))
+    worker.wait(StateChanged, lambda event: event.state == "paused")
+    assert worker.client.step == step + 3
+    worker.client.send(Save())
+    saved = worker.wait(Saved).path
+    assert [entry["rows"] for entry in read_manifest(saved)["ranks"]] == [num // 2, num - num // 2]
+    model = load_model(saved)
+
+    camera, options = front_camera(blob_scene), ViewOptions(background=(1.0, 0.0, 1.0))
+    for seq in range(1, 8):  # more frames than slots: credits come back
+        worker.client.send(SetView(3, seq, camera, options))
+        received = worker.client.wait_for_frame(3, seq, TIMEOUT)
+        assert received is not None and received.frame.seq == seq
+    expected = render_image(model.gaussians, camera, replace(model.options, background=(1.0, 0.0, 1.0)))
+    assert np.abs(received.image.astype(int) - expected.astype(int)).max() <= 1
+
+    worker.client.send(Evaluate())
+    evaluated = worker.wait(Evaluated)
+    alone = evaluate(model.gaussians, blob_scene, options=model.options)
+    assert evaluated.num_images == len(alone.images) and abs(evaluated.psnr - alone.psnr) < 1e-4
+
+    worker.client.send(Export(tmp_path / "model.ply", job=7))
+    assert worker.wait(JobDone).job == 7
+    assert len(read_ply(tmp_path / "model.ply")) == num
+    worker.client.send(Resume())
+    worker.client.send(Stop())
+    finished = worker.wait(Finished)
+    assert not finished.completed and finished.checkpoint is not None
+    pids = worker.client.pids
+    worker.client.close()
+    assert worker.client.state == "ended" and not any(alive(pid) for pid in pids)
+
+
+def test_every_mode_of_the_view_draws_while_two_ranks_train(
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    worker = start(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.wait(Progress)
+    camera = front_camera(blob_scene)
+    pictures = {}
+    for seq, mode in enumerate(("color", "depth", "normals", "ellipsoids", "points", "count", "error"), 1):
+        options = ViewOptions(mode=mode, photo=4, splat_scale=0.5 if mode == "points" else 1.0)
+        worker.client.send(SetView(1, seq, camera, options))
+        received = worker.client.wait_for_frame(1, seq, TIMEOUT)
+        assert received is not None and received.frame.notice is None
+        pictures[mode] = received.image
+        assert received.image.std() > 1.0, mode
+    assert len({picture.tobytes() for picture in pictures.values()}) == len(pictures)
+    pause(worker)
+    # The comparison stands where its photograph was taken, wherever the view is.
+    far = replace(camera, viewmat=camera.viewmat @ np.diag([-1.0, 1.0, -1.0, 1.0]))
+    for seq, view in ((8, camera), (9, far)):
+        worker.client.send(SetView(1, seq, view, ViewOptions(mode="error", photo=4)))
+        received = worker.client.wait_for_frame(1, seq, TIMEOUT)
+        assert received is not None
+        pictures[str(seq)] = received.image
+    assert (pictures["8"] == pictures["9"]).all()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_run_of_two_ranks_goes_on_on_other_numbers(
+    launch: Launch, blob_folder: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    config = replace(MANY, steps=12, save_steps=(6,))
+    run = tmp_path / "run"
+    worker = start(launch, TrainJob(blob_folder, run, config))
+    assert worker.wait(Finished).completed
+    saves = [event.step for event in worker.of(Saved)]
+    assert saves == [6, 12]
+    worker.client.close()
+    middle = run / "ckpts" / "step_00000006"
+    again = start(launch, TrainJob(blob_folder, run, config, middle), num_ranks)
+    assert again.wait(Started).step == 6
+    finished = again.wait(Finished)
+    assert finished.completed and finished.checkpoint is not None
+    assert len(read_manifest(finished.checkpoint)["ranks"]) == num_ranks
+    assert load_checkpoint(finished.checkpoint).step == 12
+
+
+def test_a_killed_rank_is_named_and_all_go_on_from_the_checkpoint(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = start(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.wait(Progress, lambda event: event.step > 5)
+    worker.client.send(Save())
+    step = worker.wait(Saved).step
+    before = worker.client.pids
+    os.kill(before[1], signal.SIGKILL)
+    warned = worker.wait(Warned).sentence
+    assert warned.startswith("Rank 1 was killed") and f"checkpoint of step {step}" in warned
+    assert worker.wait(Started).step == step
+    worker.wait(Progress, lambda event: event.step > step)
+    wait_until(lambda: not any(alive(pid) for pid in before), "the old ranks are gone")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("oom@step=4,rank=1", "Memory ran out on rank 1"),
+        ("nan@step=4,rank=1", "The loss became nan at step 4, on "),
+    ],
+)
+def test_a_rank_without_memory_is_survived_and_one_that_diverges_ends_the_training(
+    launch: Launch,
+    blob_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv("SPLATSTUDIO_FAULT", fault)
+    worker = start(launch, TrainJob(blob_folder, tmp_path / "run", replace(MANY, steps=12)))
+    if fault.startswith("oom"):
+        assert words in worker.wait(Warned).sentence
+        assert worker.wait(Finished).completed
+    else:
+        failed = worker.wait(Failed)
+        assert failed.sentence.startswith(words) and "(rank 1)" in failed.sentence and failed.expected
+        assert failed.log_path is not None, "what each rank has to say of it is where the user is pointed to"
+        log = failed.log_path.read_text()
+        assert log.count("trains here") == 2 and log.count("Traceback") >= 2

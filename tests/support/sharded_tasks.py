@@ -1,0 +1,176 @@
+"""What the ranks of the tests of sharded descents do; functions of a module, as other processes run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera, look_at
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.distributed.ranks import Ranks
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization
+from splatstudio.optimization import sharded_step as sharded_descent
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.optimization.sharded_step import descend_together
+from splatstudio.optimization.train_step import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.rendering.render import RenderOptions
+from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
+from splatstudio.strategy import trainable
+
+RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model cut into shards of `sizes`, and the numbers of the views that each rank draws, by round."""
+
+    sizes: tuple[int, ...]
+    views: tuple[tuple[tuple[int, ...], ...], ...]
+    antialiased: bool = False
+    absgrad: bool = False
+    masked: bool = False
+    visible_only: bool = False
+    regularization: Regularization = NO_REGULARIZATION
+    steps: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a rank found in the last step."""
+
+    losses: tuple[float, ...]
+    pictures: tuple[Tensor, ...]
+    gradients: dict[str, Tensor | None]
+    gradients2d: tuple[Tensor, ...]
+    radii: tuple[Tensor, ...]
+    exposure: Tensor
+    gaussians: Gaussians
+    exp_avg: Gaussians
+
+
+class Recorded(SplatAdam):
+    """The optimiser, which keeps the gradients that it got."""
+
+    gradients: dict[str, Tensor | None]
+
+    def step(self, gaussians, gradients, rates, *args, **options) -> None:
+        self.gradients = gradients
+        super().step(gaussians, gradients, rates, *args, **options)
+
+
+def model(num: int) -> Gaussians:
+    generator = torch.Generator().manual_seed(num)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    means = 0.7 * normal(num, 3)
+    means[num // 2 :: 7] = means[: len(means[num // 2 :: 7])]  # at equal depths the order must stay
+    return Gaussians(
+        means=means,
+        quats=normal(num, 4),
+        scales=0.4 * normal(num, 3) - 2.2,
+        opacities=normal(num),
+        sh0=normal(num, 1, 3),
+        shN=0.2 * normal(num, 15, 3),
+    )
+
+
+def camera_of(view: int) -> Camera:
+    """Return a camera round the model, of a size of its own; the views from 100 on see nothing of it."""
+    angle = 1.3 * view
+    eye = np.array([3.0 * np.cos(angle), 0.4, 3.0 * np.sin(angle)])
+    target = np.zeros(3) if view < 100 else 2.0 * eye
+    width, height = 40 + 7 * (view % 3), 30 + 5 * (view % 2)
+    K = np.array([[40.0, 0, width / 2], [0, 42.0, height / 2], [0, 0, 1]])
+    return Camera(look_at(eye, target, np.array([0.0, -1.0, 0.0])), K, width, height)
+
+
+def shot_of(view: int, *, masked: bool = False) -> TrainView:
+    camera = camera_of(view)
+    generator = torch.Generator().manual_seed(view)
+    target = torch.rand(camera.height, camera.width, 3, generator=generator)
+    mask = torch.rand(camera.height, camera.width, generator=generator) > 0.3 if masked else None
+    return TrainView(view, f"view {view}", camera, target, mask, (0.1 * (view % 5), 0.2, 0.3))
+
+
+def options_of(case: Case) -> RenderOptions:
+    return RenderOptions(sh_degree=2, antialiased=case.antialiased, absgrad=case.absgrad)
+
+
+def shard_of(whole: Gaussians, sizes: tuple[int, ...], rank: int) -> Gaussians:
+    return whole[slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))]
+
+
+def descend_case(ranks: Ranks, case: Case) -> Outcome:
+    gaussians = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
+    optimizer = Recorded(gaussians.map(torch.zeros_like).detach(), gaussians.map(torch.zeros_like).detach())
+    exposure = torch.tensor([1.1, 0.9, 1.0], requires_grad=True)
+
+    def loss_of(shot: TrainView, drawing: RenderOutput) -> Tensor:
+        loss = photometric(drawing.rgb * exposure, shot.target, ssim_weight=0.2, mask=shot.mask)
+        return loss + 0.01 * drawing.alpha.mean() + 0.01 * drawing.depth_sum.mean()
+
+    plan = StepPlan(options_of(case), RATES, True, case.visible_only, case.regularization)
+    rounds = [[shot_of(view, masked=case.masked) for view in views[ranks.rank]] for views in case.views]
+    work = StepInputs(loss_of, plan, (exposure,))
+    for _ in range(case.steps):
+        descent = descend_together(ranks, gaussians, optimizer, rounds, work)
+    (v_exposure,) = descent.others
+    assert v_exposure is not None
+    return Outcome(
+        descent.losses,
+        descent.pictures,
+        optimizer.gradients,
+        tuple(seen.gradients2d for seen in descent.observations),
+        tuple(seen.radii for seen in descent.observations),
+        v_exposure,
+        gaussians.detach(),
+        optimizer.exp_avg,
+    )
+
+
+def draw_views(ranks: Ranks, sizes: tuple[int, ...], views: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    """Return the pictures of this rank's views, drawn together."""
+    shard = shard_of(model(sum(sizes)), sizes, ranks.rank)
+    options = RenderOptions(background=(0.1, 0.2, 0.3), antialiased=True)
+    cameras = [camera_of(view) for view in views[ranks.rank]]
+    received = received_for(ranks, shard, cameras, options)
+    pictures = drawn(shard, received, cameras, options)
+    return [torch.cat([p.rgb, p.alpha[..., None], p.depth_sum[..., None]], dim=-1) for p in pictures]
+
+
+def collect(ranks: Ranks, sizes: tuple[int, ...], view: int) -> tuple[Gaussians | None, Gaussians | None]:
+    """Return the whole model, and what a view sees of it, as rank 0 gets them."""
+    shard = shard_of(model(sum(sizes)), sizes, ranks.rank)
+    return gathered(ranks, shard), gathered(ranks, as_seen_from(shard, camera_of(view)))
+
+
+def descend_without_memory(ranks: Ranks, case: Case, failing: int) -> tuple[tuple[int, ...], bool]:
+    """Try a step that a rank has no memory for; return who is told of and whether nothing changed."""
+    project_for_all = sharded_descent.project_for_all
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("there is no room left")
+
+    if ranks.rank == failing:
+        sharded_descent.project_for_all = fail
+    shard = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
+    before = shard.detach().map(Tensor.clone)
+    optimizer = SplatAdam.zeros(shard)
+    plan = StepPlan(options_of(case), RATES, True)
+    rounds = [[shot_of(view) for view in views[ranks.rank]] for views in case.views]
+    told: tuple[int, ...] = ()
+    try:
+        descend_together(
+            ranks, shard, optimizer, rounds, StepInputs(lambda _, drawing: drawing.rgb.sum(), plan)
+        )
+    except OutOfMemory as error:
+        told = error.ranks
+    finally:
+        sharded_descent.project_for_all = project_for_all
+    pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)
+    same = all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    return told, same and optimizer.num_steps == 0

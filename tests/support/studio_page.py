@@ -1,0 +1,245 @@
+"""A page of the studio in a real browser: what the tests of the page share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from splatstudio.gui.app import Studio
+from splatstudio.gui.server.network import Network
+from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.settings.config import TrainConfig
+
+TIMEOUT = 120.0  # a machine with other work is many times slower
+CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# The browser draws without a GPU and, once it is there, asks nothing of the network.
+ARGUMENTS = [
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
+
+# The browser draws a few times, and has told the studio of what that changed.
+DRAWN = """() => new Promise(done => {
+  let frames = 0;
+  const next = () => ++frames < 3 ? requestAnimationFrame(next) : setTimeout(done, 100);
+  next();
+})"""
+# Closes the notices that are there, and waits until they are off the page.
+CLOSE_NOTICES = """async () => {
+  const buttons = [...document.querySelectorAll(".mantine-Notification-closeButton")];
+  buttons.forEach(button => button.click());
+  const end = Date.now() + 60_000;
+  while (buttons.some(button => button.isConnected)) {
+    if (Date.now() > end) throw new Error("a notice does not close");
+    await new Promise(done => setTimeout(done, 50));
+  }
+}"""
+
+# For the tests of the page: a build server must not pass by leaving the browser away.
+PAGE_TEST = [
+    pytest.mark.gui,
+    pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Start Chromium once for all tests; each page is one of a profile of its own, with nothing in it."""
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "the tests of the page need Chromium: apt-get install chromium"
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Screen:
+    """A browser page with the studio in it."""
+
+    page: Any
+    studio: Studio
+    errors: list[str]
+    number: int = 0  # of the studio's browsers, in the order in which they came
+
+    def close_notices(self) -> None:
+        """Put away what covers the picture, as the warning that there is no GPU."""
+        # Asked of the page in one piece: some go away by themselves meanwhile.
+        self.page.evaluate(CLOSE_NOTICES)
+
+    def text(self, name: str) -> str:
+        """Return a figure of the dock, as "step"."""
+        return self.page.locator(f'[data-splatstudio="{name}"]').inner_text()
+
+    @property
+    def step(self) -> int:
+        """Return the step that the page shows."""
+        return int(self.text("step").partition("/")[0].replace(",", ""))
+
+    def button(self, name: str) -> Any:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def switch(self, name: str) -> Any:
+        return self.page.get_by_role("checkbox", name=name, exact=True)
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    def choose(self, label: str, option: str) -> None:
+        """Choose an option of a dropdown."""
+        from playwright.sync_api import TimeoutError as NotThere
+
+        row = self.page.get_by_role("option", name=option, exact=True).locator("visible=true")
+
+        def chosen() -> bool:
+            # A list closes when what it stands in is drawn anew, as after another choice.
+            self.page.get_by_label(label, exact=True).locator("visible=true").first.click()
+            try:
+                row.click(timeout=5000)
+            except NotThere:
+                return False
+            return True
+
+        self.wait(chosen, f"{option} in the list of {label}")
+
+    def box(self, locator: Any) -> dict[str, float]:
+        """Return where something is in the window, px; it may be drawn anew meanwhile."""
+        found: list[dict[str, float]] = []
+
+        def there() -> bool:
+            # Playwright finds the element first and measures it then: in between it may be replaced.
+            found.extend(box for box in [locator.bounding_box()] if box is not None)
+            return bool(found)
+
+        self.wait(there, f"{locator} is in the window")
+        return found[0]
+
+    def settle(self) -> None:
+        """Wait until the camera rests, which moves on for a while, and the studio knows where."""
+        places: list[np.ndarray] = []
+
+        def rests() -> bool:
+            self.page.evaluate(DRAWN)
+            viewpoint = self.viewpoint
+            places.append(np.concatenate([viewpoint.position, viewpoint.wxyz]))
+            return len(places) > 2 and all(np.array_equal(place, places[-1]) for place in places[-3:])
+
+        self.wait(rests, "the camera rests")
+
+    @property
+    def client(self) -> Any:
+        """Return this browser as the studio knows it."""
+        return list(self.studio._server.get_clients().values())[self.number]
+
+    @property
+    def viewpoint(self) -> Viewpoint:
+        """Return where this browser looks from, with the size that its canvas has on the screen."""
+        viewpoint = read_viewpoint(self.client.camera)
+        assert viewpoint is not None
+        # viser tells the pixels that it draws, which it makes fewer when the browser is slow.
+        box = self.page.locator(CANVAS).bounding_box()
+        return replace(viewpoint, width=round(box["width"]), height=round(box["height"]))
+
+    def picture(self) -> np.ndarray:
+        """Return what the user sees beside the dock, [H, W, 3] uint8."""
+        box = self.page.locator(CANVAS).bounding_box()
+        clip = {"x": box["x"], "y": box["y"], "width": round(box["width"]), "height": round(box["height"])}
+        png = np.frombuffer(self.page.screenshot(clip=clip), np.uint8)
+        decoded = cv2.imdecode(png, cv2.IMREAD_COLOR)
+        assert decoded is not None
+        return cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
+
+    def drag(self, pixels: int, moves: int = 10) -> None:
+        """Turn the camera with the left mouse button."""
+        box = self.page.locator(CANVAS).bounding_box()
+        x, y = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        for i in range(1, moves + 1):
+            self.page.mouse.move(x + i * pixels // moves, y)
+            time.sleep(0.03)
+        self.page.mouse.up()
+
+    def still_is_sent(self) -> bool:
+        """Say whether the browser has the picture of its resting camera, in full size."""
+        stream = self.studio._viewport.stream(self.client)
+        if stream is None or stream._shown is None or stream._acknowledged is None:
+            return False
+        shown, now = stream._shown, stream._version
+        whole = shown.version == now and not shown.moving and shown.scale == shown.look.max_scale
+        return whole and stream._acknowledged.done()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < deadline, f"never: {what}; {self.studio.controller.status}"
+            time.sleep(0.05)
+
+
+def open_screen(
+    browser: Any,
+    path: Path,
+    config: TrainConfig = MANY,
+    width: int = 1160,
+    height: int = 460,
+    **settings: Any,
+) -> Screen:
+    """Open the studio and its page; who opened it calls `close_screen`."""
+    studio = Studio(path, network=Network(port=0), config=config, **settings)
+    return screen_of(browser, studio, width, height)
+
+
+def screen_of(browser: Any, studio: Studio, width: int = 1160, height: int = 460) -> Screen:
+    """Open the page of a studio; who opened it calls `close_screen`."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(1000 * TIMEOUT)
+    screen = Screen(page, studio, [])
+    page.on("pageerror", lambda error: screen.errors.append(str(error)))
+    page.goto(studio.url)
+    page.wait_for_selector(CANVAS)
+    screen.wait(lambda: len(studio._server.get_clients()) == 1, "the browser connects")
+    # What is sent last: by then the page has its buttons, fields and keys.
+    page.get_by_role("tab", name="Log").wait_for()
+    screen.wait(lambda: screen.text("state") != "", "the head of the dock")
+    screen.close_notices()
+    return screen
+
+
+def close_screen(screen: Screen) -> None:
+    screen.page.close()
+    screen.studio.close()
+
+
+@pytest.fixture
+def open_page(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Screen]]:
+    """Open the studio and its page; both are closed after the test."""
+    monkeypatch.chdir(tmp_path)
+    opened: list[Screen] = []
+
+    def make(*arguments: Any, **settings: Any) -> Screen:
+        opened.append(open_screen(browser, *arguments, **settings))
+        return opened[-1]
+
+    yield make
+    for screen in opened:
+        close_screen(screen)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, Literal, cast, overload
 
 import numpy as np
 
@@ -47,6 +47,9 @@ class Keyframe:
             raise ValueError(
                 f"the time between two keyframes must be more than 0 seconds, not {self.seconds:g}"
             )
+
+
+VideoQuality = Literal["full", "small"]
 
 
 @dataclass(frozen=True)

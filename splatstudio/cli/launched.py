@@ -10,10 +10,9 @@ from pathlib import Path
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.files.run import Run, is_taken
 from splatstudio.models.model import with_images_found
-from splatstudio.runtime.launched import train_launched
-from splatstudio.runtime.launched_rank import LaunchedRank
-from splatstudio.runtime.messages import Evaluated, Event, Progress, Saved, TrainJob, Warned
-from splatstudio.runtime.plateau_report import PlateauReached, plateau_sentence
+from splatstudio.runtime.launched import LaunchedRank, train_launched
+from splatstudio.runtime.messages import Evaluated, Event, PlateauReached, Progress, Saved, TrainJob, Warned
+from splatstudio.runtime.sentences import plateau_sentence
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, value_of
 from splatstudio.settings.notes import notes_on_settings
 from splatstudio.train.device_options import DeviceOptions

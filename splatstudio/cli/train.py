@@ -22,12 +22,13 @@ from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.files.run_lock import RunLock
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime.client import WorkerClient, plan_for
-from splatstudio.runtime.launched_rank import launched_rank
+from splatstudio.runtime.launched import launched_rank
 from splatstudio.runtime.messages import (
     Evaluated,
     Event,
     Failed,
     Finished,
+    PlateauReached,
     Progress,
     Saved,
     Start,
@@ -37,9 +38,8 @@ from splatstudio.runtime.messages import (
     TrainJob,
     Warned,
 )
-from splatstudio.runtime.plateau_report import PlateauReached, plateau_sentence, stopped_sentence
-from splatstudio.runtime.reports import saved_sentence
 from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
+from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import TrainConfig, resumed
 from splatstudio.settings.notes import notes_on_settings

@@ -39,7 +39,7 @@ from splatstudio.gui.tabs.train import TrainPanel
 from splatstudio.gui.tabs.view import ViewPanel
 from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.messages import Close, Event, ModelLoaded, Saved
-from splatstudio.runtime.reports import saved_sentence
+from splatstudio.runtime.sentences import saved_sentence
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.device_options import AS_FOUND, DeviceOptions
 

@@ -19,10 +19,10 @@ from splatstudio.gui.state.news import News
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Choice
 from splatstudio.gui.tabs.ranks import RanksPanel
-from splatstudio.runtime.attached import AttachedPlan
+from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.client import WorkerClient
-from splatstudio.runtime.handshake import Line, RunCard, dial
 from splatstudio.runtime.messages import Job, TrainJob
+from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
 
@@ -97,7 +97,7 @@ def project_of(card: RunCard) -> AttachedProject:
 class AttachedController(Controller):
     """Steers a training that is not this studio's: it is neither started here nor ended by closing."""
 
-    def __init__(self, project: AttachedProject, news: News, plan: AttachedPlan):
+    def __init__(self, project: AttachedProject, news: News, plan: RemotePlan):
         self._plan = plan
         super().__init__(project, news.tell)
 
@@ -138,7 +138,7 @@ class AttachedController(Controller):
 class AttachedStudio(Studio):
     """A studio for a training elsewhere, which goes on when it is closed."""
 
-    def __init__(self, plan: AttachedPlan, network: Network = LOOPBACK):
+    def __init__(self, plan: RemotePlan, network: Network = LOOPBACK):
         self._plan = plan
         self._attached = project_of(plan.line.card)
         self._serve(self._attached, network)
@@ -154,11 +154,11 @@ class AttachedStudio(Studio):
         return False
 
 
-def attached_studio(dialled: Callable[[], Line], network: Network) -> AttachedStudio:
+def attached_studio(dialled: Callable[[], RemoteLine], network: Network) -> AttachedStudio:
     """Return the studio of the training that `dialled` connects to, as often as it has to."""
     line = dialled()
     try:
-        return AttachedStudio(AttachedPlan(line, dialled), network)
+        return AttachedStudio(RemotePlan(line, dialled), network)
     except BaseException:
         line.close()
         raise

@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 import imageio.v3 as iio
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_path import VideoQuality
 from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
 from splatstudio.models.model import Model
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.modes import DrawnMode
 
-Quality = Literal["full", "small"]
 Draw = Callable[[Camera], np.ndarray]
 OnFrame = Callable[[int, np.ndarray], None]
 Write = Callable[[int, np.ndarray], None]
@@ -52,7 +51,7 @@ def render_path(
     output: Path,
     *,
     fps: float,
-    quality: Quality = "full",
+    quality: VideoQuality = "full",
     on_frame: OnFrame = lambda number, image: None,
     should_stop: Callable[[], bool] = lambda: False,
     mode: DrawnMode = "color",
@@ -73,7 +72,7 @@ def write_frames(
     output: Path,
     *,
     fps: float,
-    quality: Quality = "full",
+    quality: VideoQuality = "full",
     on_frame: OnFrame = lambda number, image: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -147,7 +146,7 @@ def _frames(folder: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _video(path: Path, codec: str, camera: Camera, fps: float, quality: Quality) -> Iterator[Write]:
+def _video(path: Path, codec: str, camera: Camera, fps: float, quality: VideoQuality) -> Iterator[Write]:
     # Here alone: a training shall not need the encoders, nor wait for them to be loaded.
     from imageio.plugins.pyav import PyAVPlugin
 

@@ -1,4 +1,4 @@
-"""What a worker does of its job: the interface of a training and of a finished model on view."""
+"""What a rank does of its job: the interface of a training and of a finished model on view."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from typing import Protocol
 
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.models.model import Model
-from splatstudio.runtime.control import Turn
-from splatstudio.runtime.frames import ShownModel
-from splatstudio.runtime.looks import ViewRequest
-from splatstudio.runtime.messages import Command, Event
-from splatstudio.runtime.shared_frames import SharedFrames
+from splatstudio.runtime.messages import Command, Event, ViewRequest
+from splatstudio.runtime.shared_views import SharedViews
+from splatstudio.runtime.view_renderer import ShownModel
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: what a rank without an outbox does of what is told to clients."""
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What an activity is given by its worker."""
+    """What an activity is given by its rank; on ranks beside 0 nobody hears what it emits and publishes."""
 
-    emit: Callable[[Event], None]
-    publish: Callable[[ShownModel], None]
-    log_into: Callable[[Path], None]
+    emit: Callable[[Event], None] = _nothing
+    publish: Callable[[ShownModel], None] = _nothing
+    log_into: Callable[[Path], None] = _nothing
     # Called now and then within a long task, such as between the images of an evaluation: orders that can be
     # obeyed there are; it raises EvaluationAbandoned where one cannot wait.
-    breathe: Callable[[], None]
-    rank: int = 0
+    breathe: Callable[[], None] = _nothing
     # The processes that do this job together; known when there is something to do.
     ranks: Callable[[], Ranks] = lambda: ALONE
     # Rank 0's way to tell the others what all do next; where there are no others, it does nothing.
-    tell: Callable[[Turn, bytes], None] = lambda turn, body: None
+    tell: Callable[[Command], None] = _nothing
     # Called before what may take much longer than a step: a checkpoint on a slow disk.
-    saving: Callable[[], None] = lambda: None
+    saving: Callable[[], None] = _nothing
     # Called now and then in a step that may take long: it shows that the step gets on.
-    alive: Callable[[], None] = lambda: None
+    alive: Callable[[], None] = _nothing
+    launched: bool = False  # by torchrun or Slurm: the ranks may be on several machines
 
 
-class Part(Protocol):
-    """What every rank does of a job: steps, orders, an end. All is called on the process's main thread."""
+class Activity(Protocol):
+    """What every rank does of a job, on the process's main thread; rank 0 also decides and answers."""
 
     def begin(self) -> None:
         """Do what comes before the first order."""
@@ -49,51 +51,40 @@ class Part(Protocol):
         """Return the number of steps done."""
         ...
 
+    @property
+    def running(self) -> bool:
+        """Return whether there is a next step."""
+        ...
+
     def execute(self, command: Command) -> None:
-        """Carry out one order."""
+        """Carry out an order, or this rank's part of what rank 0 has all ranks do."""
         ...
 
     def advance(self) -> None:
         """Do the next step."""
         ...
 
+    def idle(self) -> None:
+        """Look after what goes on in the background; called now and then while there is no step to do."""
+        ...
+
     def close(self) -> None:
         """Save what is unsaved and let everything go."""
         ...
 
-
-class SharedPart(Part, Protocol):
-    """What a rank other than 0 does: it follows."""
-
-    def take_part(self, turn: Turn, body: bytes) -> None:
-        """Do this rank's part of what rank 0 told all of them."""
-        ...
-
-
-class Activity(Part, Protocol):
-    """What rank 0, often the only one, does: it also decides and answers."""
-
-    @property
-    def running(self) -> bool:
-        """Say whether there is a next step."""
+    def rescue(self, error: Exception) -> None:
+        """Save what can be saved before `error` ends the worker; for rank 0."""
         ...
 
     def model_copy(self) -> Model | None:
         """Return the model as it is now, for a task beside the steps; None while there is none."""
         ...
 
-    def shared_frames(self) -> SharedFrames | None:
+    @property
+    def shared_views(self) -> SharedViews | None:
         """Return what draws pictures of a model that lies on several ranks; None where one has all of it."""
         ...
 
-    def seen_by(self, looks: Sequence[ViewRequest]) -> list[ShownModel]:
-        """Return what each of `looks` shows of a model that lies on several ranks."""
-        ...
-
-    def idle(self) -> None:
-        """Look after what goes on in the background; called now and then while there is no step to do."""
-        ...
-
-    def rescue(self, error: Exception) -> None:
-        """Save what can be saved before `error` ends the worker."""
+    def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
+        """Return what each request shows of a model that lies on several ranks."""
         ...

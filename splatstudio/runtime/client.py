@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.runtime.attached import AttachedPlan
-from splatstudio.runtime.log_file import log_of
+from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.messages import (
     Close,
     Command,
@@ -36,20 +35,22 @@ from splatstudio.runtime.messages import (
     StateChanged,
     TrainJob,
 )
-from splatstudio.runtime.process import activity_of, worker_main
+from splatstudio.runtime.process_setup import log_of
+from splatstudio.runtime.rank import activity_of, rank_main
+from splatstudio.runtime.remote_run import RemotePlan
 from splatstudio.runtime.supervisor import Plan
 
 LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
 
 log = logging.getLogger(__name__)
 
-ONE_RANK = Plan(worker_main, activity_of)
+ONE_RANK = Plan(rank_main, activity_of)
 
 
 def plan_for(job: Job, devices: RankDevices) -> Plan:
     """Return how a job is done on some devices: a training by one rank on each, all else by one."""
     devices = devices if isinstance(job, TrainJob) else devices.alone()
-    return Plan(worker_main, activity_of, devices.num_ranks, devices=devices)
+    return Plan(rank_main, activity_of, devices.num_ranks, devices=devices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +64,12 @@ class ReceivedFrame:
 class WorkerClient:
     """A worker: one process, or another one in its place when it dies.
 
-    Or a training that runs elsewhere, by an AttachedPlan. Events are handed to the subscribers on a thread of
-    the supervisor's, in order, and kept for `poll`.
+    Or a training that runs elsewhere, by a RemotePlan. It is a client of the training's hub, as are the
+    remote clients of one that a launcher started. Events are handed to the subscribers on a thread of the
+    supervisor's, in order, and kept for `poll`.
     """
 
-    def __init__(self, job: Job, plan: Plan | AttachedPlan = ONE_RANK):
+    def __init__(self, job: Job, plan: Plan | RemotePlan = ONE_RANK):
         self.state: State = "starting"
         self.step = 0
         # The run's folder is made when the training starts; what is printed before goes here.
@@ -82,7 +84,9 @@ class WorkerClient:
         self._views: set[int] = set()  # that somebody has asked for and not dropped
         self._changed = threading.Condition()
         self._subscribers: list[Callable[[Event], None]] = []
-        self._supervisor = plan.supervise(job, lambda: self.log_path, self)
+        hub = Hub(lambda command: self._supervisor.send(command))
+        self._supervisor = plan.supervise(job, lambda: self.log_path, hub)
+        self._place = hub.connect(self)
 
     def start(self) -> WorkerClient:
         """Start the process; it says StateChanged("ready") or ("viewing") when it is there."""
@@ -113,12 +117,12 @@ class WorkerClient:
 
     @property
     def alive(self) -> bool:
-        """Say whether the worker has been started and has not ended for good."""
+        """Return whether the worker has been started and has not ended for good."""
         return self._supervisor.alive
 
     @property
     def will_pause(self) -> bool | None:
-        """Say whether a training will stand still once all orders are obeyed.
+        """Return whether a training will stand still once all orders are obeyed.
 
         None: it was not told to start, or orders that are given while there is no process are not kept for
         the next one.
@@ -130,7 +134,7 @@ class WorkerClient:
         if isinstance(command, SetView):
             with self._changed:
                 self._views.add(command.view)
-        self._supervisor.send(command)
+        self._place.send(command)
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> None:
         """Call `subscriber` with every event from now on; it must return quickly."""
@@ -186,14 +190,14 @@ class WorkerClient:
             self._first_log.unlink(missing_ok=True)
 
     def take_frame(self, frame: Frame, image: np.ndarray) -> None:
-        """Keep the newest frame of each view; for the supervisor."""
+        """Keep the newest frame of each view; for the hub."""
         with self._changed:
             if frame.view in self._views:  # or nobody looks any more
                 self._frames[frame.view] = ReceivedFrame(frame, image)
                 self._changed.notify_all()
 
     def receive(self, event: Event) -> None:
-        """Follow an event and hand it out; for the supervisor."""
+        """Follow an event and hand it out; for the hub."""
         if isinstance(event, StateChanged):
             self.state = event.state
         elif isinstance(event, (Progress, Started, ModelLoaded, Saved, Finished)):

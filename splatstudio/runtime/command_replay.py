@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from splatstudio.runtime.messages import (
     CancelJob,
@@ -20,11 +19,14 @@ from splatstudio.runtime.messages import (
     JobCancelled,
     JobCommand,
     Pause,
+    PausesAt,
     Progress,
+    Receipt,
     Resume,
     ReturnSlot,
     Save,
     SettingChanged,
+    SettingValue,
     SetView,
     Start,
     Started,
@@ -34,7 +36,6 @@ from splatstudio.runtime.messages import (
     TrainJob,
     Warned,
 )
-from splatstudio.runtime.receipts import PausesAt, Receipt
 from splatstudio.runtime.root_cause import MEMORY, Cause
 
 LIMIT = "densify.max_gaussians"
@@ -56,20 +57,20 @@ class CommandReplay:
         self._started = self._paused = self._stopped = False
         self._pause_at: int | None = None
         self._views: dict[int, SetView] = {}
-        self._settings: dict[str, Any] = {}
+        self._settings: dict[str, SettingValue] = {}
         self._num_gaussians: int | None = None
         self._lowered: SettingChanged | None = None  # a limit that nobody has been told of
         self._lock = threading.Lock()
 
     @property
     def started(self) -> bool:
-        """Say whether the training was told to start."""
+        """Return whether the training was told to start."""
         with self._lock:
             return self._started or any(isinstance(order, Start) for order in self._waiting.values())
 
     @property
     def paused(self) -> bool:
-        """Say whether the training was told to stand still, or to end."""
+        """Return whether the training was told to stand still, or to end."""
         with self._lock:
             paused = self._paused
             for order in self._waiting.values():
@@ -84,8 +85,8 @@ class CommandReplay:
             orders = self._waiting.values()
             return frozenset(order.job for order in orders if isinstance(order, JobCommand))
 
-    def sent(self, command: Command) -> Command:
-        """Note an order, and return it with the number under which it goes to the worker."""
+    def sent(self, command: Command) -> int:
+        """Note an order, and return the number under which it goes to the worker; 0 where none is kept."""
         with self._lock:
             if isinstance(command, SetView):
                 self._views[command.view] = command
@@ -94,9 +95,10 @@ class CommandReplay:
             elif isinstance(command, CancelJob):
                 self._unwanted.add(command.job)
             elif not isinstance(command, (ReturnSlot, Close)):
-                command = replace(command, number=next(self._numbers))
-                self._waiting[command.number] = command
-            return command
+                number = next(self._numbers)
+                self._waiting[number] = command
+                return number
+            return 0
 
     def heard(self, event: Event) -> None:
         """Note an event that has come from the worker."""
@@ -131,8 +133,8 @@ class CommandReplay:
             self._paused = isinstance(order, (Pause, Stop))
             self._stopped = isinstance(order, Stop)
 
-    def again(self) -> tuple[list[Command], list[Event]]:
-        """Return the orders for a new process, and what to tell of those that it cannot obey any more.
+    def again(self) -> tuple[list[tuple[int, Command]], list[Event]]:
+        """Return the orders for a new process by number, and what to tell of those that cannot be obeyed.
 
         None has begun with anything then: it is to be told where the training was, and what still waits.
         """
@@ -151,11 +153,11 @@ class CommandReplay:
                     told.append(JobCancelled(order.job))
                 else:
                     orders.append(order)
-            orders = [replace(order, number=next(self._numbers)) for order in orders]
-            self._waiting, self._begun = {order.number: order for order in orders}, {}
+            numbered = [(next(self._numbers), order) for order in orders]
+            self._waiting, self._begun = dict(numbered), {}
             self._started = self._paused = self._stopped = False
             self._pause_at = None
-            return [*self._views.values(), *orders], told
+            return [*((0, view) for view in self._views.values()), *numbered], told
 
     def job_again(self, job: Job, checkpoint: Path | None, cause: Cause | None = None) -> Job:
         """Return the job of the new process: from `checkpoint` on, with the live settings as they were.
@@ -167,6 +169,7 @@ class CommandReplay:
         with self._lock:
             if cause is not None and cause.kind == MEMORY:
                 limit = self._settings.get(LIMIT, job.config.densify.max_gaussians)
+                assert isinstance(limit, int), limit
                 limit = max(1, int(min(limit, self._num_gaussians or limit) * ROOM_LEFT))
                 self._settings[LIMIT] = limit
                 self._lowered = SettingChanged(cause.step, LIMIT, limit)

@@ -18,7 +18,7 @@ from splatstudio.error_text import first_line
 from splatstudio.evaluation.evaluate import ImageScore, measures_for
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.runtime.group import process_context
+from splatstudio.runtime.rank_group import process_context
 
 NICENESS = 10  # a training beside it comes first
 

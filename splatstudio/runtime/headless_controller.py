@@ -1,4 +1,7 @@
-"""What stands in the place of a studio for a training that a launcher started: rank 0's other end."""
+"""What stands in the place of a studio for a training that a launcher started: rank 0's other end.
+
+It starts the training, and is its hub: the terminal and who attaches are clients.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ from typing import Any
 
 from splatstudio.files.run import Run
 from splatstudio.runtime import save_retries
-from splatstudio.runtime.channel import FrameSlots
-from splatstudio.runtime.handshake import RunCard
+from splatstudio.runtime.channel.codec import decode, encode_order
+from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.hub import Hub
+from splatstudio.runtime.channel.remote_server import RemoteServer
 from splatstudio.runtime.messages import (
     Close,
     Command,
@@ -34,7 +40,6 @@ from splatstudio.runtime.messages import (
     TrainJob,
     Warned,
 )
-from splatstudio.runtime.remote_server import RemoteServer, kind_of
 from splatstudio.runtime.save_retries import SaveRetries
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.settings.config import to_json
@@ -47,7 +52,7 @@ Address = tuple[str, int]
 
 
 class HeadlessController:
-    """Starts the training, tells of it, lets in who has the token."""
+    """Starts the training, tells of it, lets in who has the token; `tell` is the terminal."""
 
     def __init__(
         self, connection: Connection, slots: FrameSlots, job: TrainJob, tell: Callable[[Event], None]
@@ -61,8 +66,7 @@ class HeadlessController:
         self._num_ranks = 1
         self.unsaved = False  # the training stands still because there is no room for the model
         self._server: RemoteServer | None = None
-        self._telling = threading.Lock()
-        self._missed: dict[object, Event] = {}  # the newest of each kind, for a server that is late
+        self._hub = Hub(self._send)
 
     def listen(self, at: Address | None, store_at: Address | None, num_ranks: int) -> None:
         """Let in who has the token at `at`, and print it; OSError where the address cannot be had.
@@ -91,7 +95,7 @@ class HeadlessController:
         if at is None:
             assert store_at is not None, "there is a place to be found at"
             at = own_address(store_at), 0
-        name, server = _listening(at, partial(RemoteServer, obey=self._send, card=self._card, token=token))
+        name, server = _listening(at, partial(RemoteServer, hub=self._hub, card=self._card, token=token))
         address = f"{name}:{server.port}"
         if store_at is not None:
             try:
@@ -100,20 +104,7 @@ class HeadlessController:
                 server.close()
                 raise
         self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
-        with self._telling:
-            for event in self._missed.values():
-                server.tell(event)
-            self._missed.clear()
-            self._server = server
-
-    def _hear(self, event: Event) -> None:
-        """Tell who watches, or remember for who will."""
-        with self._telling:
-            if self._server is not None:
-                self._server.tell(event)
-            else:
-                self._missed.pop(kind_of(event), None)
-                self._missed[kind_of(event)] = event
+        self._server = server
 
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
@@ -121,17 +112,16 @@ class HeadlessController:
         retries = SaveRetries()
         while True:
             try:
-                event = self._connection.recv()
+                event = decode(self._connection.recv_bytes(), Event)
             except (EOFError, OSError):
                 return
             if isinstance(event, Frame):
                 self._hand_on(event)
                 continue
-            self._tell(event)
             server = self._server
             if server is not None and isinstance(event, Started):
                 self._keep(server.token)
-            self._hear(event)
+            self.tell(event)
             if isinstance(event, Finished):
                 self._send(Close())
             elif isinstance(event, StateChanged):
@@ -143,13 +133,12 @@ class HeadlessController:
     def _hand_on(self, frame: Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()
         self._send(ReturnSlot(frame.slot))
-        if self._server is not None:
-            self._server.show(frame, image)
+        self._hub.take_frame(frame, image)
 
     def tell(self, event: Event) -> None:
-        """Say something beside the training, which may hang."""
+        """Tell the terminal and who watches; also something beside the training, which may hang."""
         self._tell(event)
-        self._hear(event)
+        self._hub.receive(event)
 
     def close(self) -> None:
         """Let everybody go who watches."""
@@ -170,7 +159,7 @@ class HeadlessController:
 
     def _send(self, command: Command) -> None:
         with self._sending:
-            self._connection.send(command)
+            self._connection.send_bytes(encode_order(command))
 
 
 def _listening(at: Address, serve: Callable[[str, int], RemoteServer]) -> tuple[str, RemoteServer]:

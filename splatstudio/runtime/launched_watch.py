@@ -25,8 +25,8 @@ from datetime import timedelta
 import psutil
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.runtime.group import silence_in_words
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Silence, SilenceWatch
+from splatstudio.runtime.rank_group import silence_in_words
 
 LOOK_SECONDS = 1.0
 STORE_SECONDS = 5.0  # for the store to answer
@@ -74,7 +74,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Told:
+class RankWord:
     """What a rank tells of itself, and rank 0 of who is to be ended."""
 
     beat: Beat
@@ -87,7 +87,7 @@ class Told:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decoded(cls, text: bytes) -> Told:
+    def decoded(cls, text: bytes) -> RankWord:
         """Return what `encoded` wrote; ValueError, KeyError or TypeError for what it did not."""
         values = json.loads(text)
         beat = Beat(**{**values["beat"], "phase": Phase(values["beat"]["phase"])})
@@ -110,7 +110,7 @@ class LaunchedWatch:
         self._process = Process.own()
         self._alone = num_ranks == 1
         self._watched = tuple(range(num_ranks)) if rank == 0 else (0,)
-        self._heard: dict[int, Told] = {}
+        self._heard: dict[int, RankWord] = {}
         self._foreign: set[int] = set()  # ranks whose words are not understood
         self._words = Heartbeats(multiprocessing.get_context("spawn"), len(self._watched))
         self._blamed: Process | None = None
@@ -177,7 +177,7 @@ class LaunchedWatch:
                 warned = True
         if store is not None:
             try:
-                told = Told(self._own.read(self._rank), self._process, self._blamed, left=True)
+                told = RankWord(self._own.read(self._rank), self._process, self._blamed, left=True)
                 store.set(_key(self._rank), told.encoded())
             except RuntimeError as error:
                 log.info("the store has gone: %s", error)
@@ -185,7 +185,7 @@ class LaunchedWatch:
     def _exchange(self, store: TCPStore) -> bool:
         """Tell of this rank and hear of the others; return False where the store does not answer."""
         try:
-            told = Told(self._own.read(self._rank), self._process, self._blamed)
+            told = RankWord(self._own.read(self._rank), self._process, self._blamed)
             store.set(_key(self._rank), told.encoded())
             there = [rank for rank in self._watched if store.check([_key(rank)])]
             answers = store.multi_get([_key(rank) for rank in there]) if there else []
@@ -194,7 +194,7 @@ class LaunchedWatch:
             return False
         for rank, answer in zip(there, answers, strict=True):
             try:
-                heard = Told.decoded(answer)
+                heard = RankWord.decoded(answer)
             except (ValueError, KeyError, TypeError):
                 if rank not in self._foreign:
                     log.warning("rank %d is not watched: it has another release of splatstudio", rank)

@@ -1,21 +1,23 @@
-"""What passes between the studio (or the command line) and the background process: plain values, no tensors.
+"""What passes between a client (page, terminal, remote page) and the ranks: plain values, no tensors.
 
 Jobs are given once, at the start. Commands go down, Events come up; Finished or Failed ends a training.
+`channel.codec` turns them into bytes, the same for the pipe, the broadcast between ranks and the socket.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from msgspec import Struct
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.camera_path import CameraPath, VideoQuality
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.models.video import Quality
 from splatstudio.rendering.modes import Legend, RenderMode
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Change
 
 State = Literal[
     "starting",
@@ -29,6 +31,9 @@ State = Literal[
     "failed",
     "ended",
 ]
+
+Scalar = bool | int | float | str | None
+SettingValue = Scalar | tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class TrainJob:
     run_dir: Path
     config: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: Path | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, SettingValue], ...] = ()
     attempt: int = 0
     before: Path | None = None
 
@@ -79,107 +84,89 @@ class ViewOptions:
     trim: Trim = KEEP_ALL  # what is hidden; its box is in the model's frame
 
 
-@dataclass(frozen=True)
-class Command:
-    """An order to the worker. The supervisor numbers them, and waits for a Receipt of each."""
-
-    number: int = field(default=0, kw_only=True, compare=False, repr=False)
+class Command(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """An order to the ranks, which rank 0 receives."""
 
 
-@dataclass(frozen=True)
-class Start(Command):
+class Start(Command, frozen=True):
     """Begin the training of a TrainJob; stand still once `pause_at` steps are done, where that is given."""
 
     pause_at: int | None = None
 
 
-@dataclass(frozen=True)
-class Pause(Command):
+class Pause(Command, frozen=True):
     """Hold the training after the step in progress."""
 
 
-@dataclass(frozen=True)
-class Resume(Command):
+class Resume(Command, frozen=True):
     """Go on after Pause, or after a Stop with steps left."""
 
 
-@dataclass(frozen=True)
-class Step(Command):
+class Step(Command, frozen=True):
     """Train `count` steps, then pause."""
 
     count: int = 1
 
 
-@dataclass(frozen=True)
-class Stop(Command):
+class Stop(Command, frozen=True):
     """Save and end the training; the model stays on view."""
 
 
-@dataclass(frozen=True)
-class Close(Command):
+class Close(Command, frozen=True):
     """Leave: an unfinished training saves first."""
 
 
-@dataclass(frozen=True, eq=False)
-class SetView(Command):
+class SetView(Command, frozen=True, eq=False):
     """Ask for one frame of `camera`; a newer one of the same `view` replaces it while it waits."""
 
     view: int
     seq: int
     camera: Camera
-    options: ViewOptions = field(default_factory=ViewOptions)
+    options: ViewOptions = ViewOptions()
 
 
-@dataclass(frozen=True)
-class DropView(Command):
+class DropView(Command, frozen=True):
     """Forget a view that nobody looks at any more."""
 
     view: int
 
 
-@dataclass(frozen=True)
-class ReturnSlot(Command):
+class ReturnSlot(Command, frozen=True):
     """Give a frame slot back: the credit to write the next frame."""
 
     slot: int
 
 
-@dataclass(frozen=True)
-class UpdateSettings(Command):
+class UpdateSettings(Command, frozen=True):
     """Change settings while training runs: dotted path and value of each, from the next step on."""
 
-    values: tuple[tuple[str, Any], ...]
+    values: tuple[tuple[str, SettingValue], ...]
 
 
-@dataclass(frozen=True)
-class SetCap(Command):
+class SetCap(Command, frozen=True):
     """Let no Gaussians be added above this number, from the next densification on."""
 
     max_gaussians: int
 
 
-@dataclass(frozen=True)
-class Save(Command):
+class Save(Command, frozen=True):
     """Write a checkpoint into the run folder."""
 
 
-@dataclass(frozen=True)
-class Evaluate(Command):
+class Evaluate(Command, frozen=True):
     """Compare the model with the test photographs."""
 
 
-@dataclass(frozen=True)
-class JobCommand(Command):
+class JobCommand(Command, frozen=True, kw_only=True):
     """A long task on a copy of the model as it is now; the training goes on meanwhile.
 
     Of `job`, its sender's number, tell JobProgress, then exactly one of JobDone, JobCancelled and JobFailed.
     """
 
-    job: int = field(default=0, kw_only=True)
+    job: int = 0
 
 
-@dataclass(frozen=True)
-class Export(JobCommand):
+class Export(JobCommand, frozen=True):
     """Write the model in the format of the ending, in the frame of the scene's own files or `upright`.
 
     The box of `trim`, the named `cameras` (written beside the model), `first`, where a web page begins, and
@@ -195,18 +182,16 @@ class Export(JobCommand):
     eyes: tuple[tuple[float, float, float], ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class RenderPath(JobCommand):
+class RenderPath(JobCommand, frozen=True, eq=False):
     """Render a camera path, which is in the model's frame, to a .mp4, a .webm or a folder of PNG frames."""
 
     path: CameraPath
     output: Path
-    quality: Quality = "full"
+    quality: VideoQuality = "full"
     options: ViewOptions | None = None  # None: as the model was trained and is evaluated
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot(JobCommand):
+class Snapshot(JobCommand, frozen=True, eq=False):
     """Render one picture of any size to a .png file."""
 
     camera: Camera
@@ -214,19 +199,84 @@ class Snapshot(JobCommand):
     options: ViewOptions | None = None
 
 
-@dataclass(frozen=True)
-class CancelJob(Command):
+class CancelJob(Command, frozen=True):
     """End a long task as soon as possible; nothing of what it was writing stays."""
 
     job: int
 
 
-class Event:
-    """News from the worker."""
+@dataclass(frozen=True, eq=False)
+class ViewRequest:
+    """A camera that a model is drawn from, and how it is drawn."""
+
+    camera: Camera
+    options: ViewOptions
 
 
-@dataclass(frozen=True)
-class Started(Event):
+class RankCommand(Command, frozen=True):
+    """What rank 0 has all ranks do together; no client can send it."""
+
+
+class Wait(RankCommand, frozen=True):
+    """Nothing: rank 0 is waiting for orders and shows that it is there."""
+
+
+class TrainStep(RankCommand, frozen=True):
+    """Train one step."""
+
+
+class Leave(RankCommand, frozen=True):
+    """End."""
+
+
+class GatherModel(RankCommand, frozen=True):
+    """Send all Gaussians to rank 0."""
+
+
+class GatherViews(RankCommand, frozen=True, eq=False):
+    """Send what some cameras see of the model to rank 0."""
+
+    requests: tuple[ViewRequest, ...]
+
+
+class WritePart(RankCommand, frozen=True):
+    """Write this rank's part of a checkpoint into the folder that rank 0 has made for it."""
+
+    staging: Path
+
+
+class SendFigures(RankCommand, frozen=True):
+    """Send this rank's figures to rank 0."""
+
+
+class EvaluateShare(RankCommand, frozen=True):
+    """Compare the model with this rank's share of the test photographs."""
+
+
+class KeepCopy(RankCommand, frozen=True):
+    """Keep a copy of this rank's part of the model for a task."""
+
+    job: int
+
+
+class DrawCopy(RankCommand, frozen=True, eq=False):
+    """Draw one picture a rank of the copy that is kept for a task."""
+
+    job: int
+    requests: tuple[ViewRequest, ...]
+
+
+class DropCopy(RankCommand, frozen=True):
+    """Let the copy that was kept for a task go."""
+
+    job: int
+
+
+class Event(Struct, frozen=True, tag=True):
+    """News from the ranks, which rank 0 sends."""
+
+
+class Started(Event, frozen=True):
     """A training begins, or goes on, at `step`."""
 
     step: int
@@ -236,8 +286,7 @@ class Started(Event):
     num_test: int
 
 
-@dataclass(frozen=True)
-class Progress(Event):
+class Progress(Event, frozen=True):
     """Where a training stands; sent at most ten times a second, the newest replaces one not yet sent."""
 
     step: int
@@ -250,8 +299,7 @@ class Progress(Event):
     elapsed_seconds: float
 
 
-@dataclass(frozen=True)
-class Densified(Event):
+class Densified(Event, frozen=True):
     """Gaussians were added and removed after `step`, or their opacities were reset."""
 
     step: int
@@ -259,25 +307,22 @@ class Densified(Event):
     change: Change
 
 
-@dataclass(frozen=True)
-class SettingChanged(Event):
+class SettingChanged(Event, frozen=True):
     """A live setting has another value, which holds from the step after `step` on."""
 
     step: int
     path: str  # dotted, as "optim.means_lr"
-    value: Any
+    value: SettingValue
 
 
-@dataclass(frozen=True)
-class PhotoErrors(Event):
+class PhotoErrors(Event, frozen=True):
     """PSNR in dB of views that were trained on since the last such event, before that step; one a second."""
 
     step: int
     psnr: tuple[tuple[str, float], ...]  # name and PSNR
 
 
-@dataclass(frozen=True)
-class Frame(Event):
+class Frame(Event, frozen=True):
     """Slot `slot` holds the answer to SetView `seq`: [height, width, 3] uint8 of the model at `step`."""
 
     view: int
@@ -291,8 +336,14 @@ class Frame(Event):
     notice: str | None = None  # why this is not the picture asked for, one sentence
 
 
-@dataclass(frozen=True)
-class ModelLoaded(Event):
+class Picture(Event, frozen=True, eq=False):
+    """A frame with its image as JPEG, on the line to another machine."""
+
+    frame: Frame
+    jpeg: bytes
+
+
+class ModelLoaded(Event, frozen=True):
     """A model is ready to be looked at; bounds are of the half nearest its centre, in the viewer's frame."""
 
     step: int | None
@@ -302,8 +353,7 @@ class ModelLoaded(Event):
     sh_degree: int = 3  # that its harmonics have room for
 
 
-@dataclass(frozen=True)
-class Evaluated(Event):
+class Evaluated(Event, frozen=True):
     """Means over the test photographs at `step`; the images' own figures are in `path`."""
 
     step: int
@@ -313,16 +363,14 @@ class Evaluated(Event):
     path: Path | None
 
 
-@dataclass(frozen=True)
-class Saved(Event):
+class Saved(Event, frozen=True):
     """A checkpoint is complete on disk."""
 
     step: int
     path: Path
 
 
-@dataclass(frozen=True)
-class Exported(Event):
+class Exported(Event, frozen=True):
     """A file of the model is complete on disk."""
 
     path: Path
@@ -330,8 +378,7 @@ class Exported(Event):
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class JobProgress(Event):
+class JobProgress(Event, frozen=True):
     """How far a long task is; the newest replaces one not yet sent. `total` 0: nobody can say."""
 
     job: int
@@ -340,8 +387,7 @@ class JobProgress(Event):
     eta_seconds: float | None
 
 
-@dataclass(frozen=True)
-class JobDone(Event):
+class JobDone(Event, frozen=True):
     """A long task is complete, and its file (or folder of frames) is on disk."""
 
     job: int
@@ -350,38 +396,33 @@ class JobDone(Event):
     note: str = ""  # on what the file does not keep
 
 
-@dataclass(frozen=True)
-class JobCancelled(Event):
+class JobCancelled(Event, frozen=True):
     """A long task was cancelled; nothing of its file is left."""
 
     job: int
 
 
-@dataclass(frozen=True)
-class JobFailed(Event):
+class JobFailed(Event, frozen=True):
     """A long task ended with an error, of which nothing else took harm."""
 
     job: int
     sentence: str
 
 
-@dataclass(frozen=True)
-class Warned(Event):
+class Warned(Event, frozen=True):
     """Something the user should know; the training goes on."""
 
     sentence: str
 
 
-@dataclass(frozen=True)
-class StateChanged(Event):
+class StateChanged(Event, frozen=True):
     """The worker is in another state; `unsaved`: it paused for there is no room for the model."""
 
     state: State
     unsaved: bool = False
 
 
-@dataclass(frozen=True)
-class Finished(Event):
+class Finished(Event, frozen=True):
     """The training ended as it should: all steps done, or stopped by the user with `completed` False."""
 
     step: int
@@ -389,8 +430,7 @@ class Finished(Event):
     checkpoint: Path | None
 
 
-@dataclass(frozen=True)
-class Failed(Event):
+class Failed(Event, frozen=True):
     """The worker ended; `sentence` says why, what is safe and what to do next. Details are in `log_path`."""
 
     sentence: str
@@ -398,3 +438,68 @@ class Failed(Event):
     log_path: Path | None
     cause: str = ""  # why alone
     expected: bool = False  # the cause is something that the user did or can change: the log tells no more
+
+
+class PlateauReached(Event, frozen=True):
+    """The test score, evaluated after `step` of `total_steps`, has stood still since `since`, at `psnr` dB.
+
+    `stops`: the training ends here for that; else nothing happens. `waits`: it will, once the learning rates
+    are nearly at rest. `rates_left` are those of the last step over those of now.
+    """
+
+    step: int
+    total_steps: int
+    since: int
+    psnr: float
+    stops: bool
+    waits: bool
+    rates_left: float
+
+
+class PlateauLeft(Event, frozen=True):
+    """The last PlateauReached holds no longer after `step`: the score rose, or a setting was changed."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one rank of a training does: means over the last second of training."""
+
+    rank: int
+    num_gaussians: int
+    step_seconds: float
+    wait_seconds: float  # of that, waiting for other ranks and exchanging with them
+    host: str = ""  # the name of its machine
+
+
+class RanksReport(Event, frozen=True):
+    """The figures of all ranks of a training on several, by rank; about once a second while it trains."""
+
+    step: int
+    ranks: tuple[RankFigures, ...]
+
+
+class Receipt(Event, frozen=True):
+    """Rank 0 has begun with the order of this number, and so with all before it, or is `done` with it.
+
+    For the supervisor alone, as is PausesAt: it must know where each order stands when a process dies.
+    """
+
+    number: int
+    done: bool
+
+
+class PausesAt(Event, frozen=True):
+    """The training will stand still after `step`; None: it goes on to its end."""
+
+    step: int | None
+
+
+def figures_after(event: Event, told: tuple[RankFigures, ...]) -> tuple[RankFigures, ...]:
+    """Return the ranks' newest figures once `event` has come, where they were `told` before; empty: none."""
+    if isinstance(event, RanksReport):
+        return event.ranks
+    if isinstance(event, StateChanged) and event.state in ("starting", "restarting", "ended"):
+        return ()  # another group of ranks may be another number of them
+    return told

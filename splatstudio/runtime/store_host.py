@@ -8,19 +8,27 @@ agents do, so it is for networks that are trusted, and listens on that one alone
 from __future__ import annotations
 
 import errno
-import json
 import socket
 from datetime import timedelta
 from ipaddress import ip_address
 
+import msgspec
+from msgspec import Struct
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.runtime.handshake import Line, Unreachable, dial, read_object
+from splatstudio.runtime.remote_run import RemoteLine, Unreachable, dial
 
 KEY = "splatstudio/rank0"
 STORE_SECONDS = 10.0  # for the store to answer
 BACKLOG = 2048  # connections that wait to be accepted: all ranks come at once
 EVERYWHERE = "0.0.0.0"
+
+
+class Announcement(Struct, frozen=True):
+    """Where rank 0 can be steered."""
+
+    address: str
+    token: str
 
 
 class StoreHost:
@@ -45,7 +53,7 @@ class StoreHost:
         except (OSError, RuntimeError) as error:  # all errors of the store are a RuntimeError
             raise ValueError(f"port {port} cannot be had for the machines to meet; choose another") from error
 
-    def dialled(self) -> Line:
+    def dialled(self) -> RemoteLine:
         """Return a line to rank 0, wherever it runs now; Unreachable while there is none.
 
         Raises ValueError with one sentence where what is said of it is not understood.
@@ -57,13 +65,12 @@ class StoreHost:
         except RuntimeError as error:  # all errors of the store are
             raise Unreachable(f"the store by which the machines meet does not answer: {error}") from error
         try:
-            said = read_object(told + b"\n")
-            address, token = str(said["address"]), str(said["token"])
-        except (ValueError, KeyError) as error:
+            said = msgspec.json.decode(told, type=Announcement)
+        except msgspec.MsgspecError as error:
             raise ValueError(
                 "what the machines say of rank 0 is not understood: use the same release"
             ) from error
-        return dial(address, token, frames=True)
+        return dial(said.address, said.token, frames=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -98,6 +105,6 @@ def announce(store_at: tuple[str, int], address: str, token: str) -> None:
     try:
         timeout = timedelta(seconds=STORE_SECONDS)
         store = TCPStore(*store_at, is_master=False, wait_for_workers=False, timeout=timeout)
-        store.set(KEY, json.dumps({"address": address, "token": token}))
+        store.set(KEY, msgspec.json.encode(Announcement(address, token)).decode())
     except RuntimeError as error:
         raise OSError(f"the store at {store_at[0]}:{store_at[1]} does not answer") from error

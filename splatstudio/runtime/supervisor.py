@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.runtime.channel import Outbox
+from splatstudio.files.durable import remove_partial
+from splatstudio.runtime.channel.codec import decode, encode_order
+from splatstudio.runtime.channel.hub import HubClient
+from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.command_replay import CommandReplay
-from splatstudio.runtime.group import RankGroup, RankMain
 from splatstudio.runtime.heartbeat import Limits, Silence, SilenceWatch
 from splatstudio.runtime.messages import (
     Close,
@@ -26,23 +27,28 @@ from splatstudio.runtime.messages import (
     Finished,
     Frame,
     Job,
+    JobCancelled,
     JobCommand,
+    JobDone,
     JobFailed,
+    PausesAt,
+    Receipt,
     ReturnSlot,
     SetView,
     Started,
     StateChanged,
     TrainJob,
-    UpdateSettings,
     Warned,
 )
-from splatstudio.runtime.open_jobs import OpenJobs
-from splatstudio.runtime.receipts import PausesAt, Receipt
-from splatstudio.runtime.reports import failure_sentence, loss_of_view_sentence, restart_sentence
-from splatstudio.runtime.restarts import RestartPolicy
+from splatstudio.runtime.rank import setting_key
+from splatstudio.runtime.rank_group import RankGroup, RankMain
 from splatstudio.runtime.root_cause import Cause, root_cause
+from splatstudio.runtime.sentences import failure_sentence, loss_of_view_sentence, restart_sentence
+from splatstudio.runtime.tasks import output_of
 
 WATCH_SECONDS = 0.25  # between two looks at the heartbeats
+MAX_RESTARTS = 3
+WINDOW_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -55,42 +61,104 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     devices: RankDevices | None = None  # one a rank; None: the fastest that there is
 
-    def supervise(self, job: Job, log_path: Callable[[], Path], listener: Listener) -> Supervisor:
+    def supervise(self, job: Job, log_path: Callable[[], Path], listener: HubClient) -> Supervisor:
         """Return what will run `job` for `listener`."""
         return Supervisor(self, job, log_path, listener)
 
 
-class Listener(Protocol):
-    """Who is told what comes from the ranks, on the supervisor's thread."""
+class RestartPolicy:
+    """At most MAX_RESTARTS in WINDOW_SECONDS; none where the same would only happen again."""
 
-    def receive(self, event: Event) -> None:
-        """Take an event, of the worker or of the supervisor; never a Frame."""
-        ...
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._restarts: deque[float] = deque()
+        self._last: tuple[str, int] | None = None
 
-    def take_frame(self, frame: Frame, image: np.ndarray) -> None:
-        """Take a frame with its image, which belongs to the listener."""
-        ...
+    @property
+    def count(self) -> int:
+        """Return the number of restarts within the last WINDOW_SECONDS."""
+        while self._restarts and self._clock() - self._restarts[0] > WINDOW_SECONDS:
+            self._restarts.popleft()
+        return len(self._restarts)
+
+    def refusal(self, cause: Cause) -> str | None:
+        """Return None, and count a restart, where one may help; else why there is none, one sentence.
+
+        An empty sentence: the cause says it all.
+        """
+        if cause.final:
+            return ""
+        before, self._last = self._last, (cause.kind, cause.step)
+        if before == self._last:
+            where = f"at step {cause.step:,}" if cause.step > 0 else "before the first step"
+            return f"It happened {where} for the second time, so it was not started again by itself."
+        if self.count >= MAX_RESTARTS:
+            minutes = round(WINDOW_SECONDS / 60)
+            return f"It had been restarted {MAX_RESTARTS} times within {minutes} minutes, which is the limit."
+        self._restarts.append(self._clock())
+        return None
+
+
+class OpenJobs:
+    """The jobs that were ordered and have not ended. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, Path] = {}
+        self._lock = threading.Lock()
+
+    def sent(self, command: Command) -> None:
+        """Note an order that goes to the worker."""
+        if isinstance(command, JobCommand):
+            with self._lock:
+                self._outputs[command.job] = output_of(command)
+
+    def heard(self, event: Event) -> None:
+        """Note an event that has come from the worker."""
+        if isinstance(event, (JobDone, JobCancelled, JobFailed)):
+            with self._lock:
+                self._outputs.pop(event.job, None)
+
+    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[JobFailed]:
+        """Remove what the dead process `pid` left half-written; return an end for each of its jobs.
+
+        Those that are `waiting`, for another process, go on doing so.
+        """
+        with self._lock:
+            left = {job: output for job, output in self._outputs.items() if job not in waiting}
+            self._outputs = {job: output for job, output in self._outputs.items() if job in waiting}
+        failed: list[JobFailed] = []
+        for job, output in left.items():
+            remains = "nothing of it was kept"
+            try:
+                remove_partial(output, pid)
+            except OSError as error:
+                remains = f"what is left in {output.parent} cannot be removed ({error.strerror})"
+            sentence = (
+                f"The background process ended before {output} was complete; {remains}. Start it again."
+            )
+            failed.append(JobFailed(job, sentence))
+        return failed
 
 
 class Supervisor:
     """The groups of processes of one job, one after the other, until it ends for good."""
 
-    def __init__(self, plan: Plan, job: Job, log_path: Callable[[], Path], listener: Listener):
+    def __init__(self, plan: Plan, job: Job, log_path: Callable[[], Path], listener: HubClient):
         self.job = job
         self._plan = plan
         self._log_path = log_path
         self._listener = listener
         self._policy = RestartPolicy()
-        self._standing = CommandReplay()
+        self._replay = CommandReplay()
         self._jobs = OpenJobs()
         self._closing = False
         self._killed = self._quiet = False
         self._finished = self._ended = False
         self._restarting = False
         self._num_sent = 0
-        self._wire = threading.Lock()
+        self._sending = threading.Lock()
         self._group = self._new_group()
-        self._outbox = Outbox(self._group.connection, "orders")
+        self._outbox = _orders_to(self._group)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
@@ -106,7 +174,7 @@ class Supervisor:
 
     @property
     def alive(self) -> bool:
-        """Say whether it has been started and has not ended for good."""
+        """Return whether it has been started and has not ended for good."""
         return self._thread.is_alive()
 
     @property
@@ -116,30 +184,30 @@ class Supervisor:
 
     @property
     def will_pause(self) -> bool | None:
-        """Say whether what it was told last lets the training stand still; None: it was not told to start."""
-        return self._standing.paused if self._standing.started else None
+        """Return whether the training will stand still by what was told last; None: it was not told to start."""
+        return self._replay.paused if self._replay.started else None
 
     def send(self, command: Command) -> None:
         """Give an order; never waits.
 
         One that a process dies before obeying is for the next process; after the end none has an effect.
         """
-        with self._wire:
+        with self._sending:
             ended = self._ended
             if not ended:
-                command = self._standing.sent(command)
+                number = self._replay.sent(command)
                 self._jobs.sent(command)
                 if isinstance(command, Close):
                     self._closing = True
                 if not isinstance(command, (ReturnSlot, DropView)):
                     self._num_sent += 1
-                self._outbox.put(command, _key(command))
+                self._outbox.put((number, command), _key(command))
         if ended and isinstance(command, JobCommand):
             self._listener.receive(JobFailed(command.job, "The background process has ended."))
 
     def kill(self, *, quietly: bool = False) -> None:
         """End the ranks at once; `quietly` where nothing is lost by it, so that nothing failed."""
-        with self._wire:
+        with self._sending:
             self._closing = self._killed = True
             self._quiet = quietly
             group = self._group
@@ -158,13 +226,13 @@ class Supervisor:
         while True:
             self._attend(self._group)
             pids, ends = self._group.pids, self._group.finish()
-            self._end_jobs(pids[0], self._standing.waiting_jobs)
+            self._end_jobs(pids[0], self._replay.waiting_jobs)
             cause = root_cause(ends, self._plan.num_ranks)
             clean = all(end.exitcode == 0 and end.silence is None for end in ends)
             last_words = self._last_words(cause, clean)
             if last_words:
                 break
-        with self._wire:
+        with self._sending:
             self._ended = True
         self._end_jobs(pids[0], ())
         for event in last_words:
@@ -195,7 +263,7 @@ class Supervisor:
         """Hand on the events of a group until one of its ranks has ended."""
         while group.wait():
             try:
-                event = group.connection.recv()
+                event = decode(group.connection.recv_bytes(), Event)
             except (EOFError, OSError):
                 return
             if isinstance(event, Frame):
@@ -204,12 +272,12 @@ class Supervisor:
                 self._listener.take_frame(event, image)
                 continue
             self._jobs.heard(event)
-            self._standing.heard(event)
+            self._replay.heard(event)
             if isinstance(event, (Receipt, PausesAt)):
-                continue  # for the standing orders alone
+                continue  # for the replay alone
             if isinstance(event, (Started, Finished)):
                 self._finished = isinstance(event, Finished)
-            if event == StateChanged("ready") and self._restarting and self._standing.started:
+            if event == StateChanged("ready") and self._restarting and self._replay.started:
                 continue  # it was told to start already
             self._restarting = False
             self._listener.receive(event)
@@ -219,23 +287,23 @@ class Supervisor:
         self._restarting = True
         self._listener.receive(StateChanged("restarting"))
         checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, TrainJob) else None
-        standing = self._standing
-        self.job = standing.job_again(self.job, checkpoint, cause)
+        replay = self._replay
+        self.job = replay.job_again(self.job, checkpoint, cause)
         try:
             group = self._new_group()
-            group_outbox = Outbox(group.connection, "orders")
-            with self._wire:
+            group_outbox = _orders_to(group)
+            with self._sending:
                 if self._closing:
                     group_outbox.close()
                     group.abandon()
                     return False
                 self._outbox.close()
                 self._group, self._outbox = group, group_outbox
-                orders, told = standing.again()
-                for command in orders:
-                    self._outbox.put(command, _key(command))
+                orders, told = replay.again()
+                for number, command in orders:
+                    self._outbox.put((number, command), _key(command))
             sentence = restart_sentence(
-                cause, checkpoint, self.job, started=standing.started, paused=standing.paused
+                cause, checkpoint, self.job, started=replay.started, paused=replay.paused
             )
             group.start()
         except OSError as error:
@@ -276,10 +344,11 @@ class Supervisor:
         return not busy or group.stopped(silence.rank)
 
 
+def _orders_to(group: RankGroup) -> Outbox[tuple[int, Command]]:
+    connection = group.connection
+    return Outbox(lambda order: connection.send_bytes(encode_order(order[1], order[0])), "orders")
+
+
 def _key(command: Command) -> object | None:
     """Return the key under which a newer order replaces one that still waits, None where both count."""
-    if isinstance(command, SetView):
-        return ("view", command.view)
-    if isinstance(command, UpdateSettings):
-        return ("settings", tuple(path for path, _ in command.values))
-    return None
+    return ("view", command.view) if isinstance(command, SetView) else setting_key(command)

@@ -1,31 +1,56 @@
-"""A training under orders: start, pause, resume, stop, and what the user asks for in between."""
+"""A training under orders on every rank: start, pause, resume, stop, and what the user asks for in between.
+
+All ranks step together. Rank 0 also has the run's folder, the state that the user sees, and somebody to tell;
+what it has all ranks do beside the steps (save, evaluate, show, report) each of them does by `execute`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from splatstudio.checkpoints.saver import CheckpointSaver
+from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.evaluation.evaluate import Evaluation
+from splatstudio.evaluation.sharded_evaluate import AbandonedElsewhere, evaluate_together
 from splatstudio.files.run import Run
+from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
+from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime.activity import WorkerContext
-from splatstudio.runtime.crew import Leader
-from splatstudio.runtime.frames import ShownModel
-from splatstudio.runtime.log_file import log_of
-from splatstudio.runtime.looks import ViewRequest
 from splatstudio.runtime.messages import (
     Command,
+    DrawCopy,
+    DropCopy,
     Evaluate,
+    EvaluateShare,
     Finished,
+    GatherModel,
+    GatherViews,
+    KeepCopy,
     Pause,
+    PausesAt,
+    RankCommand,
+    RankFigures,
+    RanksReport,
     Resume,
     Save,
     Saved,
+    SendFigures,
     SetCap,
     SettingChanged,
+    SettingValue,
     Start,
     State,
     StateChanged,
@@ -33,35 +58,46 @@ from splatstudio.runtime.messages import (
     Stop,
     TrainJob,
     UpdateSettings,
+    ViewRequest,
     Warned,
+    WritePart,
 )
-from splatstudio.runtime.model_loaded import model_loaded
-from splatstudio.runtime.receipts import PausesAt
-from splatstudio.runtime.shared_frames import SharedFrames
-from splatstudio.runtime.trainers import trainer_of
-from splatstudio.runtime.training_news import TrainingNews, note_on_scores
+from splatstudio.runtime.process_setup import log_of
+from splatstudio.runtime.shared_views import SharedViews
+from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_on_scores
+from splatstudio.runtime.view_renderer import ShownModel
+from splatstudio.scene import load_training_scene
+from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.train.precision import note_on_precision
-from splatstudio.train.session import EvaluationAbandoned, Session
+from splatstudio.train.session import EvaluationAbandoned, OnImage, Session
 from splatstudio.train.trainer import Trainer, TrainingDiverged
 
-log = logging.getLogger("splatstudio.runtime")
-
+REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
+SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk
 KEPT = ". The model is kept: make room on the disk, then save again."
 LOST = "; the steps since the last checkpoint are lost."
 
+log = logging.getLogger("splatstudio.runtime")
+
 
 class Training:
-    """The Trainer of a TrainJob with its run folder, and the state that the user sees."""
+    """The Trainer of a TrainJob on one rank, and on rank 0 the Session of its run."""
 
-    def __init__(self, job: TrainJob, desk: WorkerContext):
+    def __init__(self, job: TrainJob, context: WorkerContext):
         self._job = job
-        self._desk = desk
-        self._emit = desk.emit
+        self._context = context
+        self._emit = context.emit
+        # From Start on; the session on rank 0 alone.
+        self._trainer: Trainer | None = None
         self._session: Session | None = None
-        self._leader: Leader | None = None  # with the session
+        self._views: SharedViews | None = None
+        self._figures: RankTimes | None = None
+        self._part_saver: PartSaver | None = None
         self._state: State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
-        self._news = TrainingNews(desk.emit)
+        self._news = TrainingNews(context.emit)
+        self._report_due = 0.0
+        self._in_run = False  # whether a rank beside 0 prints into the run's folder
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
@@ -69,56 +105,56 @@ class Training:
 
     @property
     def running(self) -> bool:
-        """Say whether there is a next step to train."""
+        """Return whether there is a next step to train."""
         return self._state == "training"
 
     @property
     def step(self) -> int:
         """Return the number of steps done, 0 before the start."""
-        return self._session.trainer.step if self._session else 0
+        return self._trainer.step if self._trainer is not None else 0
 
-    def model_copy(self) -> Model | None:
-        """Return the model as it is now, which no later step changes; None before the start."""
-        if self._session is None or self._leader is None:
-            return None
-        gaussians = self._leader.whole_model().detach()
-        if gaussians.means.data_ptr() == self._session.trainer.live_gaussians.means.data_ptr():
-            gaussians = gaussians.map(Tensor.clone)
-        return replace(self._model(self._session.trainer), gaussians=gaussians)
-
-    def shared_frames(self) -> SharedFrames | None:
+    @property
+    def shared_views(self) -> SharedViews | None:
         """Return what draws pictures of a model that lies on several ranks; None before the start."""
-        return None if self._leader is None else self._leader.frames
-
-    def seen_by(self, looks: Sequence[ViewRequest]) -> list[ShownModel]:
-        """Return what each of `looks` shows of the model, of which each rank has a part."""
-        assert self._leader is not None, "nothing was published to look at"
-        return self._leader.seen_by(looks)
+        return self._views
 
     def execute(self, command: Command) -> None:
-        """Carry out one order; what cannot be done now is answered with a Warned."""
+        """Carry out an order, or this rank's part of what rank 0 has all ranks do.
+
+        What cannot be done now rank 0 answers with a Warned.
+        """
         if isinstance(command, Start):
             self._start(command)
-        elif self._session is None:
+        elif isinstance(command, RankCommand):
+            self._join_run()
+            _RANK_COMMANDS[type(command)](self, command)
+        elif self._trainer is None:
             self._emit(Warned("The training has not started yet; press Start first."))
+        elif isinstance(command, (UpdateSettings, SetCap)):
+            self._change_settings(command)
         else:
+            assert self._session is not None, "rank 0 obeys"
             _ORDERS[type(command)](self, self._session, command)
 
     def advance(self) -> None:
-        """Train one step and tell what came of it."""
-        assert self._session is not None and self.running
-        limit = self._session.trainer.config.densify.max_gaussians
+        """Train one step; rank 0 tells what came of it."""
+        assert self._trainer is not None and self._figures is not None
+        if self._session is None:
+            self._join_run()
+            self._figures.count(self._trainer.train_step().seconds)
+            return
+        assert self.running
+        limit = self._trainer.config.densify.max_gaussians
         try:
             advance = self._session.advance()
         finally:
             # What memory has set holds for a process that takes this one's place, too.
-            self._news.limit(self._session.trainer, limit)
-        assert self._leader is not None
-        if (report := self._leader.after_step(advance.stats.seconds)) is not None:
-            self._emit(report)
+            self._news.limit(self._trainer, limit)
+        self._figures.count(advance.stats.seconds)
+        self._report()
         if advance.stats.problem is not None:
             self._emit(Warned(advance.stats.problem))
-        self._show(self._session)
+        self._show()
         self._news.advanced(self._session, advance)
         if self._session.finished or (advance.flat is not None and advance.flat.stops):
             self._finish(self._session)
@@ -134,13 +170,15 @@ class Training:
                 self._finish(self._session)  # what could not be saved at the last step has been since
 
     def close(self) -> None:
-        """Save an unfinished training and let the Trainer go."""
-        if self._session is None:
-            return
-        if self._state in ("training", "paused"):
-            self._finish(self._session, otherwise=LOST)
-        self._session.close()
-        self._session.trainer.close()
+        """Save an unfinished training, wait for what is being written, and let the Trainer go."""
+        if self._session is not None:
+            if self._state in ("training", "paused"):
+                self._finish(self._session, otherwise=LOST)
+            self._session.close()
+        if self._part_saver is not None:
+            self._part_saver.close()
+        if self._trainer is not None:
+            self._trainer.close()
 
     def rescue(self, error: Exception) -> None:
         """Save the steps since the last checkpoint when `error` ends the worker.
@@ -159,25 +197,33 @@ class Training:
         if saved is not None:
             self._emit(Saved(self._session.trainer.step, saved))
 
-    def _change_state(self, state: State, *, unsaved: bool = False) -> None:
-        self._state = state
-        self._emit(StateChanged(state, unsaved))
+    # ---- the start, on every rank
 
     def _start(self, command: Start) -> None:
-        if self._session is not None:
+        if self._trainer is not None:
             self._emit(Warned("The training has started already."))
             return
         self._change_state("loading")
-        job = self._job
-        trainer = trainer_of(job, self._desk.ranks())
-        trainer.alive = self._desk.alive
-        run = self._first_run() if job.checkpoint is None else Run.open(job.run_dir)
-        self._desk.log_into(log_of(run.path))
-        leader = self._leader = Leader(trainer, self._desk.ranks(), self._desk.tell)
+        ranks = self._context.ranks()
+        trainer = self._trainer = new_trainer(self._job, ranks)
+        trainer.alive = self._context.alive
+        self._figures = RankTimes(ranks)
+        if ranks.num_ranks > 1:
+            self._views = SharedViews(trainer, ranks, self._context.tell)
+        if ranks.rank > 0:
+            self._part_saver = PartSaver(ranks.rank, ranks.num_ranks)
+        else:
+            self._begin_session(trainer, command)
+
+    def _begin_session(self, trainer: Trainer, command: Start) -> None:
+        """Open the run's folder, tell of it, and train; for rank 0."""
+        run = self._first_run() if self._job.checkpoint is None else Run.open(self._job.run_dir)
+        self._context.log_into(log_of(run.path))
         session = self._session = Session(
-            trainer, run, saver=leader.saver(run.path), evaluator=leader.evaluate
+            trainer, run, saver=self._new_saver(run.path), evaluator=self._evaluate_together
         )
-        session.breathe, session.saving = self._desk.breathe, self._desk.saving
+        session.breathe, session.saving = self._context.breathe, self._context.saving
+        self._report_due = time.monotonic() + REPORT_SECONDS
         for note in session.notes:
             log.info("%s", note)
         if trainer.halves is not None:
@@ -185,18 +231,18 @@ class Training:
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
         for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer))):
             self._emit(Warned(warning))
-        self._show(session)
+        self._show()
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
         self._news.begun(session)
         if session.finished:
             self._finish(session)
-        else:
-            if self._job.checkpoint is not None and session.plateau_offer is None:
-                self._news.rises(self.step)  # who was told otherwise before knows it now
-            self._news.offer(session)
-            self._run(session, command.pause_at)
-            if command.pause_at is not None and self.step >= command.pause_at:
-                self._pause(session, Pause())
+            return
+        if self._job.checkpoint is not None and session.plateau_offer is None:
+            self._news.rises(self.step)  # who was told otherwise before knows it now
+        self._news.offer(session)
+        self._run(session, command.pause_at)
+        if command.pause_at is not None and self.step >= command.pause_at:
+            self._pause(session, Pause())
 
     def _first_run(self) -> Run:
         """Return the folder of a training from the start: a new one, or that of a process that died in it."""
@@ -204,6 +250,137 @@ class Training:
         if job.attempt > 0 and (job.run_dir / "run.json").exists():
             return Run.open(job.run_dir)
         return Run.create(job.run_dir, job.scene_path, job.config)
+
+    def _join_run(self) -> None:
+        """Print into the run's folder, which rank 0 has made before it had others do anything.
+
+        Raises ValueError where this machine, one of several, does not see it.
+        """
+        if self._session is not None or self._in_run:
+            return
+        self._in_run = True
+        if self._context.launched:
+            wait_for_run(self._job.run_dir)
+        self._context.log_into(log_of(self._job.run_dir))
+
+    # ---- what all ranks do together beside the steps
+
+    def _new_saver(self, run_dir: Path) -> CheckpointSaver:
+        ranks = self._context.ranks()
+        if ranks.num_ranks == 1:
+            return CheckpointSaver(run_dir)
+        return SharedSaver(
+            run_dir, ranks.num_ranks, lambda staging: self._context.tell(WritePart(staging.resolve()))
+        )
+
+    def _write_part(self, command: WritePart) -> None:
+        assert self._part_saver is not None and self._trainer is not None
+        self._part_saver.write(command.staging, self._trainer.checkpoint())
+
+    def _evaluate_together(self, on_image: OnImage) -> Evaluation:
+        """Evaluate the model on the test photographs, of which each rank takes its share; for rank 0."""
+        self._context.tell(EvaluateShare())
+        try:
+            return self._evaluate_own(on_image)
+        except AbandonedElsewhere:
+            raise ValueError("another rank could not compare a photograph; the log says why") from None
+
+    def _evaluate_share(self, command: EvaluateShare) -> None:
+        """Take part in an evaluation; rank 0 knows what became of it, and tells."""
+        try:
+            self._evaluate_own(self._on_image)
+        except (AbandonedElsewhere, OutOfMemory):
+            pass  # rank 0 knows why, and tells
+        except (OSError, ValueError) as error:
+            log.warning("rank %d could not evaluate: %s", self._context.ranks().rank, error)
+
+    def _evaluate_own(self, on_image: OnImage) -> Evaluation:
+        trainer = self._trainer
+        assert trainer is not None
+        options = trainer.display_options
+        return evaluate_together(
+            self._context.ranks(), trainer.gaussians, trainer.scene, options=options, on_image=on_image
+        )
+
+    def _on_image(self, *_: object) -> None:
+        assert self._trainer is not None
+        self._trainer.fail_if_asked("evaluation")
+        self._context.breathe()
+
+    def _report(self) -> None:
+        """Tell the figures of all ranks when it is time to, and there are any; for rank 0."""
+        if self._views is None or time.monotonic() < self._report_due:
+            return
+        self._report_due = time.monotonic() + REPORT_SECONDS
+        self._context.tell(SendFigures())
+        self._emit(RanksReport(self.step, self._gather_figures(SendFigures())))
+
+    def _gather_figures(self, command: SendFigures) -> tuple[RankFigures, ...]:
+        assert self._trainer is not None and self._figures is not None
+        own = self._figures.take(len(self._trainer.live_gaussians))
+        message = [own.num_gaussians, own.step_seconds, own.wait_seconds, socket.gethostname()]
+        answers = self._context.ranks().all_gather_bytes(json.dumps(message).encode())
+        return tuple(RankFigures(rank, *json.loads(answer)) for rank, answer in enumerate(answers))
+
+    def _whole_model(self) -> Gaussians:
+        """Return the model: of one process the tensors that are trained, else a copy on the CPU; for rank 0.
+
+        Raises OutOfMemory where a rank has no memory for its part in that.
+        """
+        assert self._trainer is not None
+        if self._views is None:
+            return self._trainer.gaussians
+        self._context.tell(GatherModel())
+        model = gathered(self._context.ranks(), self._trainer.gaussians)
+        assert model is not None, "this is rank 0"
+        return model
+
+    def _send_model(self, command: GatherModel) -> None:
+        assert self._trainer is not None
+        try:
+            gathered(self._context.ranks(), self._trainer.gaussians)
+        except OutOfMemory as error:
+            log.warning("no copy of the model was made: %s", error)  # rank 0 tells who asked for it
+
+    def _share_view(self, command: Command) -> None:
+        assert self._views is not None
+        self._views.execute(command)
+
+    # ---- what rank 0 shows and hands out
+
+    def model_copy(self) -> Model | None:
+        """Return the model as it is now, which no later step changes; None before the start."""
+        trainer = self._trainer
+        if trainer is None:
+            return None
+        gaussians = self._whole_model().detach()
+        if gaussians.means.data_ptr() == trainer.live_gaussians.means.data_ptr():
+            gaussians = gaussians.map(Tensor.clone)
+        return replace(self._model(trainer), gaussians=gaussians)
+
+    def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
+        """Return what each request shows of the model, of which each rank has a part."""
+        assert self._views is not None, "nothing was published to look at"
+        self._context.tell(GatherViews(tuple(requests)))
+        return self._views.gather(requests)
+
+    def _model(self, trainer: Trainer) -> Model:
+        options = trainer.display_options
+        frame = trainer.scene.transform
+        return Model(trainer.gaussians, frame, options, trainer.step, poses=trainer.poses)
+
+    def _show(self) -> None:
+        trainer = self._trainer
+        assert trainer is not None
+        self._context.publish(
+            ShownModel(trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene)
+        )
+
+    # ---- the user's orders
+
+    def _change_state(self, state: State, *, unsaved: bool = False) -> None:
+        self._state = state
+        self._emit(StateChanged(state, unsaved))
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_after(pause_at)
@@ -252,7 +429,7 @@ class Training:
             self._finish(session)
 
     def _unsaved_end(self, session: Session) -> bool:
-        """Say whether all steps are done, but the model could not be saved."""
+        """Return whether all steps are done, but the model could not be saved."""
         return session.finished and self._state == "paused"
 
     def _finish(self, session: Session, *, otherwise: str = KEPT) -> None:
@@ -271,21 +448,25 @@ class Training:
         self._change_state("finished")
         self._emit(Finished(session.trainer.step, session.finished, saved or session.saved))
 
-    def _update_settings(self, session: Session, command: UpdateSettings) -> None:
+    def _change_settings(self, command: UpdateSettings | SetCap) -> None:
+        """Change settings on this rank; rank 0 tells."""
+        if isinstance(command, SetCap):
+            self._set("densify.max_gaussians", command.max_gaussians)
+            return
         for path, value in command.values:
-            self._set(session, path, value)
+            self._set(path, value)
 
-    def _set_cap(self, session: Session, command: SetCap) -> None:
-        self._set(session, "densify.max_gaussians", command.max_gaussians)
-
-    def _set(self, session: Session, path: str, value: Any) -> None:
-        step = session.trainer.step
+    def _set(self, path: str, value: SettingValue) -> None:
+        assert self._trainer is not None
+        step, session = self._trainer.step, self._session
         try:
-            session.trainer.update_setting(path, value)
+            self._trainer.update_setting(path, value)
         except ValueError as error:
             self._emit(Warned(f"Not changed: {error}"))
             return
         self._emit(SettingChanged(step, path, value))
+        if session is None:
+            return
         try:
             session.note_setting(path, value)
         except OSError as error:
@@ -315,16 +496,59 @@ class Training:
         self._news.evaluated(session, evaluation)
         self._news.offer(session)
 
-    def _model(self, trainer: Trainer) -> Model:
-        options = trainer.display_options
-        frame = trainer.scene.transform
-        return Model(trainer.gaussians, frame, options, trainer.step, poses=trainer.poses)
 
-    def _show(self, session: Session) -> None:
-        trainer = session.trainer
-        self._desk.publish(
-            ShownModel(trainer.live_gaussians, trainer.display_options, trainer.step, trainer.scene)
+class RankTimes:
+    """How long a rank's steps take, and how much of that it waits for others."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+        self._steps, self._seconds, self._waited = 0, 0.0, ranks.seconds
+
+    def count(self, seconds: float) -> None:
+        """Note a step of `seconds`."""
+        self._steps += 1
+        self._seconds += seconds
+
+    def take(self, num_gaussians: int) -> RankFigures:
+        """Return the means since the last call."""
+        steps = max(self._steps, 1)
+        figures = RankFigures(
+            rank=self._ranks.rank,
+            num_gaussians=num_gaussians,
+            step_seconds=self._seconds / steps,
+            wait_seconds=min(self._ranks.seconds - self._waited, self._seconds) / steps,
         )
+        self._steps, self._seconds, self._waited = 0, 0.0, self._ranks.seconds
+        return figures
+
+
+def new_trainer(job: TrainJob, ranks: Ranks) -> Trainer:
+    """Return the Trainer of this rank, with the job's live settings; all ranks call it.
+
+    Raises what loading the scene, the checkpoint and the start of a training raise.
+    """
+    scene = load_training_scene(job.scene_path, job.config)
+    if job.checkpoint is not None:
+        overrides = {name: getattr(job.config, name) for name in FREE_ON_RESUME}
+        trainer = Trainer.resume(scene, job.checkpoint, ranks=ranks, **overrides)
+    else:
+        trainer = Trainer(scene, job.config, ranks=ranks)
+    for path, value in job.settings:
+        trainer.update_setting(path, value)
+    return trainer
+
+
+def wait_for_run(run_dir: Path) -> None:
+    """Wait for a run that another machine has made; ValueError where it does not come to be seen here."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    # Listing a folder has a network disk look again; asking for a name may be answered from memory.
+    while not (run_dir.is_dir() and "run.json" in os.listdir(run_dir)):
+        if time.monotonic() >= deadline:
+            raise ValueError(
+                f"the machine {socket.gethostname()} does not see {run_dir}: --run must be on a disk that"
+                " all machines share"
+            )
+        time.sleep(SEEN_POLL_SECONDS)
 
 
 def _is_memory(error: Exception) -> bool:
@@ -341,8 +565,17 @@ _ORDERS: dict[type[Command], Callable[[Training, Session, Any], None]] = {
     Resume: Training._resume,
     Stop: Training._stop,
     Step: Training._step,
-    UpdateSettings: Training._update_settings,
-    SetCap: Training._set_cap,
     Save: Training._save,
     Evaluate: Training._evaluate,
+}
+# What each rank does when rank 0 has all of them do something beside the steps.
+_RANK_COMMANDS: dict[type[Command], Callable[[Training, Any], object]] = {
+    WritePart: Training._write_part,
+    EvaluateShare: Training._evaluate_share,
+    SendFigures: Training._gather_figures,
+    GatherModel: Training._send_model,
+    GatherViews: Training._share_view,
+    KeepCopy: Training._share_view,
+    DrawCopy: Training._share_view,
+    DropCopy: Training._share_view,
 }

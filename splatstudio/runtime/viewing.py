@@ -9,15 +9,9 @@ import numpy as np
 
 from splatstudio.models.model import Model, load_model
 from splatstudio.runtime.activity import WorkerContext
-from splatstudio.runtime.frames import ShownModel
-from splatstudio.runtime.looks import ViewRequest
-from splatstudio.runtime.messages import (
-    Command,
-    StateChanged,
-    ViewJob,
-    Warned,
-)
-from splatstudio.runtime.model_loaded import model_loaded
+from splatstudio.runtime.messages import Command, StateChanged, ViewJob, ViewRequest, Warned
+from splatstudio.runtime.training_news import model_loaded
+from splatstudio.runtime.view_renderer import ShownModel
 
 log = logging.getLogger("splatstudio.runtime")
 
@@ -26,11 +20,12 @@ class Viewing:
     """The model of a ViewJob, with the interface of a Training that never runs."""
 
     running = False
+    shared_views = None  # one process shows a finished model
 
-    def __init__(self, job: ViewJob, desk: WorkerContext):
+    def __init__(self, job: ViewJob, context: WorkerContext):
         self._job = job
-        self._emit = desk.emit
-        self._publish = desk.publish
+        self._emit = context.emit
+        self._publish = context.publish
         self._model: Model | None = None
 
     @property
@@ -58,10 +53,7 @@ class Viewing:
         """Return the model for a job: nothing changes it, so that it needs no copy."""
         return self._model
 
-    def shared_frames(self) -> None:
-        """Return None: one process shows a finished model."""
-
-    def seen_by(self, looks: Sequence[ViewRequest]) -> list[ShownModel]:
+    def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
         """Never called: one process shows a finished model."""
         raise AssertionError("a finished model lies on one rank")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.train_step import Observation
 from splatstudio.settings.config import TrainConfig
@@ -14,39 +14,6 @@ from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.population import Population, edit, trainable
 
 __all__ = ["Change", "Observation", "Population", "Strategy", "edit", "number_rows", "trainable"]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a strategy did after a step."""
-
-    cloned: int = 0
-    split: int = 0
-    pruned: int = 0
-    opacities_reset: bool = False
-    relocated: int = 0  # transparent ones that went to where there is more
-    capped: int = 0  # Gaussians that should have grown, but for the limit on their number
-    short: tuple[int, ...] = ()  # ranks without memory for a change, which was left out on all
-    left_out: str = "a change of their number was left out"  # what there was no memory for, in words
-
-    @property
-    def num_changed(self) -> int:
-        """Return how many Gaussians were born of others or removed."""
-        return self.cloned + self.split + self.pruned + self.relocated
-
-    def __str__(self) -> str:
-        parts = []
-        if self.relocated:
-            parts.append(f"{self.cloned} added, {self.relocated} moved")
-        elif self.num_changed:
-            parts.append(f"{self.cloned} cloned, {self.split} split, {self.pruned} removed")
-        if self.capped:
-            parts.append(f"{self.capped} not grown: the limit is reached")
-        if self.short:
-            parts.append("a change left out: no memory")
-        if self.opacities_reset:
-            parts.append("opacities reset")
-        return "; ".join(parts) or "nothing to change"
 
 
 class Strategy(Protocol):

@@ -14,9 +14,9 @@ from gpu_report import Clock
 from gpu_workloads import Workload
 
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.runtime.channel import FrameSlots
-from splatstudio.runtime.frames import FrameRenderer, ShownModel
+from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.messages import Event, Frame, SetView
+from splatstudio.runtime.view_renderer import ShownModel, ViewRenderer
 
 FRAMES_PER_SECOND = 20
 ROUNDS = 3
@@ -34,14 +34,14 @@ class ViewerFigures:
 
 
 class Viewer:
-    """Asks a FrameRenderer for pictures of a workload and takes the time."""
+    """Asks a ViewRenderer for pictures of a workload and takes the time."""
 
     def __init__(self, workload: Workload):
         self._camera = workload.camera
         self._slots = FrameSlots.create(2, 3 * workload.camera.width * workload.camera.height)
         self._events: queue.Queue[tuple[float, Event]] = queue.Queue()
         self.training = False
-        self._renderer = FrameRenderer(self._slots, self._take, lambda: self.training)
+        self._renderer = ViewRenderer(self._slots, self._take, lambda: self.training)
         self._renderer.publish(ShownModel(workload.gaussians.detach(), RenderOptions(), 0))
         self._seq = 0
 

@@ -18,8 +18,8 @@ from splatstudio.cli import main as cli
 from splatstudio.formats import write_gaussians
 from splatstudio.models.model import Model
 from splatstudio.rendering.render import render
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.train.trainer import Trainer
@@ -106,7 +106,7 @@ def test_the_job(tmp_path: Path, blob_scene: Scene, upright: bool) -> None:
     model = Model(blobs()).in_frame_of(blob_scene)
     cameras = tuple((view.name, view.camera) for view in blob_scene.views)
     events: list[Event] = []
-    jobs = Jobs(events.append, lambda: False)
+    jobs = Tasks(events.append, lambda: False)
     jobs.start(Export(tmp_path / "a.ply", upright=upright, cameras=cameras), lambda: model)
     for thread in [task.thread for task in jobs._tasks]:
         assert thread is not None

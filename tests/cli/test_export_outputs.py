@@ -25,8 +25,8 @@ from splatstudio.gaussians.trimming import Trim
 from splatstudio.models import exporting
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
-from splatstudio.runtime.jobs import _WORK, Jobs, Task, output_of
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
+from splatstudio.runtime.tasks import _WORK, Task, Tasks, output_of
 
 READ_AND_WRITTEN = [form.endings[0] for form in FORMATS if form.read and form.write]
 BOX = (-3.0, -3.5, -2.5, 3.5, 3.0, 3.0)  # in the coordinates of the files
@@ -58,7 +58,7 @@ def by_the_command(whole: Model, output: Path, upright: bool) -> None:
 def ended(task: Export, whole: Model) -> Event:
     """Let the page's task run and return its end."""
     events: queue.Queue[Event] = queue.Queue()
-    Jobs(events.put, lambda: False).start(task, lambda: whole)
+    Tasks(events.put, lambda: False).start(task, lambda: whole)
     while not isinstance(event := events.get(timeout=60), (JobDone, JobFailed)):
         pass
     return event
@@ -152,7 +152,7 @@ def test_tasks_that_came_with_one_number_all_end(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setitem(_WORK, Export, work)
     events: queue.Queue[Event] = queue.Queue()
-    jobs = Jobs(events.put, lambda: False)
+    jobs = Tasks(events.put, lambda: False)
     for name in may_end:
         jobs.start(Export(tmp_path / name, job=3), a_model)
     for name, event in may_end.items():

@@ -18,7 +18,7 @@ from splatstudio.gaussians.sky import Sky
 from splatstudio.rendering.color_maps import color_table
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import ViewOptions
-from splatstudio.runtime.painter import Painter
+from splatstudio.runtime.view_renderer import Painter
 from splatstudio.scene import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene

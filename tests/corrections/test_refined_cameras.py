@@ -17,8 +17,8 @@ from splatstudio.cameras.placement import Placement
 from splatstudio.cli.main import main
 from splatstudio.models.exporting import REFINED, export_model
 from splatstudio.models.model import Model, load_model
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import Event, Export
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import PoseConfig
@@ -92,7 +92,7 @@ def test_the_command_writes_them_and_says_so(
 def test_the_studio_exports_them_beside_a_model_that_trains(trained: Trainer, tmp_path: Path) -> None:
     named = tuple((view.name, view.camera) for view in trained.scene.views)
     events: list[Event] = []
-    jobs = Jobs(events.append, lambda: False)
+    jobs = Tasks(events.append, lambda: False)
     jobs.start(Export(tmp_path / "model.ply", cameras=named), lambda: model_in(trained))
     finish(jobs)
     check(tmp_path / "model.ply.cameras.json", cameras_of(trained), trained.scene)

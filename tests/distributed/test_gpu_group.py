@@ -21,7 +21,7 @@ from splatstudio.distributed.gpu_group import GpuSeconds, unfit
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import essence
 from splatstudio.runtime import control
-from splatstudio.runtime.reports import error_sentence
+from splatstudio.runtime.process_setup import end_within
 from splatstudio.runtime.root_cause import (
     MEMORY,
     ErrorReport,
@@ -31,7 +31,7 @@ from splatstudio.runtime.root_cause import (
     root_cause,
     write_report,
 )
-from splatstudio.runtime.signals import end_within
+from splatstudio.runtime.sentences import error_sentence
 
 CPU = torch.device("cpu")
 NCCL = "NCCL error in: /torch/csrc/NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"

@@ -12,7 +12,7 @@ from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.runtime.activity import Activity, SharedPart, WorkerContext
 from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Failed, Job, Saved, Start, TrainJob
-from splatstudio.runtime.process import activity_of
+from splatstudio.runtime.rank import activity_of
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.data.photo_queue import Batch, PhotoQueue

@@ -19,8 +19,8 @@ from splatstudio.gui.state.tasks import JobStatus, _notice
 from splatstudio.models.exporting import BLURRED, BLURRED_PAGE, export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import Event, Export, JobDone
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
 
 TELLING = [form.endings[0] for form in FORMATS if form.tells_antialiased]
@@ -126,7 +126,7 @@ def test_who_exports_on_the_page_reads_what_the_file_does_not_keep(tmp_path: Pat
 def note_of(task: Export, model: Model) -> str:
     """Let the page's task run to its end and return what it tells of the file."""
     events: queue.Queue[Event] = queue.Queue()
-    Jobs(events.put, lambda: False).start(task, lambda: model)
+    Tasks(events.put, lambda: False).start(task, lambda: model)
     while not isinstance(event := events.get(timeout=60), JobDone):
         pass
     return event.note

@@ -23,8 +23,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
 
 
@@ -147,7 +147,7 @@ def test_the_command_and_the_tab_write_the_same(
         if isinstance(event, (JobDone, JobFailed)):
             ended.set()
 
-    jobs = Jobs(take, lambda: False)
+    jobs = Tasks(take, lambda: False)
     positions = tuple((float(x), float(y), float(z)) for x, y, z in eyes)
     jobs.start(Export(tmp_path / "c.ply", normals=True, eyes=positions), lambda: in_files)
     assert ended.wait(120.0) and isinstance(events[-1], JobDone), events

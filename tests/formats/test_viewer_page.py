@@ -35,8 +35,8 @@ from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
 from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import RenderOptions, render_image
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 
@@ -184,7 +184,7 @@ def test_the_tab_s_job_writes_the_same_page(tmp_path: Path, blob_scene: Scene) -
             if isinstance(event, (JobDone, JobFailed)):
                 ended.set()
 
-        jobs = Jobs(take, lambda: False)
+        jobs = Tasks(take, lambda: False)
         jobs.start(Export(path, upright=upright, first=blob_scene.cameras[0]), lambda: trained)
         assert ended.wait(120.0) and isinstance(events[-1], JobDone), events
         pages.append(path.read_text())

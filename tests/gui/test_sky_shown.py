@@ -13,10 +13,10 @@ from test_worker_errors import finish
 from splatstudio.gaussians.sky import Sky
 from splatstudio.models.model import Model
 from splatstudio.rendering.render import RenderOptions, render_image
-from splatstudio.runtime.jobs import Jobs
-from splatstudio.runtime.looks import ViewRequest, decoded_looks, encoded_looks
-from splatstudio.runtime.messages import Event, Snapshot, ViewOptions
-from splatstudio.runtime.painter import Painter
+from splatstudio.runtime.looks import decoded_looks, encoded_looks
+from splatstudio.runtime.messages import Event, Snapshot, ViewOptions, ViewRequest
+from splatstudio.runtime.tasks import Tasks
+from splatstudio.runtime.view_renderer import Painter
 
 RED = (1.0, 0.0, 0.0)
 OPTIONS = RenderOptions(sky=Sky(((0.3, 0.9, 1.2), (0.1, 0.4, 0.0), (0.0, 0.3, 0.2), (0.2, 0.0, 0.1))))
@@ -44,7 +44,7 @@ def test_other_ranks_are_told_so() -> None:
 
 def test_a_snapshot_is_as_the_view(tmp_path: Path) -> None:
     camera, events = ring_of_cameras()[2], list[Event]()
-    jobs, model = Jobs(events.append, lambda: False), Model(blobs(), options=OPTIONS)
+    jobs, model = Tasks(events.append, lambda: False), Model(blobs(), options=OPTIONS)
     file = tmp_path / "shot.png"
     jobs.start(Snapshot(camera, file, ViewOptions(RED, sky=False)), lambda: model)
     finish(jobs)

@@ -12,7 +12,8 @@ import pytest
 
 from splatstudio.gui.attached import AttachedStudio, open_attached, project_of
 from splatstudio.gui.server.network import Network
-from splatstudio.runtime.handshake import RunCard
+from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.remote_server import RemoteServer
 from splatstudio.runtime.messages import (
     Command,
     Evaluate,
@@ -21,13 +22,13 @@ from splatstudio.runtime.messages import (
     ModelLoaded,
     Pause,
     Progress,
+    RankFigures,
+    RanksReport,
     SettingChanged,
     Started,
     StateChanged,
     UpdateSettings,
 )
-from splatstudio.runtime.ranks_report import RankFigures, RanksReport
-from splatstudio.runtime.remote_server import RemoteServer
 from splatstudio.settings.config import TrainConfig, to_json
 
 TIMEOUT = 120.0

@@ -20,7 +20,7 @@ from splatstudio.gui.theme import size
 from splatstudio.models.model import Model
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Export, JobDone, JobProgress
-from splatstudio.runtime.model_loaded import model_loaded
+from splatstudio.runtime.training_news import model_loaded
 
 
 @pytest.mark.parametrize(("name", "degree"), [("PLY", 3), ("SPZ", 1), ("Web page", 0)])

@@ -10,7 +10,7 @@ import pytest
 from splatstudio.gui.state.history import History
 from splatstudio.gui.state.status import Status, followed
 from splatstudio.runtime.messages import Progress, StateChanged
-from splatstudio.runtime.progress import StepRate
+from splatstudio.runtime.training_news import StepRate
 
 
 def rows_of(num: int, elapsed: np.ndarray, first: int = 10) -> list[dict]:

@@ -16,7 +16,7 @@ from fake_nvml import RECORD, FakeNvml
 from studio_page import MANY, PAGE_TEST, TIMEOUT, Screen
 
 from splatstudio.gui.state.controller import Controller
-from splatstudio.runtime.ranks_report import RankFigures, RanksReport
+from splatstudio.runtime.messages import RankFigures, RanksReport
 
 pytestmark = PAGE_TEST
 SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")

@@ -28,7 +28,7 @@ from splatstudio.gui.tabs.export import with_ending
 from splatstudio.gui.tabs.plot import axis_ranges
 from splatstudio.gui.tabs.train import joined
 from splatstudio.gui.theme import duration, size
-from splatstudio.runtime.channel import MAX_FRAME_PIXELS
+from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import ViewOptions
 from splatstudio.scene.scene import Scene
 

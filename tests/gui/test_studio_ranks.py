@@ -7,7 +7,7 @@ import pytest
 from splatstudio.devices.monitor import DeviceReading
 from splatstudio.gui.tabs.devices import UNEVEN_COLOR, balance_html, devices_html, imbalance, rank_rows
 from splatstudio.gui.tabs.ranks import ranks_html
-from splatstudio.runtime.ranks_report import RankFigures
+from splatstudio.runtime.messages import RankFigures
 
 GPUS = tuple(DeviceReading(i, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, 250.0) for i in range(2))
 

@@ -27,14 +27,14 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.network import Network
 from splatstudio.gui.state import worker_session as present_worker
-from splatstudio.runtime.channel import NUM_SLOTS
+from splatstudio.runtime.channel.frame_slots import NUM_SLOTS
 from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.heartbeat import Limits
 from splatstudio.runtime.messages import Save, ViewOptions
-from splatstudio.runtime.process import activity_of, worker_main
+from splatstudio.runtime.rank import activity_of, rank_main
 from splatstudio.runtime.supervisor import Plan
 
-QUICK = Plan(worker_main, activity_of, limits=Limits(frozen=1.5))
+QUICK = Plan(rank_main, activity_of, limits=Limits(frozen=1.5))
 SMALL = CAMERA | {"image_width": 320, "image_height": 180}
 
 

@@ -20,8 +20,8 @@ from splatstudio.gui.state.status import Notice, notice_of
 from splatstudio.gui.tabs.settings import SettingsForm, hint_of, live_settings
 from splatstudio.gui.tabs.train import settings_html
 from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
-from splatstudio.runtime.plateau_report import plateau_reached
-from splatstudio.runtime.reports import failure_sentence
+from splatstudio.runtime.sentences import failure_sentence
+from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed

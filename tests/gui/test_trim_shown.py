@@ -17,9 +17,9 @@ from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.runtime.looks import ViewRequest, decoded_looks, encoded_looks
-from splatstudio.runtime.messages import Exported, ViewOptions
-from splatstudio.runtime.painter import Painter
+from splatstudio.runtime.looks import decoded_looks, encoded_looks
+from splatstudio.runtime.messages import Exported, ViewOptions, ViewRequest
+from splatstudio.runtime.view_renderer import Painter
 
 CAMERA = ring_of_cameras()[2]
 

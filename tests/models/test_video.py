@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from splatstudio import api
-from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.cameras.camera_path import CameraPath, VideoQuality
 from splatstudio.cameras.path_file import write_camera_path
 from splatstudio.cameras.ready_paths import orbit
 from splatstudio.cli import main as cli
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
-from splatstudio.models.video import Quality, render_path
+from splatstudio.models.video import render_path
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import RenderOptions, render_image
 
@@ -95,7 +95,7 @@ def test_an_mp4_can_be_shown_while_it_loads(model: Model, path: CameraPath, tmp_
 @pytest.mark.parametrize("ending", [".mp4", ".webm"])
 def test_quality_changes_the_size(model: Model, path: CameraPath, tmp_path: Path, ending: str) -> None:
     sizes: list[int] = []
-    qualities: tuple[Quality, ...] = ("full", "small")
+    qualities: tuple[VideoQuality, ...] = ("full", "small")
     for quality in qualities:
         output = tmp_path / f"{quality}{ending}"
         render_path(model, path.cameras(), output, fps=24, quality=quality)

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli.attach import attach, described, order_of
-from splatstudio.runtime.handshake import Line, RunCard, dial
+from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.remote_server import RemoteServer
 from splatstudio.runtime.messages import Command, Finished, Pause, SetCap, Step, UpdateSettings, Warned
-from splatstudio.runtime.remote_server import RemoteServer
+from splatstudio.runtime.remote_run import RemoteLine, dial
 from splatstudio.train.device_options import DeviceOptions
 
 BIN = Path(sys.executable).parent
@@ -33,7 +34,7 @@ def server() -> Iterator[tuple[RemoteServer, list[Command]]]:
     made.close()
 
 
-def connected(server: RemoteServer, *, frames: bool = False) -> Line:
+def connected(server: RemoteServer, *, frames: bool = False) -> RemoteLine:
     return dial(f"127.0.0.1:{server.port}", server.token, frames=frames)
 
 

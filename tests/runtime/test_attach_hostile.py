@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from splatstudio.runtime import handshake
 from splatstudio.runtime import remote_server as steering
-from splatstudio.runtime.handshake import Line, RunCard, dial, proof
+from splatstudio.runtime.channel.handshake import RunCard, proof
+from splatstudio.runtime.channel.remote_server import RemoteClient, RemoteServer, within_run
 from splatstudio.runtime.messages import Command, Export, Warned
-from splatstudio.runtime.remote_client import ORDERS, RemoteClient, order_line, within_run
-from splatstudio.runtime.remote_server import RemoteServer
+from splatstudio.runtime.remote_client import ORDERS, order_line
+from splatstudio.runtime.remote_run import RemoteLine, dial
 from splatstudio.settings.config import TrainConfig, changed
 
 DEEP = b"[" * 60_000
@@ -65,7 +66,7 @@ def told(client: socket.socket, *lines: bytes) -> bytes:
     return heard
 
 
-def connected(server: RemoteServer) -> Line:
+def connected(server: RemoteServer) -> RemoteLine:
     return dial(f"127.0.0.1:{server.port}", server.token, frames=True)
 
 

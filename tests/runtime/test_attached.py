@@ -17,9 +17,10 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.rendering.modes import Legend
 from splatstudio.runtime import handshake
-from splatstudio.runtime.attached import EVENTS, AttachedPlan
+from splatstudio.runtime.attached import EVENTS
+from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.remote_server import RemoteServer
 from splatstudio.runtime.client import WorkerClient
-from splatstudio.runtime.handshake import Line, RunCard, dial
 from splatstudio.runtime.headless_controller import keep_token, kept_token
 from splatstudio.runtime.messages import (
     CancelJob,
@@ -35,7 +36,11 @@ from splatstudio.runtime.messages import (
     JobFailed,
     JobProgress,
     Pause,
+    PausesAt,
     PhotoErrors,
+    RankFigures,
+    RanksReport,
+    Receipt,
     RenderPath,
     SettingChanged,
     SetView,
@@ -47,10 +52,8 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.plain_form import from_plain, plain
-from splatstudio.runtime.ranks_report import RankFigures, RanksReport
-from splatstudio.runtime.receipts import PausesAt, Receipt
 from splatstudio.runtime.remote_client import order_in, order_line
-from splatstudio.runtime.remote_server import RemoteServer
+from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
 from splatstudio.strategy import Change
 
 TIMEOUT = 120.0
@@ -92,7 +95,7 @@ def attach(training: Training, tmp_path: Path) -> Iterator[Callable[[], WorkerCl
 
     def connect() -> WorkerClient:
         address, token = f"127.0.0.1:{training.server.port}", training.server.token
-        plan = AttachedPlan(dial(address, token, frames=True), lambda: dial(address, token, frames=True))
+        plan = RemotePlan(dial(address, token, frames=True), lambda: dial(address, token, frames=True))
         clients.append(WorkerClient(TrainJob(Path("scene"), tmp_path), plan).start())
         return clients[-1]
 
@@ -296,10 +299,10 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
     server = RemoteServer("127.0.0.1", 0, obey, lambda: card)
     address = f"127.0.0.1:{server.port}"
 
-    def dialled() -> Line:
+    def dialled() -> RemoteLine:
         return dial(address, server.token, frames=True)
 
-    client = WorkerClient(TrainJob(Path("scene"), tmp_path), AttachedPlan(dialled(), dialled)).start()
+    client = WorkerClient(TrainJob(Path("scene"), tmp_path), RemotePlan(dialled(), dialled)).start()
     try:
         for _ in range(40):  # more than the socket holds
             client.send(UpdateSettings((("a", "x" * 1_000_000),)))

@@ -17,6 +17,8 @@ from splatstudio.runtime.messages import (
     Export,
     JobCancelled,
     Pause,
+    PausesAt,
+    Receipt,
     Resume,
     Save,
     SettingChanged,
@@ -30,7 +32,6 @@ from splatstudio.runtime.messages import (
     ViewJob,
     Warned,
 )
-from splatstudio.runtime.receipts import PausesAt, Receipt
 
 
 def view(number: int, seq: int) -> SetView:

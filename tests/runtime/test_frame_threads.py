@@ -10,9 +10,9 @@ from conftest import blobs
 
 from splatstudio.kernels import ops
 from splatstudio.models.model import Model
-from splatstudio.runtime.channel import FrameSlots
-from splatstudio.runtime.frames import FrameRenderer, ShownModel, threads_beside
+from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.messages import Event, SetView
+from splatstudio.runtime.view_renderer import ShownModel, ViewRenderer, threads_beside
 from splatstudio.scene.scene import Scene
 
 
@@ -33,7 +33,7 @@ def test_pictures_are_drawn_with_them(
 
     slots = FrameSlots.create(num_slots=1, slot_bytes=3 * 64 * 48)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    frames = FrameRenderer(slots, send, lambda: training)
+    frames = ViewRenderer(slots, send, lambda: training)
     paint, model = frames._painter.paint, Model(blobs())
 
     def noted(*arguments: Any) -> Any:

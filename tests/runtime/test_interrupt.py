@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
-from splatstudio.runtime.reports import saved_sentence
+from splatstudio.runtime.sentences import saved_sentence
 
 TIMEOUT = 120.0
 AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.runtime.launched_rank import (
+from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
     first_node,

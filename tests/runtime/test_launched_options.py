@@ -18,10 +18,10 @@ from splatstudio.cli.launched import launched_job
 from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller as launched_wire
 from splatstudio.runtime import launched, save_retries
-from splatstudio.runtime.channel import FrameSlots
-from splatstudio.runtime.handshake import dial
-from splatstudio.runtime.launched_rank import LaunchedRank
+from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.launched import LaunchedRank
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
+from splatstudio.runtime.remote_run import dial
 from splatstudio.runtime.root_cause import ErrorReport
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.device_options import AS_FOUND, DeviceOptions

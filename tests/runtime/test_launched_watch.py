@@ -17,9 +17,9 @@ from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.runtime import launched_watch
-from splatstudio.runtime.group import process_context
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
-from splatstudio.runtime.launched_watch import HUNG, Process, Told
+from splatstudio.runtime.launched_watch import HUNG, Process, RankWord
+from splatstudio.runtime.rank_group import process_context
 
 TIMEOUT = 100.0
 NUM_RANKS = 2
@@ -137,7 +137,7 @@ def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
     watch = launched_watch.LaunchedWatch(rank, 2, beats, print)
     line = launched_watch._store()
     assert line is not None
-    other, key = Told(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched_watch._key(1 - rank)
+    other, key = RankWord(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched_watch._key(1 - rank)
 
     def blamed() -> set[int]:
         found, silences = set[int](), SilenceWatch(watch._words, len(watch._watched), Limits())

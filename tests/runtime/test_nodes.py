@@ -23,8 +23,8 @@ from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.gui.attached import AttachedStudio, attached_studio
 from splatstudio.gui.server.network import Network
 from splatstudio.gui.state.nodes import Gathering
-from splatstudio.runtime.handshake import Unreachable
 from splatstudio.runtime.messages import Export, ViewOptions
+from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import StoreHost
 
 TIMEOUT = 150.0

@@ -11,7 +11,7 @@ import pytest
 from splatstudio.cli.train import train_scene
 from splatstudio.gui.server.network import LOOPBACK
 from splatstudio.gui.state.nodes import Gathering, nodes_asked_for, words_for_training
-from splatstudio.runtime.handshake import Unreachable
+from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.device_options import DeviceOptions

@@ -26,6 +26,8 @@ from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import (
     Evaluated,
     Finished,
+    PlateauLeft,
+    PlateauReached,
     Resume,
     SettingChanged,
     Start,
@@ -36,8 +38,8 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.plain_form import from_plain, plain
-from splatstudio.runtime.plateau_report import PlateauLeft, PlateauReached, plateau_sentence, stopped_sentence
 from splatstudio.runtime.remote_client import event_line
+from splatstudio.runtime.sentences import plateau_sentence, stopped_sentence
 from splatstudio.scene import Scene
 from splatstudio.settings.config import DensifyConfig, OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import PlateauConfig

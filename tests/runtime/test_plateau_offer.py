@@ -16,9 +16,17 @@ from worker_watcher import Launch
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.tabs.train import evaluated_when
-from splatstudio.runtime.messages import Start, Started, StateChanged, TrainJob, UpdateSettings
-from splatstudio.runtime.plateau_report import PlateauLeft, PlateauReached, plateau_reached
+from splatstudio.runtime.messages import (
+    PlateauLeft,
+    PlateauReached,
+    Start,
+    Started,
+    StateChanged,
+    TrainJob,
+    UpdateSettings,
+)
 from splatstudio.runtime.remote_server import kind_of
+from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene import Scene
 from splatstudio.settings.config import (
     DensifyConfig,

@@ -41,7 +41,7 @@ from splatstudio.runtime.messages import (
     TrainJob,
     ViewOptions,
 )
-from splatstudio.runtime.painter import asked_for
+from splatstudio.runtime.view_renderer import asked_for
 from splatstudio.scene.scene import Scene
 
 SIZES = (0, 150, 330)

@@ -16,7 +16,8 @@ import pytest
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.runtime import messages
-from splatstudio.runtime.channel import FrameSlots, Outbox
+from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.messages import SetView
 
 TIMEOUT = 120.0

@@ -15,9 +15,7 @@ from conftest import blobs
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.runtime import jobs as worker_jobs
-from splatstudio.runtime.channel import FrameSlots
-from splatstudio.runtime.frames import FrameRenderer, ShownModel
-from splatstudio.runtime.jobs import Jobs
+from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.messages import (
     Event,
     Export,
@@ -29,6 +27,8 @@ from splatstudio.runtime.messages import (
     Snapshot,
     Warned,
 )
+from splatstudio.runtime.tasks import Tasks
+from splatstudio.runtime.view_renderer import ShownModel, ViewRenderer
 from splatstudio.scene.scene import Scene
 
 
@@ -36,7 +36,7 @@ class ForeignError(Exception):
     """Of a library, with a base class of its own."""
 
 
-def finish(jobs: Jobs) -> None:
+def finish(jobs: Tasks) -> None:
     for task in list(jobs._tasks):
         assert task.thread is not None
         task.thread.join()
@@ -65,7 +65,7 @@ def test_any_error_of_a_job_is_a_sentence(
 
     monkeypatch.setattr(worker_jobs, "write_picture", refuse)
     events: list[Event] = []
-    jobs, model = Jobs(events.append, lambda: False), Model(blobs())
+    jobs, model = Tasks(events.append, lambda: False), Model(blobs())
     jobs.start(Snapshot(blob_scene.cameras[0].resized(8, 8), tmp_path / "a.png", job=1), lambda: model)
     finish(jobs)
     end = events[-1]
@@ -75,7 +75,7 @@ def test_any_error_of_a_job_is_a_sentence(
 
 def test_a_copy_without_memory_and_a_refusal_cost_the_job_alone(tmp_path: Path) -> None:
     events: list[Event] = []
-    jobs = Jobs(events.append, lambda: False)
+    jobs = Tasks(events.append, lambda: False)
 
     def no_memory() -> Model:
         raise MemoryError
@@ -111,7 +111,7 @@ def test_cameras_of_two_models_of_one_name_do_not_replace_each_other(
 ) -> None:
     cameras = tuple((view.name, view.camera) for view in blob_scene.views)
     events: list[Event] = []
-    jobs, model = Jobs(events.append, lambda: False), Model(blobs())
+    jobs, model = Tasks(events.append, lambda: False), Model(blobs())
     kept = tmp_path / "scene.ply.cameras.json"
     kept.write_text("somebody's")
     for name in ("scene.ply", "scene.spz"):
@@ -138,7 +138,7 @@ def test_views_that_cannot_be_drawn_cost_no_slot_and_are_told_once(
 ) -> None:
     sent: list[Event] = []
     slots = FrameSlots.create(num_slots=1, slot_bytes=3 * 64 * 48)
-    frames = FrameRenderer(slots, sent.append, lambda: False)
+    frames = ViewRenderer(slots, sent.append, lambda: False)
     model, failures = Model(blobs()), [ForeignError("bad"), MemoryError()]
     paint = frames._painter.paint
 

@@ -17,7 +17,6 @@ from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_un
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
 from splatstudio.runtime.client import ONE_RANK
-from splatstudio.runtime.group import RankGroup
 from splatstudio.runtime.heartbeat import Limits, Phase
 from splatstudio.runtime.messages import (
     Failed,
@@ -37,11 +36,12 @@ from splatstudio.runtime.messages import (
     ViewJob,
     Warned,
 )
-from splatstudio.runtime.process import activity_of, worker_main
+from splatstudio.runtime.rank import activity_of, rank_main
+from splatstudio.runtime.rank_group import RankGroup
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
 
-FAULTY = Plan(worker_main, faulty)
+FAULTY = Plan(rank_main, faulty)
 QUICK = Limits(frozen=1.0, stuck={Phase.TRAINING: 4.0})
 
 
@@ -125,7 +125,7 @@ def test_a_rank_killed_before_any_checkpoint_begins_again(
 
 
 def test_a_stopped_rank_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    plan = Plan(worker_main, activity_of, limits=QUICK)
+    plan = Plan(rank_main, activity_of, limits=QUICK)
     worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY), plan)
     worker.wait(Progress)
     since = len(worker.events)
@@ -137,7 +137,7 @@ def test_a_stopped_rank_is_found_and_replaced(launch: Launch, blob_folder: Path,
 
 def test_a_rank_that_hangs_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty, limits=QUICK))
+    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK))
     worker.client.send(Start())
     worker.client.send(Step(5))
     worker.wait(StateChanged, lambda event: event.state == "paused")
@@ -157,7 +157,7 @@ def test_native_code_that_holds_all_threads_is_no_fault(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "hold", step=20, times=1)
-    plan = Plan(worker_main, faulty, limits=Limits(frozen=1.0))
+    plan = Plan(rank_main, faulty, limits=Limits(frozen=1.0))
     worker = launch(TrainJob(blob_folder, run, MANY), plan)
     worker.client.send(Start())
     pid = worker.client.pid
@@ -169,7 +169,7 @@ def test_native_code_that_holds_all_threads_is_no_fault(
 def test_a_stopped_rank_that_owes_nothing_is_left_alone(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
-    plan = Plan(worker_main, activity_of, limits=QUICK)
+    plan = Plan(rank_main, activity_of, limits=QUICK)
     worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY), plan)
     worker.client.send(Pause())
     worker.wait(StateChanged, lambda event: event.state == "paused")
@@ -304,7 +304,7 @@ def test_a_rank_told_to_leave_is_not_started_again(launch: Launch, blob_folder: 
 
 def test_a_studio_that_never_reads_does_not_stop_the_training(blob_folder: Path, tmp_path: Path) -> None:
     job = TrainJob(blob_folder, tmp_path / "run", MANY)
-    group = RankGroup(worker_main, job, 1, tmp_path / "log", activity_of)
+    group = RankGroup(rank_main, job, 1, tmp_path / "log", activity_of)
     group.start()
     try:
         group.connection.send(Start())

@@ -26,11 +26,11 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
     Warned,
 )
-from splatstudio.runtime.process import worker_main
+from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 
 NUM_RANKS = 3
-PLAN = Plan(worker_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 60.0}))
+PLAN = Plan(rank_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAINING: 60.0}))
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
     Warned,
 )
-from splatstudio.runtime.process import worker_main
+from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig
@@ -96,7 +96,7 @@ def test_a_cap_holds_from_the_next_densification_on(
 def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty))
     worker.client.send(Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.send(Evaluate())
@@ -117,7 +117,7 @@ def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path
 def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     step = start_paused(worker) + 4
     worker.client.send(Step(4))
     paused(worker)
@@ -135,7 +135,7 @@ def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_pa
 def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty))
     worker.client.send(Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.close()
@@ -150,7 +150,7 @@ def test_of_many_changes_of_a_setting_the_last_is_noted(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "busy evaluation")
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     start_paused(worker)
     worker.client.send(Evaluate())
     wait_until((tmp_path / "evaluating").exists, "the training is busy")

@@ -11,11 +11,10 @@ import pytest
 from blob_models import blobs
 
 from splatstudio.models.model import Model
+from splatstudio.runtime.channel.mailbox import Mailbox
 from splatstudio.runtime.control import decoded, encoded
 from splatstudio.runtime.headless_controller import TOKEN_FILE, keep_token
 from splatstudio.runtime.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
-from splatstudio.runtime.jobs import Jobs
-from splatstudio.runtime.mailbox import Mailbox
 from splatstudio.runtime.messages import (
     Close,
     Command,
@@ -27,8 +26,9 @@ from splatstudio.runtime.messages import (
     Step,
     UpdateSettings,
 )
-from splatstudio.runtime.restarts import RestartPolicy
 from splatstudio.runtime.root_cause import Cause, ErrorReport, RankEnd, read_report, root_cause, write_report
+from splatstudio.runtime.supervisor import RestartPolicy
+from splatstudio.runtime.tasks import Tasks
 
 
 def settings(path: str, value: Any) -> UpdateSettings:
@@ -168,7 +168,7 @@ def test_a_task_for_which_there_is_no_thread_fails_alone(monkeypatch: pytest.Mon
         raise RuntimeError("can't start new thread")
 
     told: list[Event] = []
-    jobs = Jobs(told.append, lambda: True)
+    jobs = Tasks(told.append, lambda: True)
     monkeypatch.setattr(threading.Thread, "start", no_more)
     for job in (1, 2):  # the first is not in the way of the second, which writes the same file
         jobs.start(Export(Path("a.ply"), job=job), lambda: Model(blobs()))

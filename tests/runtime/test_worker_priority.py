@@ -15,7 +15,7 @@ from worker_watcher import MANY, TIMEOUT, Launch, front_camera, wait_until
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Progress, SetView, Start, TrainJob
-from splatstudio.runtime.priority import ALONE, WATCHED, TrainingPriority
+from splatstudio.runtime.process_setup import ALONE, WATCHED, TrainingPriority
 from splatstudio.scene.scene import Scene
 
 pytestmark = [

@@ -29,6 +29,7 @@ from splatstudio.runtime.messages import (
     ModelLoaded,
     Pause,
     Progress,
+    RanksReport,
     Resume,
     Save,
     Saved,
@@ -44,7 +45,6 @@ from splatstudio.runtime.messages import (
     ViewOptions,
     Warned,
 )
-from splatstudio.runtime.ranks_report import RanksReport
 from splatstudio.scene.scene import Scene
 
 

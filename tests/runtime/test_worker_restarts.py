@@ -11,7 +11,6 @@ from test_worker_faults import states, train
 from worker_watcher import MANY, Launch
 
 from splatstudio.models.model import Model, load_model
-from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.messages import (
     CancelJob,
     Event,
@@ -34,6 +33,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
     Warned,
 )
+from splatstudio.runtime.tasks import Tasks
 
 
 def test_orders_that_a_dying_process_did_not_hear_are_obeyed_by_the_next(
@@ -99,7 +99,7 @@ def test_a_job_given_after_the_end_has_an_end_too(launch: Launch, blob_folder: P
 
 def test_a_job_cancelled_before_it_begins_does_not_begin(tmp_path: Path) -> None:
     events: list[Event] = []
-    jobs = Jobs(events.append, lambda: False)
+    jobs = Tasks(events.append, lambda: False)
     jobs.cancel(3)
     jobs.start(Export(tmp_path / "a.ply", job=3), lambda: Model(blobs()))
     assert events == [JobCancelled(3)] and not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
     Warned,
 )
-from splatstudio.runtime.process import worker_main
+from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 
 SHORT = replace(MANY, steps=10)
@@ -43,7 +43,7 @@ def test_a_slow_disk_at_the_last_step_is_not_taken_for_a_step_that_hangs(
     run = tmp_path / "run"
     plan_fault(run, "slow save", step=5, times=1)
     limits = Limits(stuck={Phase.TRAINING: 2.5, Phase.OBEYING: 60.0})
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(worker_main, faulty, limits=limits))
+    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty, limits=limits))
     worker.client.send(Start())
     finished = worker.wait(Finished)
     assert finished.completed and finished.checkpoint == newest_checkpoint(run)
@@ -57,7 +57,7 @@ def test_what_a_full_disk_did_not_take_at_the_last_step_is_saved_when_asked_agai
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
     worker.client.send(Start())
     worker.wait(StateChanged, lambda event: event.state == "paused")
     assert "No space left" in worker.of(Warned)[-1].sentence
@@ -78,7 +78,7 @@ def test_more_steps_are_possible_where_the_last_one_could_not_be_saved(
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(worker_main, faulty))
+    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
     worker.client.send(Start())
     worker.wait(StateChanged, lambda event: event.state == "paused")
     flag.unlink()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from splatstudio.runtime.signals import leave_when_told, outlive_the_terminal
+from splatstudio.runtime.process_setup import leave_when_told, outlive_the_terminal
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no terminals to close here")
 

@@ -16,10 +16,10 @@ import pytest
 from worker_faults import counting
 from worker_watcher import MANY, Launch, alive, wait_until
 
-from splatstudio.runtime.channel import FrameSlots
+from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, TrainJob
-from splatstudio.runtime.process import worker_main
+from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 
 
@@ -64,7 +64,7 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(
         started.append(process)
 
     monkeypatch.setattr(BaseProcess, "start", first_only)
-    client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY), Plan(worker_main, counting, 2))
+    client = WorkerClient(TrainJob(tmp_path, tmp_path / "run", MANY), Plan(rank_main, counting, 2))
     with pytest.raises(OSError, match="temporarily unavailable"):
         client.start()
     assert len(made) == 1 and made[0].file.opened.closed and folders(tmp_path) == []

@@ -13,10 +13,9 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime import shared_frames
-from splatstudio.runtime.looks import ViewRequest
-from splatstudio.runtime.messages import ViewOptions
-from splatstudio.runtime.painter import asked_for
-from splatstudio.runtime.shared_frames import FrameShare, seen_by_rank
+from splatstudio.runtime.messages import ViewOptions, ViewRequest
+from splatstudio.runtime.shared_views import SharedViews, seen_by_rank
+from splatstudio.runtime.view_renderer import asked_for
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
@@ -43,7 +42,7 @@ def draw_short(ranks: Ranks, folder: Path, failing: int) -> list[tuple[tuple[int
     """
     scene = load_scene(folder)
     trainer = Trainer(scene, TrainConfig(), ranks=ranks)
-    share = FrameShare(trainer, ranks)
+    share = SharedViews(trainer, ranks)
     share.keep(7)
     camera = scene.views[0].camera
     looks, drawn = [ViewRequest(camera, share.view_options(7))] * 2, []

@@ -22,8 +22,8 @@ from splatstudio.optimization.train_step import StepInputs, StepPlan
 from splatstudio.runtime import looks as looks_module
 from splatstudio.runtime.control import Turn
 from splatstudio.runtime.crew import Leader, Member
-from splatstudio.runtime.looks import ViewRequest, encoded_looks
-from splatstudio.runtime.messages import ViewOptions
+from splatstudio.runtime.looks import encoded_looks
+from splatstudio.runtime.messages import ViewOptions, ViewRequest
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import trainable

@@ -13,8 +13,8 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.sharded_evaluate import evaluate_together
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
-from splatstudio.runtime.looks import ViewRequest, gather_seen
-from splatstudio.runtime.messages import ViewOptions
+from splatstudio.runtime.messages import ViewOptions, ViewRequest
+from splatstudio.runtime.shared_views import gather_seen
 from splatstudio.scene import load_scene
 from splatstudio.train.trainer import Trainer
 

@@ -11,8 +11,8 @@ import viser
 
 from splatstudio.gui.state.tasks import JobBoard, JobStatus, why_ended
 from splatstudio.gui.theme import ACCENT, BAD, MUTED, duration, size
-from splatstudio.runtime.jobs import num_bytes
 from splatstudio.runtime.messages import JobCommand, JobDone, JobFailed
+from splatstudio.runtime.tasks import num_bytes
 
 MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from splatstudio.gui.panel_context import Page
 from splatstudio.gui.tabs.model_rows import note_html
 from splatstudio.gui.theme import ACCENT
-from splatstudio.runtime.plateau_report import PlateauReached, plateau_advice, plateau_words
+from splatstudio.runtime.messages import PlateauReached
+from splatstudio.runtime.sentences import plateau_advice, plateau_words
 
 
 class PlateauBar:

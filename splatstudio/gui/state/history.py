@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from splatstudio.runtime.messages import Densified, Evaluated, Event, Progress, Started
-from splatstudio.runtime.progress import RATE_SECONDS, running_mean
+from splatstudio.runtime.training_news import RATE_SECONDS, running_mean
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 

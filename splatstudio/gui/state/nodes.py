@@ -11,7 +11,7 @@ from pathlib import Path
 from splatstudio.gui.app import say_where, show_in_browser
 from splatstudio.gui.attached import AttachedStudio, attached_studio
 from splatstudio.gui.server.network import Network
-from splatstudio.runtime.handshake import REDIAL_SECONDS, Unreachable
+from splatstudio.runtime.remote_run import REDIAL_SECONDS, Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
 from splatstudio.train.device_options import DeviceOptions
 

@@ -21,7 +21,7 @@ from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
-from splatstudio.runtime.reports import checkpoint_step
+from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.scene import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (

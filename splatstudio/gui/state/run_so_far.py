@@ -10,9 +10,9 @@ from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History
-from splatstudio.runtime.messages import Evaluated
-from splatstudio.runtime.plateau_report import PlateauReached, plateau_reached
-from splatstudio.runtime.reports import checkpoint_step
+from splatstudio.runtime.messages import Evaluated, PlateauReached
+from splatstudio.runtime.sentences import checkpoint_step
+from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.plateau import PlateauWatch
 from splatstudio.train.session import METRICS_EVERY

@@ -11,6 +11,8 @@ from splatstudio.runtime.messages import (
     Failed,
     Finished,
     ModelLoaded,
+    PlateauLeft,
+    PlateauReached,
     Progress,
     Saved,
     SettingChanged,
@@ -19,13 +21,7 @@ from splatstudio.runtime.messages import (
     StateChanged,
     Warned,
 )
-from splatstudio.runtime.plateau_report import (
-    PlateauLeft,
-    PlateauReached,
-    plateau_advice,
-    plateau_words,
-    stopped_sentence,
-)
+from splatstudio.runtime.sentences import plateau_advice, plateau_words, stopped_sentence
 
 
 @dataclass(frozen=True)

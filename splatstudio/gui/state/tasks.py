@@ -11,7 +11,6 @@ from pathlib import Path
 from splatstudio.gui.state.controller import Controller, Notice
 from splatstudio.gui.theme import size
 from splatstudio.runtime.client import WorkerClient
-from splatstudio.runtime.jobs import output_of
 from splatstudio.runtime.messages import (
     CancelJob,
     Event,
@@ -24,6 +23,7 @@ from splatstudio.runtime.messages import (
     RenderPath,
     Snapshot,
 )
+from splatstudio.runtime.tasks import output_of
 
 
 @dataclass(frozen=True, eq=False)

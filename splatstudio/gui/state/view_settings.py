@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.state.compare import Comparison, Place, place_of
 from splatstudio.gui.state.viewpoint import MIN_SIDE, Viewpoint
-from splatstudio.runtime.channel import MAX_FRAME_PIXELS
+from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import ViewOptions
 
 

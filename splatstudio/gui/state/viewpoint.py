@@ -10,7 +10,7 @@ import viser
 import viser.transforms
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.runtime.channel import MAX_FRAME_PIXELS
+from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 
 MIN_SIDE, MAX_SIDE = 16, 8192  # px; below and above a window is closed or a lie
 MIN_FOV, MAX_FOV = math.radians(1.0), math.radians(170.0)

@@ -14,8 +14,7 @@ from splatstudio.gui.panel_context import Page, Panel
 from splatstudio.gui.state.status import RankRow
 from splatstudio.gui.tabs.plot import Line, Plot, round_end
 from splatstudio.gui.theme import ACCENT, MUTED, css
-from splatstudio.runtime.messages import Event
-from splatstudio.runtime.ranks_report import RankFigures, told_after
+from splatstudio.runtime.messages import Event, RankFigures, figures_after
 
 SAMPLE_SECONDS = 1.0
 HISTORY_SECONDS = 300
@@ -73,7 +72,7 @@ class DevicesPanel(Panel):
 
     def follow(self, event: Event) -> None:
         """Take in what each rank has to do."""
-        self._told = told_after(event, self._told)
+        self._told = figures_after(event, self._told)
 
     def refresh(self) -> None:
         """Show a sample that is new."""

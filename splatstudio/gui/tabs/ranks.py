@@ -7,8 +7,7 @@ import html
 from splatstudio.gui.panel_context import Page, Panel
 from splatstudio.gui.tabs.devices import balance_html, milliseconds
 from splatstudio.gui.theme import MUTED
-from splatstudio.runtime.messages import Event
-from splatstudio.runtime.ranks_report import RankFigures, told_after
+from splatstudio.runtime.messages import Event, RankFigures, figures_after
 
 
 class RanksPanel(Panel):
@@ -22,7 +21,7 @@ class RanksPanel(Panel):
 
     def follow(self, event: Event) -> None:
         """Take in what each rank has to do."""
-        self._told = told_after(event, self._told)
+        self._told = figures_after(event, self._told)
 
     def refresh(self) -> None:
         """Show figures that are new."""

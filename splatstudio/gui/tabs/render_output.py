@@ -7,7 +7,7 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.cameras.camera_path import MAX_SIZE
+from splatstudio.cameras.camera_path import MAX_SIZE, VideoQuality
 from splatstudio.formats.free_path import free_path
 from splatstudio.gui.dock.hotkeys import Hotkey
 from splatstudio.gui.dock.job_bar import MAX_DOWNLOAD_BYTES, JobBar, download
@@ -18,7 +18,7 @@ from splatstudio.gui.state.tasks import JobBoard
 from splatstudio.gui.state.viewpoint import read_viewpoint
 from splatstudio.gui.tabs.keyframe_section import set_value
 from splatstudio.gui.theme import ACCENT
-from splatstudio.models.video import Quality, check_output
+from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
 from splatstudio.settings.typed_path import typed_output
 
@@ -30,7 +30,7 @@ SIZES = {
     "Square (1080 × 1080)": (1080, 1080),
     "Upright (1080 × 1920)": (1080, 1920),
 }
-FORMATS: dict[str, tuple[str, Quality]] = {
+FORMATS: dict[str, tuple[str, VideoQuality]] = {
     "MP4 (H.264), best": (".mp4", "full"),
     "MP4 (H.264), small": (".mp4", "small"),
     "WebM (VP9), best": (".webm", "full"),

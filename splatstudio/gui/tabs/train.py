@@ -17,7 +17,7 @@ from splatstudio.gui.tabs.plot import Line, Plot, axis_ranges, from_zero
 from splatstudio.gui.tabs.settings import SettingsForm
 from splatstudio.gui.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css
 from splatstudio.runtime.messages import Evaluate
-from splatstudio.runtime.plateau_report import plateau_advice, plateau_words
+from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene import Scene
 from splatstudio.settings.config import TrainConfig, declaration, value_of
 from splatstudio.settings.presets import PRESETS, nearest_preset

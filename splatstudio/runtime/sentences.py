@@ -1,4 +1,4 @@
-"""Sentences about a worker that ended: the cause, what is safe, and what to do next."""
+"""Sentences for people: how a training stands or has ended, what is safe, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
 from splatstudio.runtime.command_replay import LIMIT
-from splatstudio.runtime.messages import Job, TrainJob
+from splatstudio.runtime.messages import Job, PlateauReached, TrainJob
 from splatstudio.runtime.root_cause import MEMORY, Cause
+from splatstudio.train.plateau import AT_REST
 
 
 def error_sentence(error: BaseException) -> str:
@@ -91,3 +92,40 @@ def _what_is_safe(job: Job) -> str:
         old = f" The run before, {job.before}, is as it was." if kept else ""
         return f"Nothing was saved yet; press Start to begin again.{old}"
     return f"The checkpoint of step {checkpoint_step(newest):,} is safe; press Resume to go on from it."
+
+
+def plateau_words(event: PlateauReached) -> str:
+    """Return what stands still, and since when, without a full stop."""
+    return f"The test score has been flat since step {event.since:,} ({event.psnr:.1f} dB)"
+
+
+def plateau_advice(event: PlateauReached) -> str:
+    """Return what the user may want to know before he stops, one or two sentences; "" where that is nothing.
+
+    Where learning rates fall to the planned end, the score often rises with that once more.
+    """
+    if event.rates_left >= AT_REST:
+        return ""
+    fall = f"The learning rates still fall to {100 * event.rates_left:.0f} % of now by step"
+    # So many steps that these would be done to 85 %.
+    shorter = -(-event.step // 85) * 100
+    advice = f"{fall} {event.total_steps:,}, which may lift it once more"
+    if not event.waits and shorter < 0.95 * event.total_steps:
+        return f"{advice}; with {shorter:,} steps planned they do so sooner."
+    return f"{advice}."
+
+
+def stopped_sentence(event: PlateauReached) -> str:
+    """Return why a training has ended before its last step."""
+    return (
+        f"Stopped at step {event.step:,}: test score flat since step {event.since:,} ({event.psnr:.1f} dB)."
+    )
+
+
+def plateau_sentence(event: PlateauReached, how_to_stop: str) -> str:
+    """Return what a line of text tells of it; `how_to_stop` is one sentence."""
+    if event.stops:
+        return stopped_sentence(event)
+    if event.waits:
+        how_to_stop = "The training stops when they are nearly at rest."
+    return " ".join(filter(None, (f"{plateau_words(event)}.", plateau_advice(event), how_to_stop)))

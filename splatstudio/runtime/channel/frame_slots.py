@@ -1,18 +1,12 @@
-"""The wires between two processes: a queue that never blocks its writer, and frames in shared memory."""
+"""Frames in memory that two processes share."""
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import tempfile
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import count
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,75 +14,6 @@ import numpy as np
 
 MAX_FRAME_PIXELS = 2560 * 1440
 NUM_SLOTS = 3
-MAX_WAITING = 10_000  # messages
-
-log = logging.getLogger("splatstudio.runtime")
-
-
-class Outbox:
-    """Messages waiting to be sent over a pipe by a thread of their own.
-
-    A writer never waits for the reader at the other end. Messages are sent in order; one with a `key`
-    replaces the one of the same key that still waits (latest wins), and goes to the end. Where the reader
-    has stopped reading, the oldest messages are dropped: a writer's memory does not grow without end.
-    """
-
-    def __init__(self, connection: Connection, name: str, limit: int = MAX_WAITING):
-        self._connection = connection
-        self._limit = limit
-        self._dropping = False
-        self._waiting: OrderedDict[Hashable, Any] = OrderedDict()
-        self._serial = count()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._sending = False
-        self._thread = threading.Thread(target=self._send_all, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, message: Any, key: Hashable | None = None) -> None:
-        """Queue a message; after the other end has gone it is dropped."""
-        with self._changed:
-            if self._closed:
-                return
-            slot = ("serial", next(self._serial)) if key is None else ("key", key)
-            self._waiting.pop(slot, None)
-            self._waiting[slot] = message
-            if len(self._waiting) > self._limit:
-                self._waiting.popitem(last=False)
-                if not self._dropping:
-                    log.warning("nobody reads the %s: the oldest are dropped", self._thread.name)
-                self._dropping = True
-            self._changed.notify_all()
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until everything is sent, at most `timeout` seconds; return whether it was."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._closed or not (self._waiting or self._sending), timeout
-            )
-
-    def close(self) -> None:
-        """Drop what waits and end the thread."""
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
-
-    def _send_all(self) -> None:
-        while True:
-            with self._changed:
-                self._sending = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    return
-                _, message = self._waiting.popitem(last=False)
-                self._sending = True
-            try:
-                self._connection.send(message)
-            except OSError:
-                # The other process is gone; whoever reads this pipe notices and reports it.
-                self.close()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.runtime.channel import FrameSlots, SlotsFile
+from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
 from splatstudio.runtime.heartbeat import Heartbeats, Silence
 from splatstudio.runtime.messages import Job
 from splatstudio.runtime.root_cause import RankEnd, read_report
@@ -54,15 +54,15 @@ class RankSpec:
 
 
 @dataclass(frozen=True)
-class Studio:
-    """Rank 0's wires to the studio."""
+class RankPipe:
+    """Rank 0's way to its client."""
 
     connection: Connection
     slots_file: SlotsFile
 
 
-# What a rank's process runs; `Studio` for rank 0, None for the others.
-RankMain = Callable[[RankSpec, Job, "Studio | None", Any], None]
+# What a rank's process runs; the pipe is for rank 0, None for the others.
+RankMain = Callable[[RankSpec, Job, "RankPipe | None", Any], None]
 
 
 def process_context(*, several: bool = False) -> BaseContext:
@@ -75,7 +75,7 @@ def process_context(*, several: bool = False) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     # What the first backward pass between ranks loads, which takes a second and more.
     backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
-    context.set_forkserver_preload(["splatstudio.runtime.process", *backward])
+    context.set_forkserver_preload(["splatstudio.runtime.rank", *backward])
     return context
 
 
@@ -86,7 +86,7 @@ def _has_room_for_a_socket() -> bool:
 
 
 class RankGroup:
-    """The processes of the ranks, their heartbeats, and rank 0's wires. Nothing runs before `start`."""
+    """The processes of the ranks, their heartbeats, and rank 0's pipe. Nothing runs before `start`."""
 
     def __init__(
         self,
@@ -158,15 +158,15 @@ class RankGroup:
         processes: list[BaseProcess] = []
         environment = _environment()
         for rank in range(self.num_ranks):
-            place = RankSpec(
+            spec = RankSpec(
                 rank, self.num_ranks, folder, self.heartbeats, self._log_path, self._devices, environment
             )
-            studio = Studio(self._child_end, slots_file) if rank == 0 else None
+            pipe = RankPipe(self._child_end, slots_file) if rank == 0 else None
             # daemon: a studio that ends in disorder ends the ranks by SIGTERM, at which they save and leave.
             processes.append(
                 self._context.Process(  # type: ignore[attr-defined]
                     target=self._main,
-                    args=(place, self._job, studio, self._activity),
+                    args=(spec, self._job, pipe, self._activity),
                     name=f"splatstudio-rank-{rank}",
                     daemon=True,
                 )

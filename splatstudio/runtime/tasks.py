@@ -40,8 +40,8 @@ from splatstudio.runtime.messages import (
     ViewOptions,
     Warned,
 )
-from splatstudio.runtime.painter import Painter
-from splatstudio.runtime.shared_frames import Cancelled, SharedDrawing
+from splatstudio.runtime.shared_views import Cancelled, CopyDrawer
+from splatstudio.runtime.view_renderer import Painter
 
 MAX_JOBS = 4  # at a time: each holds a copy of the model
 PROGRESS_SECONDS = 0.2  # at most five JobProgress events a second
@@ -73,7 +73,7 @@ class Task:
         self.emit(JobProgress(self.command.job, done, total, eta))
 
 
-class Jobs:
+class Tasks:
     """The long tasks of a worker: started on its main thread, cancelled from any."""
 
     def __init__(self, emit: Callable[[Event], None], training: Callable[[], bool]):
@@ -83,7 +83,7 @@ class Jobs:
         self._unwanted: set[int] = set()  # cancelled before they began
         self._lock = threading.Lock()
 
-    def start(self, command: JobCommand, model_copy: Callable[[], Model | SharedDrawing | None]) -> None:
+    def start(self, command: JobCommand, model_copy: Callable[[], Model | CopyDrawer | None]) -> None:
         """Begin a job on what `model_copy` returns, its own to keep; None: there is no model yet.
 
         A job that is refused copies nothing; one without memory for its copy fails alone.
@@ -154,7 +154,7 @@ class Jobs:
         threads = torch.get_num_threads()
         return max(1, threads // 2) if self._training() else threads
 
-    def _run(self, task: Task, model: Model | SharedDrawing) -> None:
+    def _run(self, task: Task, model: Model | CopyDrawer) -> None:
         torch.set_grad_enabled(False)  # holds for this thread alone
         job, output = task.command.job, output_of(task.command)
         try:
@@ -172,8 +172,8 @@ class Jobs:
             end = JobFailed(job, f"{output} could not be written: {first_line(error)}")
         self._end(task, model, end)
 
-    def _end(self, task: Task, model: Model | SharedDrawing, end: Event) -> None:
-        if isinstance(model, SharedDrawing):
+    def _end(self, task: Task, model: Model | CopyDrawer, end: Event) -> None:
+        if isinstance(model, CopyDrawer):
             model.close()
         with self._lock:
             self._tasks.remove(task)
@@ -206,10 +206,10 @@ class _Drawing:
 
 
 def _drawing(
-    task: Task, model: Model | SharedDrawing, cameras: Sequence[Camera], options: ViewOptions | None
+    task: Task, model: Model | CopyDrawer, cameras: Sequence[Camera], options: ViewOptions | None
 ) -> Callable[[Camera], np.ndarray]:
     """Return what draws `cameras`, one after the other."""
-    if isinstance(model, SharedDrawing):
+    if isinstance(model, CopyDrawer):
         return model.of(cameras, options, task.cancelled.is_set)
     return _Drawing(task, model, options)
 
@@ -238,7 +238,7 @@ def num_bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def _render_path(task: Task, model: Model | SharedDrawing) -> bool:
+def _render_path(task: Task, model: Model | CopyDrawer) -> bool:
     command = task.command
     assert isinstance(command, RenderPath)
     cameras = command.path.cameras()
@@ -253,14 +253,14 @@ def _render_path(task: Task, model: Model | SharedDrawing) -> bool:
     )
 
 
-def _take_snapshot(task: Task, model: Model | SharedDrawing) -> bool:
+def _take_snapshot(task: Task, model: Model | CopyDrawer) -> bool:
     command = task.command
     assert isinstance(command, Snapshot)
     image = _drawing(task, model, [command.camera], command.options)(command.camera)
     return _complete(task, command.output, lambda partial: write_picture(partial, image))
 
 
-def _export(task: Task, model: Model | SharedDrawing) -> bool:
+def _export(task: Task, model: Model | CopyDrawer) -> bool:
     command = task.command
     assert isinstance(command, Export) and isinstance(model, Model), "a file has the whole model"
     transform = export_transform(model.transform, upright=command.upright)
@@ -313,7 +313,7 @@ def _complete(task: Task, output: Path, write: Callable[[Path], object]) -> bool
     return True
 
 
-_WORK: dict[type[JobCommand], Callable[[Task, Model | SharedDrawing], bool]] = {
+_WORK: dict[type[JobCommand], Callable[[Task, Model | CopyDrawer], bool]] = {
     Export: _export,
     RenderPath: _render_path,
     Snapshot: _take_snapshot,

@@ -36,6 +36,7 @@ class WorkerContext:
     saving: Callable[[], None] = _nothing
     # Called now and then in a step that may take long: it shows that the step gets on.
     alive: Callable[[], None] = _nothing
+    rank: int = 0
     launched: bool = False  # by torchrun or Slurm: the ranks may be on several machines
 
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -150,6 +151,7 @@ class Rank:
             breathe=self._breathe,
             ranks=lambda: ALONE if self._broadcast is None else self._broadcast.ranks,
             alive=lambda: self._enter(self._phase),
+            rank=spec.rank,
             launched=spec.launched,
         )
         if self._client is not None:
@@ -355,16 +357,12 @@ class _Client:
 
     def heard_by(self, context: WorkerContext, tell: Callable[[Command], None]) -> WorkerContext:
         """Return the context of an activity whose news reach the client."""
-        return WorkerContext(
+        return replace(
+            context,
             emit=self.emit,
             publish=self._views.publish,
-            log_into=context.log_into,
-            breathe=context.breathe,
-            ranks=context.ranks,
             tell=tell,
             saving=self._rank.begin_saving,
-            alive=context.alive,
-            launched=context.launched,
         )
 
     def start(self) -> None:

@@ -184,7 +184,7 @@ class Supervisor:
 
     @property
     def will_pause(self) -> bool | None:
-        """Return whether the training will stand still by what was told last; None: it was not told to start."""
+        """Return whether the training will stand still once all is obeyed; None: it was not told to start."""
         return self._replay.paused if self._replay.started else None
 
     def send(self, command: Command) -> None:

@@ -20,7 +20,7 @@ from splatstudio.distributed import gpu_group
 from splatstudio.distributed.gpu_group import GpuSeconds, unfit
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import essence
-from splatstudio.runtime import control
+from splatstudio.runtime.channel import broadcast
 from splatstudio.runtime.process_setup import end_within
 from splatstudio.runtime.root_cause import (
     MEMORY,
@@ -174,14 +174,14 @@ def test_gpus_let_go_of_each_other_at_the_end_which_is_not_waited_for_for_ever(
 ) -> None:
     released: list[object] = []
     release: Callable[..., Any] = lambda *what: time.sleep(60) if stuck else released.append(what)  # noqa: E731
-    monkeypatch.setattr(control, "_release", release)
-    monkeypatch.setattr(control, "RELEASE_SECONDS", 0.05 if stuck else 60.0)
-    group = control.ControlGroup.__new__(control.ControlGroup)
+    monkeypatch.setattr(broadcast, "_release", release)
+    monkeypatch.setattr(broadcast, "RELEASE_SECONDS", 0.05 if stuck else 60.0)
+    group = broadcast.Broadcast.__new__(broadcast.Broadcast)
     group._gpus = None
     group.close()
     assert not released and not caplog.messages
     group._gpus = gpus = SimpleNamespace()  # type: ignore[assignment]
     group.close()
     assert bool(caplog.messages) == stuck and released == (
-        [] if stuck else [(gpus, control.fastest_device())]
+        [] if stuck else [(gpus, broadcast.fastest_device())]
     )

@@ -9,7 +9,7 @@ from worker_watcher import MANY, Launch
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.distributed.rank_devices import choose_devices
-from splatstudio.runtime.activity import Activity, SharedPart, WorkerContext
+from splatstudio.runtime.activity import Activity, WorkerContext
 from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Failed, Job, Saved, Start, TrainJob
 from splatstudio.runtime.rank import activity_of
@@ -18,7 +18,7 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.train.data.photo_queue import Batch, PhotoQueue
 
 
-def half_blind(job: Job, desk: WorkerContext) -> Activity | SharedPart:
+def half_blind(job: Job, desk: WorkerContext) -> Activity:
     """Return what a rank does, of which rank 1 cannot read its photograph in the sixth step."""
     if desk.rank == 1:
         calls, following = [0], PhotoQueue.next

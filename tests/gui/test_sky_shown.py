@@ -13,7 +13,7 @@ from test_worker_errors import finish
 from splatstudio.gaussians.sky import Sky
 from splatstudio.models.model import Model
 from splatstudio.rendering.render import RenderOptions, render_image
-from splatstudio.runtime.looks import decoded_looks, encoded_looks
+from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.messages import Event, Snapshot, ViewOptions, ViewRequest
 from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.view_renderer import Painter
@@ -38,7 +38,7 @@ def test_a_model_without_a_sky_is_before_the_background() -> None:
 
 def test_other_ranks_are_told_so() -> None:
     for sky in (True, False):
-        (look,) = decoded_looks(encoded_looks([ViewRequest(ring_of_cameras()[0], ViewOptions(RED, sky=sky))]))
+        look = decode(encode(ViewRequest(ring_of_cameras()[0], ViewOptions(RED, sky=sky))), ViewRequest)
         assert look.options == ViewOptions(RED, sky=sky)
 
 

@@ -17,7 +17,7 @@ from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.runtime.looks import decoded_looks, encoded_looks
+from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.messages import Exported, ViewOptions, ViewRequest
 from splatstudio.runtime.view_renderer import Painter
 
@@ -52,7 +52,7 @@ def test_a_trim_that_leaves_nothing_shows_nothing() -> None:
 
 @pytest.mark.parametrize("trim", [KEEP_ALL, Trim(0.25), Trim(0.0, (-1.0, -2.0, -3.0, 1.0, 2.0, 3.0))])
 def test_other_ranks_are_told_so(trim: Trim) -> None:
-    (look,) = decoded_looks(encoded_looks([ViewRequest(CAMERA, ViewOptions(trim=trim))]))
+    look = decode(encode(ViewRequest(CAMERA, ViewOptions(trim=trim))), ViewRequest)
     assert look.options == ViewOptions(trim=trim)
 
 

@@ -14,7 +14,7 @@ from conftest import blobs
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
-from splatstudio.runtime import jobs as worker_jobs
+from splatstudio.runtime import tasks as tasks_module
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.messages import (
     Event,
@@ -63,7 +63,7 @@ def test_any_error_of_a_job_is_a_sentence(
     def refuse(path: Path, image: np.ndarray) -> None:
         raise ForeignError("the encoder is broken\nand more")
 
-    monkeypatch.setattr(worker_jobs, "write_picture", refuse)
+    monkeypatch.setattr(tasks_module, "write_picture", refuse)
     events: list[Event] = []
     jobs, model = Tasks(events.append, lambda: False), Model(blobs())
     jobs.start(Snapshot(blob_scene.cameras[0].resized(8, 8), tmp_path / "a.png", job=1), lambda: model)
@@ -95,7 +95,7 @@ def test_a_copy_without_memory_and_a_refusal_cost_the_job_alone(tmp_path: Path) 
         return blobs()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_jobs, "trimmed", held)
+        patch.setattr(tasks_module, "trimmed", held)
         jobs.start(Export(tmp_path / "a.ply", job=2), copy)
         jobs.start(Export(tmp_path / "a.ply", job=3), copy)
         refused = [event for event in events if isinstance(event, JobFailed) and event.job == 3]
@@ -124,7 +124,7 @@ def test_cameras_of_two_models_of_one_name_do_not_replace_each_other(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(worker_jobs, "write_cameras", full)
+    monkeypatch.setattr(tasks_module, "write_cameras", full)
     jobs.start(Export(tmp_path / "b.ply", cameras=cameras), lambda: model)
     finish(jobs)
     assert isinstance(events[-1], JobDone) and (tmp_path / "b.ply").exists()

@@ -12,7 +12,6 @@ from blob_models import blobs
 
 from splatstudio.models.model import Model
 from splatstudio.runtime.channel.mailbox import Mailbox
-from splatstudio.runtime.control import decoded, encoded
 from splatstudio.runtime.headless_controller import TOKEN_FILE, keep_token
 from splatstudio.runtime.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
 from splatstudio.runtime.messages import (
@@ -22,10 +21,9 @@ from splatstudio.runtime.messages import (
     Export,
     JobFailed,
     Save,
-    Start,
-    Step,
     UpdateSettings,
 )
+from splatstudio.runtime.rank import setting_key
 from splatstudio.runtime.root_cause import Cause, ErrorReport, RankEnd, read_report, root_cause, write_report
 from splatstudio.runtime.supervisor import RestartPolicy
 from splatstudio.runtime.tasks import Tasks
@@ -36,23 +34,22 @@ def settings(path: str, value: Any) -> UpdateSettings:
 
 
 def test_of_changes_of_one_setting_only_the_newest_is_kept() -> None:
-    mailbox = Mailbox()
-    orders: list[Command] = [
-        settings("a", 1),
-        settings("a", 2),
-        UpdateSettings((("a", 3), ("b", 1))),
-        settings("c", 1),
-        Save(),
-        settings("c", 2),
-        settings("c", 3),
-    ]
-    for order in orders:
-        mailbox.put(order)
-    assert mailbox.peek() == orders[2]
+    mailbox: Mailbox[Command] = Mailbox()
+    both = UpdateSettings((("a", 3), ("b", 1)))
+    for order in (settings("a", 1), settings("a", 2), both, settings("c", 1), Save(), settings("c", 2)):
+        mailbox.put(order, setting_key(order))
+    assert mailbox.peek() == settings("a", 2)
     taken = [mailbox.take() for _ in range(5)]
-    assert taken == [orders[2], orders[3], Save(), orders[6], None]
+    assert taken == [settings("a", 2), both, Save(), settings("c", 2), None]
     mailbox.put(Close())
     mailbox.wait(10.0)
+    assert mailbox.take() == Close()
+
+
+def test_a_signal_handler_may_put_while_its_thread_holds_the_mailbox() -> None:
+    mailbox: Mailbox[Command] = Mailbox()
+    with mailbox.changed:
+        mailbox.put(Close())
     assert mailbox.take() == Close()
 
 
@@ -202,13 +199,3 @@ def test_the_same_end_at_the_same_step_is_not_tried_again() -> None:
     assert policy.refusal(first) is None
     assert policy.refusal(Cause(0, 57, "RuntimeError: other", "")) is None
     assert RestartPolicy().refusal(Cause(0, 57, "ValueError: nan", "", final=True)) == ""
-
-
-@pytest.mark.parametrize("order", [Start(), Step(3), UpdateSettings((("a.b", 1.5), ("c", [1.0, 2.0])))])
-def test_orders_pass_from_rank_to_rank_as_json(order: Command) -> None:
-    back = decoded(encoded(order))
-    assert type(back) is type(order)
-    if isinstance(back, UpdateSettings) and isinstance(order, UpdateSettings):
-        assert [tuple(pair) for pair in back.values] == list(order.values)
-    else:
-        assert back == order

@@ -12,7 +12,7 @@ from torch import Tensor
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.runtime import shared_frames
+from splatstudio.runtime import shared_views
 from splatstudio.runtime.messages import ViewOptions, ViewRequest
 from splatstudio.runtime.shared_views import SharedViews, seen_by_rank
 from splatstudio.runtime.view_renderer import asked_for
@@ -42,13 +42,13 @@ def draw_short(ranks: Ranks, folder: Path, failing: int) -> list[tuple[tuple[int
     """
     scene = load_scene(folder)
     trainer = Trainer(scene, TrainConfig(), ranks=ranks)
-    share = SharedViews(trainer, ranks)
+    share = SharedViews(trainer, ranks, lambda _: None)
     share.keep(7)
     camera = scene.views[0].camera
-    looks, drawn = [ViewRequest(camera, share.view_options(7))] * 2, []
+    looks, drawn = [ViewRequest(camera, share.own_options(7))] * 2, []
     for number in range(3):
-        function = no_memory if (number, ranks.rank) == (0, failing) else shared_frames.seen_rows
-        with replaced(shared_frames, "seen_rows", function):
+        function = no_memory if (number, ranks.rank) == (0, failing) else shared_views.seen_rows
+        with replaced(shared_views, "seen_rows", function):
             try:
                 drawn.append(((), share.draw(7, looks)))
             except OutOfMemory as error:

@@ -19,11 +19,18 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.sharded_step import descend_together
 from splatstudio.optimization.train_step import StepInputs, StepPlan
-from splatstudio.runtime import looks as looks_module
-from splatstudio.runtime.control import Turn
-from splatstudio.runtime.crew import Leader, Member
-from splatstudio.runtime.looks import encoded_looks
-from splatstudio.runtime.messages import ViewOptions, ViewRequest
+from splatstudio.runtime import shared_views
+from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.messages import (
+    Evaluate,
+    EvaluateShare,
+    GatherModel,
+    Start,
+    TrainJob,
+    ViewOptions,
+    ViewRequest,
+)
+from splatstudio.runtime.training import Training
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import trainable
@@ -46,26 +53,36 @@ def no_memory(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("there is no room left")
 
 
-def copy_twice(ranks: Ranks, folder: Path) -> tuple[str, Gaussians | None, Gaussians]:
+def started(ranks: Ranks, folder: Path, run_dir: Path, **context: Any) -> Training:
+    """Return a training on these ranks after its Start; the others do by hand what rank 0 announces."""
+    training = Training(TrainJob(folder, run_dir), WorkerContext(ranks=lambda: ranks, **context))
+    training.execute(Start())
+    return training
+
+
+def copy_twice(ranks: Ranks, folder: Path, run_dir: Path) -> tuple[str, Gaussians | None]:
     """Ask for a copy of the model that rank 0 has no memory for, then for another one."""
-    trainer = Trainer(load_scene(folder), TrainConfig(), ranks=ranks)
-    own = trainer.gaussians.map(Tensor.clone)
+    training = started(ranks, folder, run_dir)
     refused, model = "", None
-    try:
-        if ranks.rank > 0:
-            member = Member(trainer, ranks)
-            member.take_part(Turn.COPY, b"")
-            member.take_part(Turn.COPY, b"")
-            return refused, model, own
-        leader = Leader(trainer, ranks, lambda *_: None)
+    if ranks.rank > 0:
+        training.execute(GatherModel())
+        training.execute(GatherModel())
+    else:
         try:
             with replaced(Tensor, "new_empty", no_memory):
-                leader.whole_model()
+                training.model_copy()
         except MemoryError as error:
             refused = str(error)
-        return refused, leader.whole_model(), own
-    finally:
-        trainer.close()
+        model = training.model_copy()
+    trainer_closes(training)
+    return refused, None if model is None else model.gaussians
+
+
+def trainer_closes(training: Training) -> None:
+    """End a training without a last save, which the ranks would have to write together."""
+    for part in (training._session, training._trainer):
+        if part is not None:
+            part.close()
 
 
 def descend_short(
@@ -104,28 +121,22 @@ def look_twice(ranks: Ranks, folder: Path, failing: int) -> list[tuple[str | Non
     """Gather a picture that a rank has no memory for, then another; return what is said and there."""
     scene = load_scene(folder)
     trainer = Trainer(scene, TrainConfig(), ranks=ranks)
-    look = ViewRequest(scene.views[0].camera, ViewOptions())
+    request = ViewRequest(scene.views[0].camera, ViewOptions())
+    views = shared_views.SharedViews(trainer, ranks, lambda _: None)
     told: list[tuple[str | None, int]] = []
-    for function in (no_memory, looks_module.seen_rows):
+    for function in (no_memory, shared_views.seen_rows):
         with replaced(
-            looks_module, "seen_rows", function if ranks.rank == failing else looks_module.seen_rows
+            shared_views, "seen_rows", function if ranks.rank == failing else shared_views.seen_rows
         ):
-            if ranks.rank > 0:
-                Member(trainer, ranks).take_part(Turn.LOOK, encoded_looks([look]))
-            else:
-                (shown,) = Leader(trainer, ranks, lambda *_: None).seen_by([look])
-                told.append((shown.notice, len(shown.gaussians)))
+            told += [(shown.notice, len(shown.gaussians)) for shown in views.gather([request])]
     trainer.close()
     return told
 
 
-def evaluate_breathing(ranks: Ranks, folder: Path) -> int:
+def evaluate_breathing(ranks: Ranks, folder: Path, run_dir: Path) -> int:
     """Evaluate; return how often a rank other than 0 has shown that it gets on."""
-    trainer = Trainer(load_scene(folder), TrainConfig(), ranks=ranks)
     breaths = []
-    if ranks.rank > 0:
-        Member(trainer, ranks, lambda: breaths.append(1)).take_part(Turn.EVALUATE, b"")
-    else:
-        Leader(trainer, ranks, lambda *_: None).evaluate(lambda *_: None)
-    trainer.close()
-    return len(breaths)
+    training = started(ranks, folder, run_dir, breathe=lambda: breaths.append(1))
+    training.execute(EvaluateShare() if ranks.rank > 0 else Evaluate())
+    trainer_closes(training)
+    return len(breaths) if ranks.rank > 0 else 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from splatstudio.distributed import ALONE
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import Start, TrainJob
-from splatstudio.runtime.training_part import TrainingPart
+from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import DensifyConfig, TrainConfig
@@ -45,16 +44,14 @@ def test_looking_who_is_shown_shows_each_photograph(blob_scene: Scene) -> None:
     trainer.close()
 
 
-def test_a_rank_that_follows_moves_its_pulse_within_a_step(blob_folder: Path, tmp_path: Path) -> None:
+def test_a_rank_moves_its_pulse_within_a_step(blob_folder: Path, tmp_path: Path) -> None:
     beats: list[int] = []
 
-    def nothing(*_: object) -> None:
-        pass
-
-    desk = WorkerContext(nothing, nothing, nothing, nothing, 1, lambda: ALONE, alive=lambda: beats.append(1))
-    part = TrainingPart(TrainJob(blob_folder, tmp_path, THINS), desk)
-    part.execute(Start())
+    training = Training(
+        TrainJob(blob_folder, tmp_path / "run", THINS), WorkerContext(alive=lambda: beats.append(1))
+    )
+    training.execute(Start())
     for _ in range(4):
-        part.advance()
-    part.close()
+        training.advance()
+    training.close()
     assert len(beats) > 5

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simplejpeg
 import viser
+from msgspec import structs
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
@@ -227,7 +228,7 @@ class Stream:
             if photo is not None and not photo.problem:
                 if no_error and image is not None and frame is not None:
                     image, legend = error_map(image, photo.rgb)
-                    frame = replace(frame, legend=legend, notice=None)
+                    frame = structs.replace(frame, legend=legend, notice=None)
                 image = photo.rgb if image is None else compared(image, photo.rgb, look.comparison)
         blank = np.zeros((size[1], size[0], 3), np.uint8)
         return on_canvas(blank if image is None else image, place), frame

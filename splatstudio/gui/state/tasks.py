@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from msgspec import structs
+
 from splatstudio.gui.state.controller import Controller, Notice
 from splatstudio.gui.theme import size
 from splatstudio.runtime.client import WorkerClient
@@ -85,7 +87,7 @@ class JobBoard:
             self._notify(Notice("Not possible yet", "There is no model: start the training first.", bad=True))
             return None
         with self._lock:
-            command = replace(command, job=next(self._ids))
+            command = structs.replace(command, job=next(self._ids))
             status = self._jobs[command.job] = JobStatus(command)
             if then is not None:
                 self._then[command.job] = then

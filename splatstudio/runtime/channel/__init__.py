@@ -1,1 +1,1 @@
-"""The ways that messages take: codec, mailbox, broadcast, frames in memory, hub, the line to other machines."""
+"""The ways of messages: codec, mailbox, broadcast, frames in memory, hub, the line to other machines."""

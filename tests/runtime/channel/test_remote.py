@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,18 +17,16 @@ import pytest
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.rendering.modes import Legend
-from splatstudio.runtime import handshake
-from splatstudio.runtime.attached import EVENTS
+from splatstudio.runtime.channel import handshake
 from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer
 from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.headless_controller import keep_token, kept_token
 from splatstudio.runtime.messages import (
     CancelJob,
     Command,
-    Densified,
     DropView,
-    Evaluated,
     Event,
     Export,
     Finished,
@@ -36,25 +35,19 @@ from splatstudio.runtime.messages import (
     JobFailed,
     JobProgress,
     Pause,
-    PausesAt,
-    PhotoErrors,
-    RankFigures,
-    RanksReport,
+    PlateauLeft,
+    PlateauReached,
+    Progress,
     Receipt,
-    RenderPath,
     SettingChanged,
     SetView,
-    Snapshot,
+    Started,
     StateChanged,
     TrainJob,
     UpdateSettings,
-    ViewOptions,
     Warned,
 )
-from splatstudio.runtime.plain_form import from_plain, plain
-from splatstudio.runtime.remote_client import order_in, order_line
 from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
-from splatstudio.strategy import Change
 
 TIMEOUT = 120.0
 E = TypeVar("E", bound=Event)
@@ -63,12 +56,13 @@ PATH = CameraPath((Keyframe(np.eye(4), 1.0, None, "a"), Keyframe(np.eye(4), 0.9,
 
 
 class Training:
-    """A training as its launcher's rank 0 knows it: a server, and the orders that have come."""
+    """A training as its launcher's rank 0 knows it: a hub, a server, and the orders that have come."""
 
     def __init__(self, run_dir: Path, port: int = 0, token: str | None = None):
         self.orders: queue.Queue[Command] = queue.Queue()
         card = RunCard(Path("scene"), run_dir, "{}", 2)
-        self.server = RemoteServer("127.0.0.1", port, self.orders.put, lambda: card, token)
+        self.hub = Hub(self.orders.put)
+        self.server = RemoteServer("127.0.0.1", port, self.hub, lambda: card, token)
 
     def next(self) -> Command:
         return self.orders.get(timeout=TIMEOUT)
@@ -79,7 +73,7 @@ class Training:
         frame = Frame(
             wanted.view, wanted.seq, 1, camera.width, camera.height, 7, 0.1, Legend(0, 1, "x", "gray")
         )
-        self.server.show(frame, np.full((camera.height, camera.width, 3), value, np.uint8))
+        self.hub.take_frame(frame, np.full((camera.height, camera.width, 3), value, np.uint8))
 
 
 @pytest.fixture
@@ -118,47 +112,6 @@ def wait_for(client: WorkerClient, kind: type[E]) -> E:
     raise AssertionError(f"no {kind.__name__} came")
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Densified(3, 9, Change(cloned=2, opacities_reset=True)),
-        PhotoErrors(3, (("a.png", 20.5), ("b.png", 30.0))),
-        SettingChanged(3, "optim.means_lr", 1e-5),
-        SettingChanged(3, "background", (0.0, 1.0, 0.5)),
-        Evaluated(3, 20.0, 0.9, 2, Path("/run/eval")),
-        Evaluated(3, 20.0, 0.9, 2, None),
-        RanksReport(3, (RankFigures(0, 10, 0.1, 0.01), RankFigures(1, 9, 0.1, 0.02))),
-        Finished(3, False, Path("/run/ckpts/step_3")),
-    ],
-)
-def test_events_come_through_as_they_are(message: Event) -> None:
-    kind = EVENTS[type(message).__name__]
-    assert from_plain(kind, plain(message)) == message
-
-
-def test_all_that_a_training_tells_can_be_heard_elsewhere() -> None:
-    ours = {kind for kind in Event.__subclasses__() if kind.__module__.startswith("splatstudio.")}
-    told = ours - {Receipt, PausesAt, Frame}  # for the training's own process; a picture has its own way
-    assert told and told <= set(EVENTS.values()), "an unknown event breaks the line, again and again"
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        SetView(3, 9, CAMERA, ViewOptions((0.1, 0.2, 0.3), False, "depth", 0.5, 0.01, None, 2, True, 1)),
-        Export(
-            Path("exports/a.ply"), upright=True, cameras=(("a", CAMERA),), first=CAMERA, eyes=((1, 2, 3),)
-        ),
-        RenderPath(PATH, Path("renders/a.mp4"), "small", ViewOptions(), job=4),
-        Snapshot(CAMERA, Path("renders/a.png"), job=5),
-        UpdateSettings((("optim.means_lr", 1e-5), ("densify.absgrad", True))),
-    ],
-)
-def test_orders_come_through_as_they_are(order: Command) -> None:
-    again = order_in(order_line(order))
-    assert type(again) is type(order) and plain(again) == plain(order)
-
-
 def test_a_view_of_a_training_elsewhere(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:
@@ -179,13 +132,13 @@ def test_a_view_of_a_training_elsewhere(
     assert isinstance(left, DropView), "nothing is drawn for one who has gone"
 
 
-def test_who_does_not_take_its_pictures_has_no_more_drawn(tmp_path: Path, training: Training) -> None:
+def test_who_does_not_take_its_pictures_has_no_more_drawn(training: Training) -> None:
     line = dial(f"127.0.0.1:{training.server.port}", training.server.token, frames=True)
-    with line.socket, line.answers:
+    with closing(line):
         for seq in range(1, 6):
-            line.socket.sendall(order_line(SetView(1, seq, CAMERA)))
+            line.send(SetView(1, seq, CAMERA))
         wanted = training.next()
-        line.socket.sendall(order_line(Pause()))
+        line.send(Pause())
         assert training.next() == Pause(), "the other views wait for the first picture"
         training.show(wanted, 1)
         newest = training.next()
@@ -201,7 +154,7 @@ def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
     client.send(SetView(5, 1, CAMERA))
     wanted = training.next()
     assert isinstance(wanted, SetView)
-    training.server.show(Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8))
+    training.hub.take_frame(Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8))
     assert wait_for(client, StateChanged).state == "restarting", "who sends this is left"
     assert training.next() == DropView(wanted.view) and unpacked == []
 
@@ -218,8 +171,8 @@ def test_tasks_of_two_who_watch_are_told_apart(
         numbers.append(asked.job)
     second.send(CancelJob(1))
     assert training.next() == CancelJob(numbers[1])
-    training.server.tell(JobProgress(numbers[1], 1, 2, None))
-    training.server.tell(JobDone(numbers[0], tmp_path / "exports" / "a.ply", 9))
+    training.hub.receive(JobProgress(numbers[1], 1, 2, None))
+    training.hub.receive(JobDone(numbers[0], tmp_path / "exports" / "a.ply", 9))
     assert wait_for(first, JobDone) == JobDone(1, tmp_path / "exports" / "a.ply", 9)
     assert wait_for(second, JobProgress) == JobProgress(1, 1, 2, None)
     training.server.close()
@@ -229,10 +182,10 @@ def test_tasks_of_two_who_watch_are_told_apart(
 
 def test_who_comes_later_hears_how_it_stands(training: Training, attach: Callable[[], WorkerClient]) -> None:
     for event in (StateChanged("training"), Receipt(1, True), SettingChanged(1, "steps", 9)):
-        training.server.tell(event)
-    training.server.tell(SettingChanged(2, "ssim_weight", 0.5))
-    training.server.tell(SettingChanged(3, "steps", 10))
-    training.server.tell(Warned("last"))
+        training.hub.receive(event)
+    training.hub.receive(SettingChanged(2, "ssim_weight", 0.5))
+    training.hub.receive(SettingChanged(3, "steps", 10))
+    training.hub.receive(Warned("last"))
     client, heard = attach(), []
     while not heard or not isinstance(heard[-1], Warned):
         heard += client.poll(TIMEOUT)
@@ -259,15 +212,15 @@ def test_a_training_that_is_started_again_is_found_again(
         warned += [event.sentence for event in client.poll(TIMEOUT) if isinstance(event, Warned)]
     again = Training(tmp_path, training.server.port, training.server.token)
     try:
-        again.server.tell(StateChanged("training"))
+        again.hub.receive(StateChanged("training"))
         wanted = again.next()
         assert isinstance(wanted, SetView), "what it looked at is asked for again"
         again.show(wanted, 9)
         assert client.wait_for_frame(1, 1, TIMEOUT) is not None
         client.send(Pause())
         assert again.next() == Pause() and client.state == "training"
-        again.server.tell(StateChanged("finished"))
-        again.server.tell(Finished(9, True, None))
+        again.hub.receive(StateChanged("finished"))
+        again.hub.receive(Finished(9, True, None))
     finally:
         again.server.close()
     while client.state != "ended":
@@ -296,7 +249,7 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
     def obey(_: Command) -> None:
         stopped.wait(TIMEOUT)
 
-    server = RemoteServer("127.0.0.1", 0, obey, lambda: card)
+    server = RemoteServer("127.0.0.1", 0, Hub(obey), lambda: card)
     address = f"127.0.0.1:{server.port}"
 
     def dialled() -> RemoteLine:
@@ -323,3 +276,47 @@ def test_a_restart_keeps_the_token_which_nobody_else_can_read(tmp_path: Path) ->
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text('{"token": "short"}')
     assert kept_token(tmp_path) is None
+
+
+class Client:
+    """Who notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+        self.frames: list[Frame] = []
+
+    def receive(self, event: Event) -> None:
+        self.heard.append(event)
+
+    def take_frame(self, frame: Frame, image: np.ndarray) -> None:
+        self.frames.append(frame)
+
+
+def test_of_too_many_views_of_one_client_the_oldest_is_dropped() -> None:
+    obeyed: list[Command] = []
+    hub, client = Hub(obeyed.append), Client()
+    place = hub.connect(client)
+    for view in range(MAX_VIEWS + 1):
+        place.send(SetView(view, 1, CAMERA))
+    first = obeyed[0]
+    assert isinstance(first, SetView) and obeyed[-2] == DropView(first.view)
+    hub.take_frame(Frame(first.view, 1, 0, 64, 48, 7, 0.1), np.zeros((48, 64, 3), np.uint8))
+    assert client.frames == [], "nobody looks there any more"
+    place.close()
+    assert len([each for each in obeyed if isinstance(each, DropView)]) == MAX_VIEWS + 1
+
+
+def test_a_plateau_that_was_left_is_not_told_to_who_comes_later() -> None:
+    hub, late = Hub(lambda _: None), Client()
+    hub.receive(PlateauReached(4800, 9000, 2000, 27.0, False, True, 0.3))
+    hub.receive(PlateauLeft(5400))
+    hub.connect(late)
+    assert late.heard == [PlateauLeft(5400)]
+
+
+def test_who_comes_later_drops_no_steps_that_are_done_by_then() -> None:
+    hub, late = Hub(lambda _: None), Client()
+    hub.receive(Started(0, 100, 10, 4, 1))
+    hub.receive(Progress(40, 120, 0.1, None, 55, 10.0, None, 4.0))
+    hub.connect(late)
+    assert late.heard[0] == Started(40, 120, 55, 4, 1)

@@ -97,7 +97,7 @@ DIE_AT_ONCE = """
     from pathlib import Path
     from multiprocessing.process import BaseProcess
     from splatstudio.settings.config import TrainConfig
-    from splatstudio.runtime.channel import FrameSlots
+    from splatstudio.runtime.channel.frame_slots import FrameSlots
     from splatstudio.runtime.client import WorkerClient
     from splatstudio.runtime.messages import TrainJob
 

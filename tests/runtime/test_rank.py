@@ -1,0 +1,60 @@
+"""The loop of a rank: what its pulse says while it is at something long, and how it leaves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rank_pool import RankPool
+from shortage_tasks import evaluate_breathing
+
+from splatstudio.runtime import rank as rank_module
+from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.heartbeat import Heartbeats, Phase
+from splatstudio.runtime.messages import Command, EvaluateShare, Leave, Wait
+from splatstudio.runtime.rank import Rank
+from splatstudio.runtime.rank_group import RankSpec, process_context
+from splatstudio.scene import load_scene
+
+
+def test_every_photograph_of_an_evaluation_shows_that_the_rank_gets_on(
+    pool: RankPool, blob_folder: Path, tmp_path: Path
+) -> None:
+    num = len(load_scene(blob_folder).test_indices)
+    assert pool.run(2, evaluate_breathing, blob_folder, tmp_path / "run") == [0, num // 2] and num >= 2
+
+
+def test_a_rank_beside_0_does_what_it_is_told_until_it_is_to_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[Command] = [Wait(), EvaluateShare(), Leave()]
+    left: list[str] = []
+    line = SimpleNamespace(
+        receive=lambda step: said.pop(0), ranks=None, close=lambda: left.append("the group")
+    )
+    monkeypatch.setattr(rank_module, "Broadcast", lambda *_: line)
+    heartbeats = Heartbeats(process_context(), 2)
+    phases: list[tuple[str, Phase]] = []
+
+    def make(job: Any, context: WorkerContext) -> Any:
+        def note(what: str) -> None:
+            context.breathe()
+            phases.append((what, heartbeats.read(1).phase))
+
+        return SimpleNamespace(
+            step=3,
+            running=False,
+            begin=lambda: None,
+            execute=lambda command: note(type(command).__name__),
+            close=lambda: note("close"),
+        )
+
+    spec = RankSpec(1, 2, tmp_path, heartbeats, None)
+    job: Any = None
+    with ThreadPoolExecutor(1) as thread:  # which gives way to all others from then on
+        thread.submit(Rank(spec, job, None, make).run).result()
+    assert phases == [("EvaluateShare", Phase.OBEYING), ("close", Phase.OBEYING)], "waiting has no limit"
+    assert left == ["the group"]

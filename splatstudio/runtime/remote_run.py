@@ -27,6 +27,7 @@ from splatstudio.runtime.channel.handshake import (
     PROTOCOL,
     Greeting,
     Hello,
+    Ready,
     RunCard,
     Welcome,
     is_nonce,
@@ -163,6 +164,7 @@ def _introduced(connection: ClientConnection, token: str, address: str, frames: 
         if not same(welcome.proof, proof(token, "training", greeting.nonce, own)):
             raise ValueError("what answers there does not know the token, so it is not your training")
         connection.protocol.max_message_size = MAX_ANSWER
+        connection.send(encode(Ready()))
         return decode(connection.recv(timeout=ANSWER_SECONDS, decode=False), RunCard)
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from error

@@ -7,6 +7,7 @@ import queue
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from free_ports import free_port
 from splatstudio.cli import launched as launched_command
 from splatstudio.cli.launched import launched_job
 from splatstudio.files.run import Run
-from splatstudio.runtime import headless_controller as launched_wire
-from splatstudio.runtime import launched, save_retries
+from splatstudio.runtime import headless_controller, launched, save_retries
+from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.launched import LaunchedRank
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
@@ -104,7 +105,7 @@ def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str
     environment = {**os.environ, **{name: str(value) for name, value in step.items()}}
     environment |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     script = (
-        "from splatstudio.runtime import launched; launched.SEEN_SECONDS = 1.0\n"
+        "from splatstudio.runtime import training; training.SEEN_SECONDS = 1.0\n"
         "from splatstudio.cli.main import main; main()"
     )
     command = [sys.executable, "-c", script, "train", *map(str, arguments)]
@@ -166,7 +167,9 @@ def test_rank_0_listens_where_others_find_it(
     monkeypatch.setattr(socket, "gethostname", lambda: "this")
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     told: list[Event] = []
-    wire = launched_wire.HeadlessController(_FullDisk(), None, TrainJob(tmp_path, tmp_path), told.append)  # type: ignore[arg-type]
+    wire = headless_controller.HeadlessController(
+        _FullDisk(), None, TrainJob(tmp_path, tmp_path), told.append
+    )  # type: ignore[arg-type]
     if not found_at:
         with pytest.raises(OSError, match=rf"^rank 0 runs on this and cannot listen at {host} there \("):
             wire.listen((host, 0), None, 2)
@@ -190,7 +193,7 @@ def test_a_name_of_loopback_opens_no_other_network_unless_it_is_the_machines_own
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     bound: list[str] = []
     for host in ("this", "this.example.org", "localhost", "other"):
-        launched_wire._listening((host, 1), lambda at, _: bound.append(at))  # type: ignore[arg-type, return-value]
+        headless_controller._listening((host, 1), lambda at, _: bound.append(at))  # type: ignore[arg-type, return-value]
     assert bound == ["0.0.0.0", "0.0.0.0", "localhost", "other"]
 
 
@@ -208,13 +211,13 @@ class _FullDisk:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def send(self, command: object) -> None:
-        self.told.append(command)
+    def send_bytes(self, order: bytes) -> None:
+        self.told.append(decode_order(order)[1])
 
-    def recv(self) -> Event:
+    def recv_bytes(self) -> bytes:
         if Close() in self.told:
             raise EOFError
-        return StateChanged("paused", unsaved=True)
+        return encode(StateChanged("paused", unsaved=True))
 
 
 def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
@@ -223,7 +226,7 @@ def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(save_retries, "RETRY_MINUTES", 0.0004)  # twice
     line, job = _FullDisk(), TrainJob(Path("scene"), Path("run"))
-    wire = launched_wire.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
+    wire = headless_controller.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()
     assert line.told == [Start(), Stop(), Stop(), Close()] and wire.unsaved
 
@@ -231,9 +234,9 @@ def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
 def test_who_comes_to_a_port_that_was_free_late_hears_what_was_told_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launched_wire, "LISTEN_SECONDS", 0.05)
+    monkeypatch.setattr(headless_controller, "LISTEN_SECONDS", 0.05)
     told: queue.Queue[Event] = queue.Queue()
-    wire = launched_wire.HeadlessController(
+    wire = headless_controller.HeadlessController(
         _FullDisk(),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         TrainJob(tmp_path, tmp_path, attempt=1),
@@ -247,7 +250,6 @@ def test_who_comes_to_a_port_that_was_free_late_hears_what_was_told_before(
     found = told.get(timeout=60)
     assert isinstance(found, Warned)
     address, token = found.sentence.split()[-3], found.sentence.split()[-1]
-    line = dial(address, token, frames=False)
-    with line.socket, line.answers:
-        assert b'"training"' in line.answers.readline()
+    with closing(dial(address, token, frames=False)) as line:
+        assert line.receive() == StateChanged("training")
     wire.close()

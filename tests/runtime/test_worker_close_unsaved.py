@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import Event, Stop, TrainJob, Warned
 from splatstudio.runtime.training import Training
 from splatstudio.settings.config import TrainConfig
 
 
-class Rested(Event):
+class Rested(Event, frozen=True):
     """The time of the training stands still."""
 
 
@@ -29,12 +30,11 @@ def told() -> list[Event]:
 
 @pytest.fixture
 def training(told: list[Event], tmp_path: Path) -> Training:
-    desk = SimpleNamespace(emit=told.append)
-    made = Training(TrainJob(tmp_path, tmp_path / "run", TrainConfig()), cast(Any, desk))
-    nothing = SimpleNamespace(close=lambda: None)
-    session = SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=nothing, finished=False)
+    made = Training(TrainJob(tmp_path, tmp_path / "run", TrainConfig()), WorkerContext(emit=told.append))
+    trainer = SimpleNamespace(close=lambda: None, step=0)
+    session = SimpleNamespace(save_if_needed=full_disk, close=lambda: None, trainer=trainer, finished=False)
     session.rest = lambda: told.append(Rested())
-    made._session = cast(Any, session)
+    made._session, made._trainer = cast(Any, session), cast(Any, trainer)
     made._state = "training"
     return made
 

@@ -16,6 +16,7 @@ from worker_faults import faulty, plan_fault
 from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_until
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.runtime.channel.codec import encode_order
 from splatstudio.runtime.client import ONE_RANK
 from splatstudio.runtime.heartbeat import Limits, Phase
 from splatstudio.runtime.messages import (
@@ -307,9 +308,10 @@ def test_a_studio_that_never_reads_does_not_stop_the_training(blob_folder: Path,
     group = RankGroup(rank_main, job, 1, tmp_path / "log", activity_of)
     group.start()
     try:
-        group.connection.send(Start())
+        group.connection.send_bytes(encode_order(Start()))
         for number in range(3000):  # each is answered, and the answers fill the pipe
-            group.connection.send(UpdateSettings((("no.such.setting." + "x" * 100, number),)))
+            order = UpdateSettings((("no.such.setting." + "x" * 100 + str(number), number),))
+            group.connection.send_bytes(encode_order(order, number + 1))
         wait_until(lambda: group.heartbeats.read(0).step > 50, "the training goes on")
         before = group.heartbeats.read(0).step
         wait_until(lambda: group.heartbeats.read(0).step > before + 20, "and on")

@@ -62,11 +62,9 @@ def test_all_ranks_do_the_same_at_the_same_step(ranks: Watcher, tmp_path: Path) 
     client.close()
     assert client.state == "ended" and not any(alive(pid) for pid in pids)
     told = notes(tmp_path)
-    # JSON has lists for tuples; the training takes either.
-    assert [line.replace("[", "(").replace("]", ")") for line in told[0]] == [
-        line.replace("[", "(").replace("]", ")") for line in told[1]
-    ]
-    assert told[1] == told[2]
+    # What changes what they compute all carry out; rank 0 alone says when there is a next step.
+    alone = ("Pause", "paused", "Step", "Resume")
+    assert [line for line in told[0] if not line.split(" ", 1)[1].startswith(alone)] == told[1] == told[2]
     words = [line.split(" ", 1) for line in told[0]]
     assert [word.partition("(")[0] for _, word in words] == [
         *("Start", "UpdateSettings", "SetCap", "Pause", "paused", "Step", "paused", "Resume", "closed")

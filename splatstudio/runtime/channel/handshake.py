@@ -54,6 +54,10 @@ class RunCard(Struct, frozen=True):
     rows: str = "[]"  # JSON
 
 
+class Ready(Struct, frozen=True):
+    """What a caller says who has seen the training's proof: long messages may come."""
+
+
 class Welcome(Struct, frozen=True):
     """What a caller gets who knows the token, or why not."""
 

@@ -31,6 +31,7 @@ from splatstudio.runtime.channel.handshake import (
     MAX_HELLO,
     PING_SECONDS,
     Hello,
+    Ready,
     RunCard,
     Welcome,
     checked,
@@ -239,7 +240,6 @@ class RemoteServer:
             hello = self._let_in(connection)
             if hello is None:
                 return
-            connection.protocol.max_message_size = MAX_COMMAND
             client = RemoteClient(connection, self._hub, frames=hello.frames)
             with self._lock:
                 self._clients.append(client)
@@ -269,7 +269,9 @@ class RemoteServer:
         except ValueError as error:
             connection.send(encode(Welcome(refused=str(error))))
             return None
+        connection.protocol.max_message_size = MAX_COMMAND
         connection.send(encode(welcome))
+        decode(connection.recv(timeout=HELLO_SECONDS, decode=False), Ready)
         connection.send(encode(self._card()))
         return hello
 

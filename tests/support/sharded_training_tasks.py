@@ -80,7 +80,7 @@ def train(ranks: Ranks, plan: Plan) -> Trained:
     error, saved = "", None
     for _ in range(plan.steps):
         if trainer.step + 1 == plan.drop_before:
-            trainer._queue.next(trainer.config)
+            trainer.parts.queue.next(trainer.config)
         try:
             stats = trainer.train_step()
         except (TrainingDiverged, MemoryError) as raised:
@@ -94,7 +94,8 @@ def train(ranks: Ranks, plan: Plan) -> Trained:
         saved = trainer.save(plan.save)
     evaluation = evaluate_together(ranks, trainer.gaussians, scene, options=trainer.display_options)
     moments = {
-        name: tensor.clone() for name, tensor in trainer._population.optimizer.exp_avg_sq.tensors().items()
+        name: tensor.clone()
+        for name, tensor in trainer.parts.population.optimizer.exp_avg_sq.tensors().items()
     }
     result = Trained(
         losses,

@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from splatstudio.checkpoints.saver import CheckpointSaver
-from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.evaluation.evaluate import Evaluation
-from splatstudio.evaluation.sharded_evaluate import AbandonedElsewhere, evaluate_together
+from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import gathered
@@ -27,7 +25,7 @@ from splatstudio.runtime.frames import ShownModel
 from splatstudio.runtime.looks import ViewRequest, decoded_looks, encoded_looks, gather_seen, shown_model
 from splatstudio.runtime.ranks_report import RankFigures, RanksReport
 from splatstudio.runtime.shared_frames import FrameShare, SharedFrames
-from splatstudio.train.session import OnImage
+from splatstudio.train.session import OnImage, evaluate_training
 from splatstudio.train.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
@@ -88,13 +86,11 @@ class Leader:
 
     def saver(self, run_dir: Path) -> CheckpointSaver:
         """Return what writes the run's checkpoints."""
-        if not self._several:
-            return CheckpointSaver(run_dir)
 
         def announce(staging: Path) -> None:
             self._tell(Turn.SAVE, str(staging.resolve()).encode())
 
-        return SharedSaver(run_dir, self._ranks.num_ranks, announce)
+        return CheckpointSaver(run_dir, self._ranks, announce)
 
     def whole_model(self) -> Gaussians:
         """Return the model: of one process the tensors that are trained, else a copy on the CPU.
@@ -113,13 +109,7 @@ class Leader:
         trainer = self._trainer
         self._tell(Turn.EVALUATE, b"")
         try:
-            return evaluate_together(
-                self._ranks,
-                trainer.gaussians,
-                trainer.scene,
-                options=trainer.display_options,
-                on_image=on_image,
-            )
+            return evaluate_training(trainer, on_image)
         except AbandonedElsewhere:
             raise ValueError("another rank could not compare a photograph; the log says why") from None
 
@@ -155,7 +145,7 @@ class Member:
         self._ranks = ranks
         self._breathe = breathe
         self._watch = Stopwatch(ranks)
-        self._saver = PartSaver(ranks.rank, ranks.num_ranks)
+        self._saver = CheckpointSaver(None, ranks)
         self._frames = FrameShare(trainer, ranks)
 
     def after_step(self, seconds: float) -> None:
@@ -165,7 +155,7 @@ class Member:
     def take_part(self, turn: Turn, body: bytes) -> None:
         """Do this rank's part of what rank 0 announced."""
         if turn == Turn.SAVE:
-            self._saver.write(Path(body.decode()), self._trainer.checkpoint())
+            self._saver.write_part(Path(body.decode()), self._trainer.checkpoint())
         elif turn == Turn.COPY:
             self._copy()
         elif turn == Turn.LOOK:
@@ -189,15 +179,8 @@ class Member:
             log.warning("no copy of the model was made: %s", error)  # rank 0 tells who asked for it
 
     def _evaluate(self) -> None:
-        trainer, options = self._trainer, self._trainer.display_options
         try:
-            evaluate_together(
-                self._ranks,
-                trainer.gaussians,
-                trainer.scene,
-                options=options,
-                on_image=self._on_image,
-            )
+            evaluate_training(self._trainer, self._on_image)
         except (AbandonedElsewhere, OutOfMemory):
             pass  # rank 0 knows why, and tells
         except (OSError, ValueError) as error:

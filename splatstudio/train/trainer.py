@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.checkpoints.checkpoint import Checkpoint
-from splatstudio.checkpoints.share import load_share, save_together
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
+from splatstudio.checkpoints.saver import save_on_all_ranks
 from splatstudio.corrections import Corrections, check_agreement
 from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import Fault, OutOfMemory, together
@@ -395,7 +395,7 @@ class Trainer:
 
         Raises OSError when the disk is full or fails.
         """
-        return save_together(self.ranks, run_dir, self.checkpoint())
+        return save_on_all_ranks(self.ranks, run_dir, self.checkpoint())
 
     def close(self) -> None:
         """Stop the threads that decode photographs, and let those go that were copied ahead."""

@@ -14,7 +14,6 @@ from splatstudio.distributed.exchange import ExchangeRoute, exchange, return_buf
 from splatstudio.distributed.fp16_packing import Fp16Packing
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
-from splatstudio.evaluation.sharded_evaluate import evaluate_together
 from splatstudio.optimization.gradients import StepInputs, StepPlan
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.train_step import begin_step
@@ -81,7 +80,7 @@ def train_in(
     losses = [trainer.train_step().loss for _ in range(steps)]
     sent, saved = ranks.num_bytes - before, None if save is None else trainer.save(save)
     options = trainer.display_options
-    psnr = evaluate_together(ranks, trainer.gaussians, scene, options=options).psnr
+    psnr = evaluate(trainer.gaussians, scene, ranks=ranks, options=options).psnr
     whole = gathered(ranks, trainer.gaussians)
     alone = None if whole is None else evaluate(whole, scene, options=options).psnr
     trainer.close()

@@ -96,7 +96,7 @@ def main() -> None:
 
 def load_model(scene: Scene, ply: Path | None) -> Gaussians:
     if ply is not None:
-        return transformed(read_ply(ply), scene.transform)
+        return transformed(read_ply(ply).gaussians, scene.transform)
     generator = torch.Generator().manual_seed(0)
     return from_points(
         scene.points, scene.colors, sh_degree=3, init_scale=1.0, init_opacity=0.1, generator=generator

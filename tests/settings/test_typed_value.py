@@ -51,5 +51,5 @@ def test_what_somebody_typed_stands_for_what_it_spells() -> None:
     assert typed_value(int, "12", "it", as_typed=True) == 12
     assert typed_value(float, "1e-3", "it", as_typed=True) == 1e-3
     assert typed_value(int | CHOICE, "auto", "it", as_typed=True) == "auto"
-    with pytest.raises(ValueError, match="it must be a whole number, not '1.5'"):
+    with pytest.raises(ValueError, match=r"it must be a whole number, not '1\.5'"):
         typed_value(int, "1.5", "it", as_typed=True)

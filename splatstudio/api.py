@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +61,17 @@ def train(
         if session is not None:
             session.close()
         trainer.close()
+
+
+class _CallablePackage(ModuleType):
+    """The package `splatstudio.train`, which has the name of the function and stands for it when called."""
+
+    def __call__(self, scene: Scene | str | Path, **options: Any) -> Model:
+        return train(scene, **options)
+
+
+# By now its import has put the package into the place that `splatstudio.train`, the function, should have.
+sys.modules["splatstudio.train"].__class__ = _CallablePackage
 
 
 def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[str, object]) -> TrainConfig:

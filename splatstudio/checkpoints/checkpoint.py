@@ -3,9 +3,8 @@
 A folder that has its final name is complete: it is written under a temporary name, synced and renamed.
 Sizes and SHA-256 in the manifest tell damaged files; any number of rank files is read as one model.
 
-One process writes with `save_checkpoint`. Several ranks of one training write together: rank 0 calls
-`begin_checkpoint` and tells the others the folder, each calls `write_shard`, and rank 0, when it has all the
-answers, calls `commit_checkpoint`, or `abandon_checkpoint` when a rank failed.
+`CheckpointSaver` writes them, on one rank or on several. Rank 0 calls `begin_checkpoint`, each rank
+`write_shard`, and rank 0, when it has all the answers, `complete_checkpoint`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from splatstudio.checkpoints.corrections_file import (
-    read_corrections,
-    verify_corrections,
-    write_corrections,
-)
 from splatstudio.checkpoints.manifest import (
     DOOMED_FOLDER,
     REPLACED_FOLDER,
@@ -43,19 +37,25 @@ from splatstudio.checkpoints.shard_file import (
     Shard,
     named_tensors,
     read_shard,
+    read_tensors,
     shard_name,
+    verify_file,
     verify_shard,
     write_shard_file,
+    write_tensors,
 )
 from splatstudio.corrections import SavedCorrections
+from splatstudio.distributed import Ranks
 from splatstudio.files.durable import sync_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy import Population
-from splatstudio.strategy.parts import joined, shard_rows
+from splatstudio.strategy.parts import copied, joined, rows_of, shard_rows
 
 log = logging.getLogger(__name__)
 
+CORRECTIONS_FILE = "corrections.safetensors"
+ENTRY = "corrections"  # of the manifest; a checkpoint without any has none
 _TRIES = itertools.count(1)  # of this process to write a checkpoint
 # Folders that `newest_known_checkpoint` found good, and what their files were then.
 _KNOWN_GOOD: dict[Path, tuple[object, ...]] = {}
@@ -96,15 +96,14 @@ def save_checkpoint(run_dir: Path, checkpoint: Checkpoint, *, num_shards: int = 
     the disk is full or fails; what was there before is then still there.
     """
     staging = begin_checkpoint(run_dir, checkpoint.step, checkpoint.num_bytes)
-    try:
-        shards = [
+
+    def shards() -> list[Shard]:
+        return [
             write_shard(staging, shard_rows(checkpoint.population, rank, num_shards), rank, num_shards)
             for rank in range(num_shards)
         ]
-        return commit_checkpoint(staging, checkpoint, shards)
-    except BaseException:
-        abandon_checkpoint(staging)
-        raise
+
+    return complete_checkpoint(staging, checkpoint, shards)
 
 
 def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
@@ -151,9 +150,16 @@ def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Sh
     return final
 
 
-def abandon_checkpoint(staging: Path) -> None:
-    """Remove the folder of a checkpoint that could not be written."""
-    shutil.rmtree(staging, ignore_errors=True)
+def complete_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Callable[[], Sequence[Shard]]) -> Path:
+    """Commit the checkpoint of what `shards` returns once all are written, and return its folder.
+
+    Where anything fails, nothing of it stays.
+    """
+    try:
+        return commit_checkpoint(staging, checkpoint, shards())
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -190,6 +196,33 @@ def load_shard(file: Path) -> Checkpoint:
     return _checkpoint_of(folder, manifest, entries)
 
 
+def load_share(folder: Path, ranks: Ranks) -> Checkpoint:
+    """Read and verify the rows of a checkpoint that are this rank's, onto the CPU.
+
+    On as many ranks as have written it, each has the rows that it had; otherwise they share them evenly, in
+    order. Only the files with these rows are read. Raises ValueError with the file and the reason when
+    anything of them is missing, cut off or changed.
+    """
+    if ranks.num_ranks == 1:
+        return load_checkpoint(folder)
+    entries = read_manifest(folder)["ranks"]
+    if len(entries) == ranks.num_ranks:
+        return load_shard(folder / entries[ranks.rank]["file"])
+    own = ranks.share(sum(entry["rows"] for entry in entries))
+    parts, first, offset = [], 0, 0
+    for entry in entries:
+        if own.start < first + entry["rows"] and first < own.stop:
+            offset = first if not parts else offset
+            parts.append(load_shard(folder / entry["file"]))
+        first += entry["rows"]
+    if not parts:  # a share without rows: fewer Gaussians than ranks
+        parts, offset = [load_shard(folder / entries[0]["file"])], 0
+    together = joined([part.population for part in parts], parts[0].population.optimizer.num_steps)
+    rows = slice(own.start - offset, own.stop - offset)
+    # Rows of their own: views would keep all that was read in memory.
+    return replace(parts[0], population=copied(rows_of(together, rows)))
+
+
 def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[str, Any]]) -> Checkpoint:
     parts = [read_shard(folder, Shard(**entry)) for entry in entries]
     try:
@@ -212,7 +245,7 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             upcoming=tuple(manifest["upcoming"]),
             view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
             autosave=manifest.get("autosave") is True,
-            corrections=read_corrections(folder, manifest),
+            corrections=_read_corrections(folder, manifest),
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -228,7 +261,7 @@ def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
     manifest = read_manifest(folder)
     for entry in manifest["ranks"]:
         verify_shard(folder, Shard(**entry), content=content)
-    verify_corrections(folder, manifest, content=content)
+    _verify_corrections(folder, manifest, content=content)
     return manifest
 
 
@@ -356,8 +389,52 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
     if checkpoint.view_costs:
         values["view_costs"] = dict(checkpoint.view_costs)
     if checkpoint.corrections is not None:
-        values |= write_corrections(folder, checkpoint.corrections)
+        values |= _write_corrections(folder, checkpoint.corrections)
     write_sealed(folder, values)
+
+
+def _write_corrections(folder: Path, corrections: SavedCorrections) -> dict[str, Any]:
+    """Write the file and return what the manifest has to tell of it; OSError when that fails."""
+    size, digest = write_tensors(folder / CORRECTIONS_FILE, corrections.tensors)
+    entry = {"file": CORRECTIONS_FILE, "bytes": size, "sha256": digest}
+    return {ENTRY: {**entry, "photographs": list(corrections.photographs)}}
+
+
+def _verify_corrections(folder: Path, manifest: dict[str, Any], *, content: bool = True) -> None:
+    """Raise ValueError unless the file that a manifest tells of, if any, has its size and SHA-256.
+
+    `content` False compares the size alone.
+    """
+    entry = _corrections_entry(folder, manifest)
+    if entry is not None:
+        file = folder / entry["file"]
+        verify_file(file, str(file), entry["bytes"], entry["sha256"] if content else None)
+
+
+def _read_corrections(folder: Path, manifest: dict[str, Any]) -> SavedCorrections | None:
+    """Return what was learnt besides the Gaussians of a verified checkpoint, on the CPU; None: nothing.
+
+    Raises ValueError when the file cannot be read.
+    """
+    entry = _corrections_entry(folder, manifest)
+    if entry is None:
+        return None
+    file = folder / entry["file"]
+    return SavedCorrections(tuple(entry["photographs"]), read_tensors(file, str(file)))
+
+
+def _corrections_entry(folder: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    entry = manifest.get(ENTRY)
+    if entry is None:
+        return None
+    kinds = {"file": str, "bytes": int, "sha256": str, "photographs": list}
+    fits = isinstance(entry, dict) and entry.keys() == kinds.keys()
+    if not fits or any(type(entry[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {entry!r}")
+    names = entry["photographs"]
+    if entry["file"] != CORRECTIONS_FILE or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {entry!r}")
+    return entry
 
 
 def _sweep(parent: Path) -> None:

@@ -167,10 +167,12 @@ def merge_(
     from splatstudio.models.merging import merged_parts
 
     merged = merged_parts(paths)
-    merged.write(output)
+    exported = merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
     console.print(f"Step {merged.step}: {rows} = {len(merged):,} Gaussians of {len(merged.rows)} ranks")
     console.print(f"Written to {output}")
+    if exported.note:
+        console.print(exported.note, style="yellow", markup=False)
     return 0
 
 
@@ -204,6 +206,7 @@ def export(
     print_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
+    assert form is not None, "a file has a format"
     console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
     if exported.num_left_out:
         console.print(f"{exported.num_left_out:,} Gaussians were left out")

@@ -15,7 +15,7 @@ from splatstudio.corrections.poses import corrected_camera, of_correction, witho
 from splatstudio.corrections.table import EPS, LearntRows
 from splatstudio.gaussians.sky import Sky, over_sky
 from splatstudio.kernels.ops_training import StepGate
-from splatstudio.optimization.train_step import RenderOutput, TrainView
+from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

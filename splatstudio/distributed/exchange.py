@@ -17,29 +17,29 @@ RADII_WORDS = 1  # of 32 bits, both together
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
+class ExchangeRoute:
     """How many rows a rank sends to each rank, and how many it gets from each.
 
-    With `halves` some columns travel in 16 bits, those of a rank's own rows too: a picture does not depend on
-    which rank draws it.
+    With `packing` some columns travel in 16 bits, those of a rank's own rows too: a picture does not depend
+    on which rank draws it.
     """
 
     ranks: Ranks
     sent: Sequence[int]
     received: Sequence[int]
-    halves: Fp16Packing | None = None
+    packing: Fp16Packing | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
-    """Room for what is sent back; with `Route.halves` also for what travels in its place."""
+class ReturnBuffers:
+    """Memory for what comes back; with `ExchangeRoute.packing` also for its packed form."""
 
     values: Tensor  # [M, D]
-    packed: tuple[Tensor, Tensor] | None  # what is sent, and what comes
+    packed: tuple[Tensor, Tensor] | None  # the rows that are sent, and those that come
 
 
 @torch.no_grad()
-def exchange(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor]:
+def exchange(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor]:
     """Return the rows and the radii that all ranks have for this one, by rank, without gradients.
 
     `rows` [M, C] and `radii` [M, 2] int32 are sent in one message. What comes of the rows' gradients goes the
@@ -50,55 +50,56 @@ def exchange(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor]
         return rows.detach(), radii
     record, got, got_rows, got_radii = together(route.ranks, lambda: _buffers(rows, radii, route))
     route.ranks.all_to_all(record, route.sent, route.received, into=got)
-    if route.halves is None:
+    if route.packing is None:
         got_rows.copy_(got[:, : rows.shape[1]])
         got_radii.view(rows.dtype).copy_(got[:, rows.shape[1] :])
     else:
         num_words = got.shape[1] - RADII_WORDS
-        unpack(got[:, :num_words], route.halves.rows, got_rows)
+        unpack(got[:, :num_words], route.packing.rows, got_rows)
         got_radii.copy_(got[:, num_words:].view(torch.int16))
     return got_rows, got_radii
 
 
-def _buffers(rows: Tensor, radii: Tensor, route: Route) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what is sent, and room for what comes, together and apart."""
+def _buffers(rows: Tensor, radii: Tensor, route: ExchangeRoute) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the record that is sent, and memory for what comes: the record, its rows and its radii."""
     # The radii ride along as the bits of floating point numbers.
-    if route.halves is None:
+    if route.packing is None:
         record = torch.cat([rows.detach(), radii.contiguous().view(rows.dtype)], dim=1)
     else:
-        num_words = route.halves.rows.num_words(rows.shape[1])
+        num_words = route.packing.rows.num_words(rows.shape[1])
         record = rows.new_empty((len(rows), num_words + RADII_WORDS))
-        pack(rows.detach(), route.halves.rows, record[:, :num_words])
+        pack(rows.detach(), route.packing.rows, record[:, :num_words])
         record[:, num_words:].view(torch.int16).copy_(radii.clamp_max(MOST_RADIUS))
     num = sum(route.received)
     got_rows, got_radii = rows.new_empty((num, rows.shape[1])), radii.new_empty((num, radii.shape[1]))
     return record, record.new_empty((num, record.shape[1])), got_rows, got_radii
 
 
-def room_for_return(values: Tensor, route: Route) -> Room | None:
-    """Return room for what `sent_back` returns of `values`; None where nothing is sent."""
+def return_buffers(values: Tensor, route: ExchangeRoute) -> ReturnBuffers | None:
+    """Return memory for what `sent_back` returns of `values`; None where nothing is sent."""
     if route.ranks.num_ranks == 1:
         return None
     num = sum(route.sent)
-    room = values.new_empty((num, values.shape[1]))
-    if route.halves is None:
-        return Room(room, None)
-    num_words = route.halves.gradients.num_words(values.shape[1])
-    return Room(room, (values.new_empty((len(values), num_words)), values.new_empty((num, num_words))))
+    rows = values.new_empty((num, values.shape[1]))
+    if route.packing is None:
+        return ReturnBuffers(rows, None)
+    num_words = route.packing.gradients.num_words(values.shape[1])
+    packed = values.new_empty((len(values), num_words)), values.new_empty((num, num_words))
+    return ReturnBuffers(rows, packed)
 
 
-def sent_back(values: Tensor, route: Route, room: Room | None) -> Tensor:
+def sent_back(values: Tensor, route: ExchangeRoute, buffers: ReturnBuffers | None) -> Tensor:
     """Return what all ranks have found of the rows that this one had sent, [M, D].
 
     `values` [K, D] are of the rows that `exchange` returned. All ranks call it, with as many columns, and
-    with `room_for_return`, for which some may have no memory.
+    with `return_buffers`, for which some may have no memory.
     """
-    if room is None or room.packed is None or route.halves is None:
+    if buffers is None or buffers.packed is None or route.packing is None:
         return route.ranks.all_to_all(
-            values, route.received, route.sent, into=None if room is None else room.values
+            values, route.received, route.sent, into=None if buffers is None else buffers.values
         )
-    record, got = room.packed
-    pack(values, route.halves.gradients, record)
+    record, got = buffers.packed
+    pack(values, route.packing.gradients, record)
     route.ranks.all_to_all(record, route.received, route.sent, into=got)
-    unpack(got, route.halves.gradients, room.values)
-    return room.values
+    unpack(got, route.packing.gradients, buffers.values)
+    return buffers.values

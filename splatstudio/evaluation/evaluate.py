@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
+from splatstudio.distributed import ALONE, Ranks
+from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
 from splatstudio.rendering.render import RenderOptions, render
+from splatstudio.rendering.sharded_view import Received, drawn, received_for
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import Pixels, pixels_of
 from splatstudio.scene.scene import Scene
@@ -64,7 +69,7 @@ class ImageScore:
 
 
 @dataclass(frozen=True)
-class Against:
+class ComparedWith:
     """What an evaluation compared with: the figures of two are comparable where this is the same."""
 
     scene: Path  # resolved
@@ -90,7 +95,7 @@ class Evaluation:
     lpips_vgg: float | None = None
     notes: tuple[str, ...] = ()  # what could not be measured, and why
     part: str | None = None  # a sentence, also a note, where a part of a model was compared alone
-    against: Against | None = None  # where it is known
+    against: ComparedWith | None = None  # where it is known
 
     def to_json(self) -> dict[str, Any]:
         """Return the means by name, num_gaussians, seconds_per_image, images, notes and definitions.
@@ -146,7 +151,9 @@ def evaluation_from_json(values: dict[str, Any]) -> Evaluation:
         against = None
         if "scene" in values:
             numbers = int(values["downscale"]), int(values["test_every"])
-            against = Against(Path(values["scene"]), *numbers, tuple(map(str, values.get("test_images", ()))))
+            against = ComparedWith(
+                Path(values["scene"]), *numbers, tuple(map(str, values.get("test_images", ())))
+            )
         return Evaluation(
             **means,
             num_gaussians=int(values["num_gaussians"]),
@@ -184,6 +191,7 @@ class Measures:
 
 
 PSNR_AND_SSIM = Measures()
+_WELL, _SHORT, _BROKEN_OFF = 0, 1, 2  # how a rank's part of a round ended
 
 
 def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> Measures:
@@ -203,11 +211,16 @@ def measures_for(lpips: Sequence[str] = (), *, color_correct: bool = False) -> M
     return Measures(tuple(networks), color_correct, tuple(notes))
 
 
+class AbandonedElsewhere(Exception):
+    """An evaluation of several ranks was broken off by another rank, which has the reason."""
+
+
 @torch.no_grad()
 def evaluate(
     gaussians: Gaussians,
     scene: Scene,
     *,
+    ranks: Ranks = ALONE,
     indices: Sequence[int] | None = None,
     options: RenderOptions = RenderOptions(),
     measures: Measures = PSNR_AND_SSIM,
@@ -216,26 +229,68 @@ def evaluate(
     """Render `gaussians` (in the scene's frame) from the test cameras and compare with the photographs.
 
     The scores are those of `DEFINITIONS`. A photograph with alpha is put over the background, or the sky, of
-    `options`.
-    `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3]. Raises
-    ValueError when there is nothing to compare with.
+    `options`. `indices` defaults to the test views. `on_image` gets each score and its render [H, W, 3].
+
+    Of several `ranks` each calls it with its own rows of the model, renders its share of the photographs, and
+    gets the whole result; all else is the same on all, except `on_image`, which gets this rank's pictures.
+    When it raises, the others raise AbandonedElsewhere. Raises ValueError when there is nothing to compare
+    with, and OutOfMemory on all ranks alike where any has no memory for it.
     """
     indices = scene.test_indices if indices is None else indices
     measures = measures.to(gaussians.device)
     scores: list[ImageScore] = []
-    seconds = 0.0
-    for index in indices:
-        view = scene.views[index]
-        target, mask = target_for(scene.photo(index), view.camera, options, gaussians.device)
-        if mask is not None and not mask.any():
-            continue
-        started = now(gaussians.device)
-        rgb = render(gaussians, view.camera, options).rgb
-        seconds += now(gaussians.device) - started
-        scores.append(score_of(view.name, rgb, target, mask, measures))
-        if on_image is not None:
-            on_image(scores[-1], rgb)
-    return summary(scores, scene, num_gaussians=len(gaussians), seconds=seconds, notes=measures.notes)
+    seconds = [0.0]  # of rendering, by photograph of this rank
+
+    def compared(own: Sequence[int], received: Received | None, started: float) -> ImageScore | None:
+        score = None
+        for index in own:
+            view = scene.views[index]
+            if received is None:
+                rgb = render(gaussians, view.camera, options).rgb
+            else:
+                rgb = drawn(gaussians, received, [view.camera], options)[0].rgb
+            seconds.append(now(gaussians.device) - started)
+            target, mask = target_for(scene.photo(index), view.camera, options, gaussians.device)
+            if mask is not None and not mask.any():
+                continue  # one that is masked altogether
+            score = score_of(view.name, rgb, target, mask, measures)
+            if on_image is not None:
+                on_image(score, rgb)
+        return score
+
+    for start in range(0, len(indices), ranks.num_ranks):
+        own = indices[start + ranks.rank :][:1]  # none where they run out
+        started, received = now(gaussians.device), None
+        if ranks.num_ranks > 1:
+            received = received_for(ranks, gaussians, [scene.views[index].camera for index in own], options)
+        scores += _of_all(ranks, _unless_broken_off(ranks, partial(compared, own, received, started)))
+    num_gaussians = int(ranks.all_reduce(torch.tensor([len(gaussians)], device="cpu")))
+    return summary(scores, scene, num_gaussians=num_gaussians, seconds=sum(seconds), notes=measures.notes)
+
+
+def _unless_broken_off(ranks: Ranks, compared: Callable[[], ImageScore | None]) -> ImageScore | None:
+    """Return what `compared` returns where it does so on all ranks; else all of them raise."""
+    result, endings = None, torch.zeros(ranks.num_ranks, dtype=torch.int64, device="cpu")
+    endings[ranks.rank] = _BROKEN_OFF
+    try:
+        result = unless_out_of_memory(lambda: (compared(),))
+        endings[ranks.rank] = _SHORT if result is None else _WELL
+    finally:  # also on the way out of an error: the others wait for this word
+        endings = ranks.all_reduce(endings)
+    short = (endings == _SHORT).nonzero().squeeze(1).tolist()
+    if short:
+        raise OutOfMemory(short)
+    if result is None or endings.any():
+        raise AbandonedElsewhere("another rank broke the evaluation off")
+    return result[0]
+
+
+def _of_all(ranks: Ranks, score: ImageScore | None) -> Sequence[ImageScore]:
+    """Return the scores of all ranks, rank 0's first."""
+    if ranks.num_ranks == 1:
+        return [] if score is None else [score]
+    message = b"" if score is None else json.dumps(asdict(score)).encode()
+    return [ImageScore(**json.loads(text)) for text in ranks.all_gather_bytes(message) if text]
 
 
 def score_of(

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from splatstudio.error_text import first_line
-from splatstudio.formats.antialiased import ZIP
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
@@ -19,6 +18,7 @@ from splatstudio.formats.gsplat_checkpoint import (
     write_gsplat_checkpoint,
 )
 from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
+from splatstudio.formats.model_arrays import SplatFile
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.ply_header import LONGEST_HEADER, PLY, parse_header
 from splatstudio.formats.point_cloud import write_point_cloud
@@ -29,8 +29,17 @@ from splatstudio.formats.torch_file import load_tensors
 from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians
 
-Reader = Callable[[Path], Gaussians]
-Writer = Callable[..., None]  # of a path, Gaussians, and what else the format notes
+ZIP = b"PK\x03\x04"
+
+
+@dataclass(frozen=True, eq=False)
+class FileExtras:
+    """What a file may hold besides its Gaussians; a format keeps what it can, as its `Format` says."""
+
+    step: int | None = None  # of the training
+    antialiased: bool = False  # trained so
+    normals: torch.Tensor | None = None  # [N, 3] on the CPU
+    page: PageView = AS_IT_LIES  # how a web page shows them
 
 
 @dataclass(frozen=True)
@@ -42,33 +51,21 @@ class Format:
     purpose: str  # who reads it
     loses: str  # what a file does not keep, in words; empty when it keeps everything
     bytes_each: tuple[float, float, float, float]  # a Gaussian, by SH degree; typical where it is compressed
-    read: Reader | None
-    write: Writer | None
-    bytes_once: int = 0  # of a file, beside its Gaussians
-    write_normals: Writer | None = None  # the same with normals [N, 3], where it has room for them
-
-    @property
-    def tells_antialiased(self) -> bool:
-        """Return whether a file says of its model that it was trained anti-aliased."""
-        return self.write in (write_ply, write_compressed_ply, write_spz, write_sog)
-
-    @property
-    def has_sizes(self) -> bool:
-        """Return whether a file has more of its Gaussians than points."""
-        return self.write is not write_point_cloud
-
-    @property
-    def is_page(self) -> bool:
-        """Return whether a file is looked at as it is, from a first point of view."""
-        return self.write is write_viewer_page
+    read: Callable[[Path], SplatFile] | None
+    write: Callable[[Path, Gaussians, FileExtras], None] | None
+    bytes_once: int = 0  # of a file, besides its Gaussians
+    tells_antialiased: bool = False  # whether a file says that its model was trained anti-aliased
+    has_normals: bool = False  # whether there is room for normals
+    has_sizes: bool = True  # whether a file has more of its Gaussians than points
+    is_page: bool = False  # whether a file is looked at as it is, from a first point of view
 
     def estimated_bytes(self, num_gaussians: int, sh_degree: int) -> int:
         """Return about how large a file of that many Gaussians is."""
         return self.bytes_once + round(num_gaussians * self.bytes_each[sh_degree])
 
 
-def _read_ply(path: Path) -> Gaussians:
-    """Return the Gaussians of a PLY of either kind."""
+def _read_ply(path: Path) -> SplatFile:
+    """Return the content of a PLY of either kind."""
     try:
         with open(path, "rb") as file:
             compressed = is_compressed(parse_header(path, file.read(LONGEST_HEADER)))
@@ -77,13 +74,14 @@ def _read_ply(path: Path) -> Gaussians:
     return read_compressed_ply(path) if compressed else read_ply(path)
 
 
-def _read_torch(path: Path) -> Gaussians:
-    """Return the Gaussians of a checkpoint of gsplat's or the original trainer."""
+def _read_torch(path: Path) -> SplatFile:
+    """Return the content of a checkpoint of gsplat's or the original trainer."""
     content = load_tensors(path)
     if is_gsplat_checkpoint(content):
-        return gaussians_of_gsplat(path, content)
+        step = content.get("step")
+        return SplatFile(gaussians_of_gsplat(path, content), step=step if type(step) is int else None)
     if is_inria_checkpoint(content):
-        return gaussians_of_inria(path, content)
+        return SplatFile(gaussians_of_inria(path, content))
     if isinstance(content, dict) and "pipeline" in content:
         raise ValueError(
             f"{path} is a checkpoint of nerfstudio's, which cannot be read: write a .ply with nerfstudio's"
@@ -92,8 +90,8 @@ def _read_torch(path: Path) -> Gaussians:
     raise ValueError(f"{path} is a file of PyTorch, but no checkpoint of gsplat's or the original trainer")
 
 
-def _read_zip(path: Path) -> Gaussians:
-    """Return the Gaussians of an archive: SOG, or a checkpoint of PyTorch."""
+def _read_zip(path: Path) -> SplatFile:
+    """Return the content of an archive: SOG, or a checkpoint of PyTorch."""
     try:
         with zipfile.ZipFile(path) as archive:
             is_sog = "meta.json" in archive.namelist()
@@ -110,8 +108,11 @@ FORMATS = (
         loses="",
         bytes_each=(68, 104, 164, 248),
         read=_read_ply,
-        write=write_ply,
-        write_normals=write_ply,
+        write=lambda path, model, extras: write_ply(
+            path, model, extras.normals, antialiased=extras.antialiased
+        ),
+        tells_antialiased=True,
+        has_normals=True,
     ),
     Format(
         name="Compressed PLY",
@@ -120,7 +121,8 @@ FORMATS = (
         loses="positions keep 10 to 11 bits within a group of 256 neighbours, colour, opacity and SH 8 bits",
         bytes_each=(16.3, 25.3, 40.3, 61.3),
         read=_read_ply,
-        write=write_compressed_ply,
+        write=lambda path, model, extras: write_compressed_ply(path, model, antialiased=extras.antialiased),
+        tells_antialiased=True,
     ),
     Format(
         name="SPZ",
@@ -129,7 +131,8 @@ FORMATS = (
         loses="positions keep 24 bits, all else 8 bits or fewer, SH 4 to 5 bits between -1 and 1",
         bytes_each=(16, 20, 27, 34),
         read=read_spz,
-        write=write_spz,
+        write=lambda path, model, extras: write_spz(path, model, antialiased=extras.antialiased),
+        tells_antialiased=True,
     ),
     Format(
         name="SOG",
@@ -138,7 +141,8 @@ FORMATS = (
         loses="all is rounded: positions keep 16 bits, all else 8, SH choose from a palette of 65,536",
         bytes_each=(9.5, 12, 14, 16),
         read=read_sog,
-        write=write_sog,
+        write=lambda path, model, extras: write_sog(path, model, antialiased=extras.antialiased),
+        tells_antialiased=True,
     ),
     Format(
         name="splat",
@@ -147,7 +151,7 @@ FORMATS = (
         loses="no view-dependent colour; colour, opacity and rotation keep 8 bits",
         bytes_each=(32, 32, 32, 32),
         read=read_splat,
-        write=write_splat,
+        write=lambda path, model, extras: write_splat(path, model),
     ),
     Format(
         name="glTF",
@@ -156,7 +160,7 @@ FORMATS = (
         loses="",
         bytes_each=(60, 96, 156, 240),
         read=None,
-        write=write_glb,
+        write=lambda path, model, extras: write_glb(path, model),
     ),
     Format(
         name="Web page",
@@ -165,7 +169,8 @@ FORMATS = (
         loses="no view-dependent colour; sizes keep 11 bits, colour and opacity 8",
         bytes_each=(20, 20, 20, 20),
         read=None,
-        write=write_viewer_page,
+        write=lambda path, model, extras: write_viewer_page(path, model, extras.page),
+        is_page=True,
         bytes_once=820_000,
     ),
     Format(
@@ -175,8 +180,9 @@ FORMATS = (
         loses="only centres and colours: no sizes, rotations, opacities or view-dependent colour",
         bytes_each=(15, 15, 15, 15),
         read=None,
-        write=write_point_cloud,
-        write_normals=write_point_cloud,
+        write=lambda path, model, extras: write_point_cloud(path, model, extras.normals),
+        has_normals=True,
+        has_sizes=False,
     ),
     Format(
         name="gsplat checkpoint",
@@ -185,7 +191,7 @@ FORMATS = (
         loses="",
         bytes_each=(56, 92, 152, 236),
         read=_read_torch,
-        write=write_gsplat_checkpoint,
+        write=lambda path, model, extras: write_gsplat_checkpoint(path, model, step=extras.step or 0),
     ),
     Format(
         name="original trainer's checkpoint",
@@ -218,38 +224,26 @@ def format_to_write(path: Path | str) -> Format:
 def write_gaussians(
     path: Path | str,
     gaussians: Gaussians,
+    extras: FileExtras = FileExtras(),
     *,
-    step: int | None = None,
-    page: PageView = AS_IT_LIES,
-    normals: torch.Tensor | None = None,
-    antialiased: bool = False,
+    form: Format | None = None,
 ) -> None:
-    """Write the Gaussians, in the frame they are given (COLMAP's axes), in the format of the file's ending.
+    """Write the Gaussians, in the frame they are given (COLMAP's axes), by default as the file's ending says.
 
-    `step` is the training's, for the formats that note it; `page` how a web page shows them; `normals` [N, 3]
-    (CPU) are for the formats that have room for them; `antialiased` is noted where a format can tell it. An
-    older file of that name stays until the new one is complete. Raises ValueError, and writes nothing, for an
-    unknown ending, normals that cannot be kept, a parameter that is not finite, or a file that cannot be
-    written.
+    Of `extras` a format keeps what it can; but normals are asked for. An older file of that name stays until
+    the new one is complete. Raises ValueError, and writes nothing, for an unknown ending, normals that cannot
+    be kept, a parameter that is not finite, or a file that cannot be written.
     """
-    form = format_to_write(path)
+    form = form or format_to_write(path)
     assert form.write is not None
-    told = {"antialiased": True} if antialiased and form.tells_antialiased else {}
-    if normals is not None:
-        if form.write_normals is None:
-            able = " and ".join(other.endings[0] for other in FORMATS if other.write_normals)
-            raise ValueError(f"{path} has no room for normals; files with the endings {able} have")
-        form.write_normals(Path(path), gaussians, normals, **told)
-    elif form.write is write_gsplat_checkpoint and step is not None:
-        write_gsplat_checkpoint(path, gaussians, step=step)
-    elif form.write is write_viewer_page:
-        write_viewer_page(path, gaussians, page)
-    else:
-        form.write(Path(path), gaussians, **told)
+    if extras.normals is not None and not form.has_normals:
+        able = " and ".join(other.endings[0] for other in FORMATS if other.has_normals)
+        raise ValueError(f"{path} has no room for normals; files with the endings {able} have")
+    form.write(Path(path), gaussians, extras)
 
 
-def read_gaussians(path: Path | str) -> Gaussians:
-    """Return the Gaussians of a file, by its content where that tells the format, else by its ending.
+def read_splats(path: Path | str) -> SplatFile:
+    """Return what a file holds, by its content where that tells the format, else by its ending.
 
     Raises ValueError, naming the file and the reason, for one that is missing, damaged or of no known kind.
     """
@@ -269,7 +263,7 @@ def read_gaussians(path: Path | str) -> Gaussians:
     return reader(path)
 
 
-def _reader_by_content(path: Path) -> Reader | None:
+def _reader_by_content(path: Path) -> Callable[[Path], SplatFile] | None:
     """Return the reader for what a file begins with, or None when it has no mark of its own."""
     try:
         with open(path, "rb") as file:

@@ -16,6 +16,7 @@ import numpy as np
 from splatstudio.formats.model_arrays import (
     NUM_SHN,
     ModelArrays,
+    SplatFile,
     arrays_to_write,
     gaussians_read,
     read_file,
@@ -130,8 +131,8 @@ def is_compressed(header: PlyHeader) -> bool:
     return any("packed_position" in element.properties for element in header.elements)
 
 
-def read_compressed_ply(path: Path | str) -> Gaussians:
-    """Return the Gaussians of a compressed PLY, with or without bounds of colours and SH.
+def read_compressed_ply(path: Path | str) -> SplatFile:
+    """Return the content of a compressed PLY, with or without bounds of colours and SH.
 
     Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
     """
@@ -159,7 +160,7 @@ def read_compressed_ply(path: Path | str) -> Gaussians:
         for start in range(0, num, 65_536):
             rows = values[rest[start : start + 65_536][:, position]]
             model.shN[start : start + 65_536] = rows.reshape(len(rows), 3, num_rest // 3).transpose(0, 2, 1)
-    return gaussians_read(path, model)
+    return SplatFile(gaussians_read(path, model), antialiased=header.antialiased)
 
 
 def _elements(path: Path, header: PlyHeader) -> tuple[Element, Element, Element | None]:

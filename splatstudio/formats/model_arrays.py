@@ -15,6 +15,23 @@ NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH
 CHUNK = 65_536  # Gaussians handled at a time, so that temporary arrays stay small
 
 
+@dataclass(frozen=True, eq=False)
+class SplatFile:
+    """What a file of Gaussians holds: they, in the file's coordinates, and what it says of them."""
+
+    gaussians: Gaussians
+    antialiased: bool = False  # trained so, and so to be drawn
+    step: int | None = None  # of the training, where the file tells it
+
+    def __len__(self) -> int:
+        return len(self.gaussians)
+
+    @property
+    def sh_degree(self) -> int:
+        """Return the degree of the spherical harmonics, 0..3."""
+        return self.gaussians.sh_degree
+
+
 @dataclass(frozen=True)
 class ModelArrays:
     """The six tensors of Gaussians as float32 arrays in memory, every value finite."""

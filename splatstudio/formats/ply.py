@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from splatstudio.files.durable import write_parts_durably
+from splatstudio.formats.model_arrays import SplatFile
 from splatstudio.formats.ply_header import ANTIALIASED, LONGEST_HEADER, Element, PlyHeader, parse_header
 from splatstudio.gaussians.gaussians import Gaussians
 
@@ -103,8 +104,8 @@ def _column_views(rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def read_ply(path: Path | str) -> Gaussians:
-    """Return the Gaussians of a PLY file: binary or text, any order of properties, any floating-point type.
+def read_ply(path: Path | str) -> SplatFile:
+    """Return the content of a PLY file: binary or text, any order of properties, any floating-point type.
 
     Properties that are not needed are passed over. Raises ValueError, naming the file and the record, for a
     file that is missing, damaged, of another kind, or holds values that are not finite.
@@ -115,7 +116,8 @@ def read_ply(path: Path | str) -> Gaussians:
             header = parse_header(path, file.read(LONGEST_HEADER))
             vertex = _gaussian_element(path, header)
             read_rows = _binary_rows if header.byte_order else _text_rows
-            return _gaussians(path, vertex, read_rows(path, header, vertex, file))
+            gaussians = _gaussians(path, vertex, read_rows(path, header, vertex, file))
+            return SplatFile(gaussians, antialiased=header.antialiased)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 

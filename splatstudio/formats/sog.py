@@ -22,7 +22,13 @@ from PIL import Image
 
 from splatstudio.error_text import first_line
 from splatstudio.formats.codebook import codebook, nearest, palette
-from splatstudio.formats.model_arrays import ModelArrays, arrays_to_write, gaussians_read, write_file
+from splatstudio.formats.model_arrays import (
+    ModelArrays,
+    SplatFile,
+    arrays_to_write,
+    gaussians_read,
+    write_file,
+)
 from splatstudio.formats.quantize import (
     opacity_logits,
     rounded,
@@ -124,17 +130,17 @@ def _webp(pixels: np.ndarray, width: int) -> bytes:
     return buffer.getvalue()
 
 
-def read_sog(path: Path | str) -> Gaussians:
-    """Return the Gaussians of a .sog archive, or of a meta.json with its images beside it.
+def read_sog(path: Path | str) -> SplatFile:
+    """Return the content of a .sog archive, or of a meta.json with its images beside it.
 
     Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
     """
     path = Path(path)
     try:
         if path.suffix.lower() == ".json":
-            return _gaussians(path, path.read_bytes(), lambda name: (path.parent / name).read_bytes())
+            return _content(path, path.read_bytes(), lambda name: (path.parent / name).read_bytes())
         with zipfile.ZipFile(path) as archive:
-            return _gaussians(path, _entry(archive, "meta.json"), lambda name: _entry(archive, name))
+            return _content(path, _entry(archive, "meta.json"), lambda name: _entry(archive, name))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeError) as error:
@@ -150,7 +156,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(info)
 
 
-def _gaussians(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> Gaussians:
+def _content(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> SplatFile:
     """Return the Gaussians that `meta` describes, of the files that `content_of` finds by name."""
     description = parsed_description(path, meta)
     num = description.count
@@ -177,7 +183,7 @@ def _gaussians(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> G
         )
     if description.sh is not None:
         model = ModelArrays(**{**vars(model), "shN": _sh(path, description, content_of, pixels)})
-    return gaussians_read(path, model)
+    return SplatFile(gaussians_read(path, model), antialiased=description.antialiased)
 
 
 def _unpacked_rotations(pixels: np.ndarray) -> np.ndarray:

@@ -37,6 +37,7 @@ class SogDescription:
     sh0: str
     color_book: list[float]
     sh: SogPalette | None
+    antialiased: bool = False  # trained so
 
 
 def parsed_description(path: Path, content: bytes) -> SogDescription:
@@ -78,13 +79,8 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
         sh0=_files(path, sh0, 1)[0],
         color_book=_numbers(path, sh0, "codebook", 256),
         sh=sh,
+        antialiased=any(meta.get(name) == value for name, value in ANTIALIASED.items()),
     )
-
-
-def is_antialiased_sog(content: bytes) -> bool:
-    """Return whether a meta.json that was found right says that its model was trained anti-aliased."""
-    meta = json.loads(content)
-    return any(meta.get(name) == value for name, value in ANTIALIASED.items())
 
 
 def _part(path: Path, meta: dict[str, Any], name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from splatstudio.formats.model_arrays import (
     ModelArrays,
+    SplatFile,
     arrays_to_write,
     gaussians_read,
     read_file,
@@ -46,8 +47,8 @@ def write_splat(path: Path | str, gaussians: Gaussians) -> None:
     write_file(path, rows.view(np.uint8).data)
 
 
-def read_splat(path: Path | str) -> Gaussians:
-    """Return the Gaussians of a .splat file, of SH degree 0.
+def read_splat(path: Path | str) -> SplatFile:
+    """Return the content of a .splat file, of SH degree 0.
 
     The format has no mark of its own: damage shows only where it leaves a size that is not a multiple of 32,
     or values that no file holds. Raises ValueError, naming the file and the reason, for those.
@@ -74,4 +75,4 @@ def read_splat(path: Path | str) -> Gaussians:
         sh0=sh0_of(rows["rgba"][:, :3] / np.float32(255)),
         shN=np.empty((num, 0, 3), np.float32),
     )
-    return gaussians_read(path, model)
+    return SplatFile(gaussians_read(path, model))

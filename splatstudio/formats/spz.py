@@ -21,6 +21,7 @@ import numpy as np
 from splatstudio.formats.half_turn import ABOUT_X, half_turned
 from splatstudio.formats.model_arrays import (
     ModelArrays,
+    SplatFile,
     arrays_to_write,
     gaussians_read,
     read_file,
@@ -150,8 +151,8 @@ def _smallest_three(quats: np.ndarray) -> np.ndarray:
     return codes.astype("<u4").view(np.uint8).reshape(-1, 4)
 
 
-def read_spz(path: Path | str) -> Gaussians:
-    """Return the Gaussians of an SPZ file, version 2, 3 or 4, with SH up to degree 3.
+def read_spz(path: Path | str) -> SplatFile:
+    """Return the content of an SPZ file, version 2, 3 or 4, with SH up to degree 3.
 
     Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
     """
@@ -177,7 +178,7 @@ def read_spz(path: Path | str) -> Gaussians:
         chunk.shN[:] = (packed.sh[rows].astype(np.float32) - 128) / 128
         turned = half_turned(chunk, ABOUT_X)
         chunk.means[:], chunk.quats[:], chunk.shN[:] = turned.means, turned.quats, turned.shN
-    return gaussians_read(path, model)
+    return SplatFile(gaussians_read(path, model), antialiased=_is_antialiased(content))
 
 
 def _rotations(codes: np.ndarray) -> np.ndarray:
@@ -193,8 +194,8 @@ def _rotations(codes: np.ndarray) -> np.ndarray:
     return with_largest((whole >> np.uint32(30)).astype(np.intp), others)[:, WXYZ_OF_XYZW]
 
 
-def is_antialiased_spz(start: bytes) -> bool:
-    """Return whether a file with this `start` says that it was trained anti-aliased; damage is no yes."""
+def _is_antialiased(start: bytes) -> bool:
+    """Return whether a file with this `start` says that its Gaussians were trained anti-aliased."""
     try:
         header = zlib.decompressobj(wbits=31).decompress(start, HEADER.size) if start[:2] == GZIP else start
     except zlib.error:

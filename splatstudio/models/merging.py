@@ -36,6 +36,7 @@ from splatstudio.formats.free_path import free_path
 from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
 from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models.exporter import ExportedModel, write_model
 from splatstudio.models.model import Model, model_of
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
@@ -80,23 +81,24 @@ class Merged:
         assert self.gsplat is not None
         return Model(gaussians_of_gsplat(self.sources[0], self.gsplat), step=self.step)
 
-    def write(self, output: Path | str) -> Path:
+    def write(self, output: Path | str) -> ExportedModel:
         """Write the model; the ending of `output` says how, and without one it is a checkpoint folder.
 
         gsplat's parts keep every value in a .pt and in a checkpoint, our own in a checkpoint; the rest is
-        in the format of the ending, as `Model.save`. Raises ValueError for an unknown ending, a folder that
+        in the format of the ending. Raises ValueError for an unknown ending, a folder that
         is there already, a file that is one of the parts or would pass for one, and one that cannot be
         written.
         """
         output = Path(output)
         _keep_apart(output, self.sources)
         if output.suffix == "":
-            return _write_folder(output, self.checkpoint or _checkpoint_of_gsplat(self))
+            _write_folder(output, self.checkpoint or _checkpoint_of_gsplat(self))
+            return ExportedModel(output, len(self))
         form = format_to_write(output)
         if self.gsplat is not None and form.endings[0] == ".pt":
             save_tensors(output, dict(self.gsplat))
-            return output
-        return self.model().save(output)
+            return ExportedModel(output, len(self), form=form)
+        return write_model(self.model(), output)
 
 
 def merge(paths: Iterable[Path | str] | Path | str, output: Path | str | None = None) -> Model:
@@ -167,7 +169,7 @@ def merge_to_open(path: Path, report: Report = _silent) -> Path:
     merged = merged_parts([part.path, *part.others], report)
     output = place_of_merged(part.path)
     output.parent.mkdir(parents=True, exist_ok=True)
-    return merged.write(output)
+    return merged.write(output).output
 
 
 def _checkpoint_folder(path: Path) -> Path | None:
@@ -266,7 +268,7 @@ def _moments(content: Mapping[str, Any], gaussians: Gaussians) -> SplatAdam:
     return SplatAdam(moments[0], moments[1], int(states["means"].get("step", 0)))
 
 
-def _write_folder(folder: Path, checkpoint: Checkpoint) -> Path:
+def _write_folder(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to a folder of any name, complete or not there."""
     if folder.exists():
         raise ValueError(f"{folder} is there already: name another one")
@@ -281,4 +283,3 @@ def _write_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise ValueError(f"{folder} cannot be written: {error.strerror or error}") from error
-    return folder

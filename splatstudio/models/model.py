@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,24 +11,22 @@ from shlex import quote
 import numpy as np
 from torch import Tensor
 
-from splatstudio.cameras.camera import Camera, similarity_scale
-from splatstudio.cameras.placement import knows_no_scene
+from splatstudio.cameras.camera import similarity_scale
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.checkpoints.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
 from splatstudio.corrections import saved_poses, saved_sky
-from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run
-from splatstudio.formats import format_of, read_gaussians, write_gaussians
-from splatstudio.formats.antialiased import says_antialiased
-from splatstudio.formats.ply import write_ply
-from splatstudio.formats.viewer_page import PageView
+from splatstudio.formats import Format, format_of, read_splats
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed, transformed_sky
+from splatstudio.models.exporter import write_model
 from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,32 +46,20 @@ class Model:
 
     def save_ply(self, path: str | Path) -> Path:
         """Write the model as a PLY in the coordinates of the scene's files; return the path."""
-        gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
-        write_ply(Path(path), gaussians, antialiased=self.options.antialiased)
-        return Path(path)
+        return self._saved(path, format_of("model.ply"))
 
     def save(self, path: str | Path) -> Path:
         """Write the model in the format of the ending, in the scene's files' coordinates; return the path.
 
-        Raises ValueError, naming the endings there are, for another one.
+        What a file cannot keep is logged. Raises ValueError, naming the endings there are, for another one.
         """
-        gaussians = transformed(self.gaussians, np.linalg.inv(self.transform))
-        page, antialiased = self.page_view(self.transform), self.options.antialiased
-        write_gaussians(path, gaussians, step=self.step, page=page, antialiased=antialiased)
-        return Path(path)
+        return self._saved(path, None)
 
-    def page_view(self, upright: np.ndarray, camera: Camera | None = None) -> PageView:
-        """Return how a web page shows Gaussians that `upright` [4, 4] brings to this model's frame.
-
-        `camera`, in this model's frame, is where one stands at first.
-        """
-        options = self.options
-        background = options.background if options.sky is None else options.sky.mean_color
-        if knows_no_scene(self.transform):
-            return PageView(background=background)
-        if camera is not None:
-            camera = camera.transformed(np.linalg.inv(upright))
-        return PageView(upright, camera, background=background)
+    def _saved(self, path: str | Path, form: Format | None) -> Path:
+        exported = write_model(self, Path(path), form=form)
+        for note in exported.notes:
+            log.warning("%s", note)
+        return exported.output
 
     def evaluate(
         self,
@@ -111,14 +98,6 @@ class Model:
             poses={name: scale * correction for name, correction in self.poses.items()},
         )
 
-    def refined(self, name: str, camera: Camera) -> Camera:
-        """Return the camera of the photograph `name`, which is in this frame, as the training refined it.
-
-        Cameras of which nothing was learnt, as those of test photographs, stay as they are.
-        """
-        correction = self.poses.get(name)
-        return camera if correction is None else corrected_camera(camera, correction)
-
 
 def load_model(path: str | Path) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
@@ -130,9 +109,10 @@ def load_model(path: str | Path) -> Model:
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        gaussians = read_gaussians(path)
-        options = RenderOptions(antialiased=says_antialiased(path))
-        return Model(gaussians, options=options, part=_sentence(part_of(path)))
+        file = read_splats(path)
+        options = RenderOptions(antialiased=file.antialiased)
+        # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
+        return Model(file.gaussians, options=options, part=_sentence(part_of(path)))
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.evaluation.evaluate import (
     PSNR_AND_SSIM,
-    Against,
+    ComparedWith,
     Evaluation,
     ImageScore,
     Measures,
@@ -125,7 +125,7 @@ def _remembered(run: Path, images: str) -> list[str]:
     return []
 
 
-def _trained_on(evaluation: Evaluation, own: Against, images: str | None) -> list[str]:
+def _trained_on(evaluation: Evaluation, own: ComparedWith, images: str | None) -> list[str]:
     """Return a sentence where the training, whose split is that of `own`, has learnt from what is judged."""
     if evaluation.against is None or evaluation.against.test_images == own.test_images:
         return []
@@ -142,7 +142,7 @@ def _trained_on(evaluation: Evaluation, own: Against, images: str | None) -> lis
     ]
 
 
-def _against(task: EvaluationTask, origin: Origin | None) -> Against:
+def _against(task: EvaluationTask, origin: Origin | None) -> ComparedWith:
     """Return what to compare with: what the task says, else as in the training."""
     scene, downscale = task.scene, task.downscale
     test_every, test_images = task.test_every, task.test_images
@@ -153,4 +153,4 @@ def _against(task: EvaluationTask, origin: Origin | None) -> Against:
         test_images = test_images or origin.config.test_images
     if scene is None:
         raise ValueError(f"{task.path} does not say which scene it shows; name it with --scene FOLDER")
-    return Against(scene.resolve(), downscale or 1, test_every, test_images)
+    return ComparedWith(scene.resolve(), downscale or 1, test_every, test_images)

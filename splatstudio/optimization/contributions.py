@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import room_for_return, sent_back
+from splatstudio.distributed.exchange import return_buffers, sent_back
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import RasterSettings
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions, stages_for
 from splatstudio.rendering.sharded_view import (
     COLUMNS,
@@ -62,7 +62,7 @@ def contributions(
         full = torch.zeros_like(v_rows[rows])
         full[:, colors] = weights
         v_rows[rows] = full
-    v_sent = sent_back(v_rows, received.route, room_for_return(v_rows, received.route))
+    v_sent = sent_back(v_rows, received.route, return_buffers(v_rows, received.route))
     result, first = [], 0
     for visible in shared.visible:
         each = gaussians.means.new_zeros((len(gaussians), 3), requires_grad=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
-from splatstudio.optimization.train_step import RenderOutput, TrainView
+from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
 from splatstudio.settings.config import DepthConfig, TrainConfig

@@ -1,377 +1,316 @@
-"""One step of gradient descent of a model: draw, compare, find the gradients, improve.
+"""One step of gradient descent: views, pictures, losses, gradients, agreement, and the optimiser's step.
 
-On native kernels the gradients of the six tensors are never in memory: autograd ends at what was projected,
-and the rest of the way back is part of the optimiser's step. On the reference autograd goes all the way.
+`begin_step` goes as far as the agreement on whether the step is made, and changes nothing; `TrainStep.apply`
+makes it. In a process alone the gradients of one view go back through the fused optimiser, and those of
+several views of a GPU are summed view by view. Several ranks exchange them. On a GPU the host may read the
+numbers of a step late, after it is applied: a gate on the device decides then whether anything changes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from splatstudio.cameras.camera import Camera
-from splatstudio.devices.transfer import to_device
+from splatstudio.devices.transfer import ReadBack
+from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
-from splatstudio.distributed.fp16_packing import Fp16Packing
-from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.kernels import ops
-from splatstudio.kernels.intersection_capacity import IntersectionCapacity
-from splatstudio.kernels.ops_training import (
-    NO_REGULARIZATION,
-    Regularization,
-    StepGate,
-    gradients_of_projected,
-    rasterize_for,
+from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization, StepGate, has_step_gates
+from splatstudio.optimization.gradients import (
+    Gradients,
+    LossNotFinite,
+    Observation,
+    RenderOutput,
+    StepInputs,
+    StepPlan,
+    SummedGradients,
+    TrainView,
+    apply_gradients,
+    backward,
+    draw_as_planned,
+    gradient_of_pose,
+    gradients_of_tensors,
+    pixels_drawn_over,
 )
-from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
+from splatstudio.optimization.losses import psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.rendering.render import RenderOptions, render, stages_for, training_stages_for
+from splatstudio.optimization.sharded_gradients import sharded_gradients
 
-
-@dataclass(frozen=True, eq=False)
-class TrainView:
-    """A photograph from which a step learns."""
-
-    index: int  # of the scene's view
-    name: str
-    camera: Camera
-    target: Tensor  # [H, W, 3] the photograph over `background`
-    mask: Tensor | None  # [H, W], pixels that count
-    background: tuple[float, float, float]
-    alpha: Tensor | None = None  # [H, W] of a photograph that has one, where a learnt sky comes behind
-
-
-@dataclass(frozen=True, eq=False)
-class RenderOutput:
-    """A picture of N Gaussians from which gradients can be found."""
-
-    rgb: Tensor  # [H, W, 3] not clamped above
-    alpha: Tensor  # [H, W]
-    depth_sum: Tensor  # [H, W] sum of w z, see `Raster`
-    radii: Tensor  # [N, 2] int32 px, 0 = not seen
-    gaussians: Gaussians
-    # Leaves with the gradients of what was projected, of which but colours and radii have its values. None:
-    # autograd goes on to the Gaussians.
-    projected: Projected | None
-    probe: Tensor | None  # see `render`
-    camera: Camera
-    settings: ProjectSettings
-    num_instances: Tensor | None = None  # see `Raster`
-    gain: float = 1.0  # by what opacities were multiplied after they were taken from the Gaussians
-
-
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """The gradients of a loss."""
-
-    means2d: Tensor | None  # [N, 2] px; with absgrad the sum of absolute contributions; None: nobody asked
-    projected: tuple[Tensor, ...]  # of a RenderOutput's `projected`; empty without it
-    gaussians: dict[str, Tensor | None]  # of the six tensors by name; empty with `projected`
-    others: tuple[Tensor | None, ...] = ()  # of the further tensors that were asked for
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What one picture of a step showed of each Gaussian."""
-
-    gradients2d: Tensor  # [N, 2] d loss / d means2d, px; absolute sums where the strategy asks for them
-    radii: Tensor  # [N, 2] int32 px, 0 = not visible
-    width: int
-    height: int
+# Of a view and its picture [H, W, 3], without gradients: what the photograph is compared with.
+ShownOf = Callable[[TrainView, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """How a step goes down: what is drawn, at what rates (by tensor name), and who wants to know more."""
-
-    options: RenderOptions  # but for the background, which is each shot's own
-    rates: dict[str, float]
-    observed: bool  # whether a strategy wants to know the gradients of the projected means
-    visible_only: bool = False  # see `improve`
-    regularization: Regularization = NO_REGULARIZATION
-    poses: bool = False  # whether somebody wants to know the gradients of the cameras' places
-    room: IntersectionCapacity | None = (
-        None  # of the training's pictures on a GPU; None: each has what it needs
-    )
-    scored: bool = False  # whether the PSNR is to come with the loss, where the host reads both late
-    dropout: Dropout | None = None  # who is left out of the step's pictures; None: nobody
-
-
-@dataclass(frozen=True, eq=False)
 class StepResult:
-    """What a step did: the loss and the picture of each shot, before the Gaussians moved."""
+    """What a step found, of the views of all ranks, before the Gaussians moved."""
 
     losses: tuple[float, ...]
-    pictures: tuple[Tensor, ...]  # [H, W, 3]; empty of a step that was begun ahead
-    observations: tuple[Observation, ...]  # empty where nobody asked
-    others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over the shots
-    costs: tuple[float, ...] = ()  # of each shot, in pixels drawn over; empty where a step has but one
-    poses: tuple[Tensor, ...] = ()  # [6] of each shot's camera, as of `pose_gradient`, where asked for
-    psnr: float | None = None  # dB of the picture, where it was asked for and came with the loss
-    followed: bool = False  # whether the strategy has followed already, for which no change was due
-
-
-LossOf = Callable[[TrainView, RenderOutput], Tensor]
+    costs: tuple[float, ...] = ()  # of each view, in pixels drawn over; empty where a step has only one
+    poses: tuple[Tensor, ...] = ()  # [6] of each view's camera, as of `pose_gradient`, where asked for
+    psnr: float | None = None  # dB of the first picture, where the numbers are read late
+    total: float = 0.0  # sum of the losses as the gate knows it
+    num_instances: tuple[int, ...] = ()  # of each picture, where kernels count them
 
 
 @dataclass(frozen=True, eq=False)
-class StepInputs:
-    """What a step goes down: `loss_of` each shot, with `others` further leaf tensors that it uses."""
+class StepReport:
+    """The numbers of a step on their way to the host; nothing that is needed to make the step."""
 
-    loss_of: LossOf
+    num_views: int
+    num_counted: int  # pictures of which the instances are among the numbers
+    numbers: ReadBack  # in the order of `StepResult`: total, losses, instances, costs and PSNR where wanted
+    twists: ReadBack | None  # of the cameras, where they are asked for
+
+    def read(self) -> StepResult:
+        """Return the numbers as soon as they are there."""
+        num, counted = self.num_views, self.num_counted
+        total, *numbers = self.numbers.read()
+        losses, needed, rest = numbers[:num], numbers[num : num + counted], numbers[num + counted :]
+        costs, score = (rest[:num], rest[num:]) if num > 1 else ([], rest)
+        twists = () if self.twists is None else self.twists.read()
+        return StepResult(
+            tuple(losses),
+            tuple(costs),
+            poses=torch.tensor(twists, dtype=torch.float64, device="cpu").view(-1, 6).unbind(),
+            psnr=score[0] if score else None,
+            total=total,
+            num_instances=tuple(map(int, needed)),
+        )
+
+
+@dataclass(eq=False)
+class TrainStep:
+    """A step whose gradients are found, or queued on a GPU; nothing has changed yet."""
+
+    gaussians: Gaussians
+    optimizer: SplatAdam
     plan: StepPlan
-    others: tuple[Tensor, ...] = ()
-    halves: Fp16Packing | None = None  # what ranks send each other in 16 bits
+    # Of one view; of several views; None: applied, and their memory is free.
+    gradients: tuple[RenderOutput, Gradients] | SummedGradients | None
+    pictures: tuple[Tensor, ...]  # [H, W, 3] of this rank's views; none where the numbers are read late
+    observations: tuple[Observation, ...]  # none where nobody asked
+    others: tuple[Tensor | None, ...]  # gradients of the further tensors, summed over views and ranks
+    report: StepReport | None  # where the numbers are read late
+    gate: StepGate | None = None  # likewise
+    result: StepResult | None = None  # where the numbers are known
+
+    def apply(self) -> None:
+        """Let the optimiser make the step, in place; the gate may keep everything from changing.
+
+        The learning rates and the decay of the moments follow the number of views, see `SplatAdam.step`.
+        """
+        plan, gradients, self.gradients = self.plan, self.gradients, None
+        assert gradients is not None, "a step is applied once"
+        if isinstance(gradients, tuple):
+            apply_gradients(
+                *gradients,
+                self.optimizer,
+                plan.rates,
+                visible_only=plan.visible_only,
+                regularization=plan.regularization,
+                gate=self.gate,
+            )
+            return
+        sums, num = gradients, gradients.num_views
+        visible = sums.seen if plan.visible_only else None
+        # Means over this rank's Gaussians, which are a part of all, count as that part.
+        share = num * len(self.gaussians) / max(sums.num_all, 1)
+        regularization = _scaled(plan.regularization, share)
+        self.optimizer.step(
+            self.gaussians,
+            sums.tensors,
+            plan.rates,
+            visible,
+            regularization,
+            batch_size=num,
+            gate=self.gate,
+        )
 
 
-class LossNotFinite(FloatingPointError):
-    """The loss of a shot is no number; nothing was changed."""
-
-    def __init__(self, loss: float, number: int = 0, *, rank: int = 0):
-        super().__init__(f"the loss of shot {number} is {loss}")
-        self.loss = loss
-        self.number = number  # of the shot among those of the step, on all ranks
-        self.rank = rank  # that found it
-
-
-def descend(
+def begin_step(
+    ranks: Ranks,
     gaussians: Gaussians,
     optimizer: SplatAdam,
-    shot: TrainView,
-    work: StepInputs,
+    rounds: Sequence[Sequence[TrainView]],
+    inputs: StepInputs,
     *,
-    before_change: Callable[[], None] = lambda: None,
-) -> StepResult:
-    """Make one step down the loss of one shot, in place, where the host need not ask a GPU for the loss.
+    order: Sequence[int] = (),
+    late: ShownOf | None = None,
+) -> TrainStep:
+    """Return the step down the sum of the losses of all views of all ranks; nothing has changed.
 
-    The gradients of `work.others` are returned, they are not moved. `before_change` is called just before
-    the model changes. Raises LossNotFinite or OutOfMemory before that.
+    `gaussians` and `optimizer` are this rank's; `rounds` and `order` are as of `sharded_gradients`, and in a
+    process alone views in one order. Without `late` the host has read the numbers when this returns. With it,
+    on one GPU alone, all is queued, `TrainStep.gate` decides on the device, and `TrainStep.report` is to be
+    read later: `late` then gives what the first picture's PSNR is measured of, and pictures are let go.
+
+    Raises LossNotFinite or OutOfMemory, on all ranks alike, where the numbers are read. A picture for which
+    the capacity was too small is drawn again then.
     """
-    plan = work.plan
-
-    def find() -> tuple[RenderOutput, Gradients, float, tuple[Tensor, ...]]:
-        drawing = draw_as_planned(gaussians, optimizer, shot, plan)
-        loss = work.loss_of(shot, drawing)
-        gradients = backward(drawing, loss, work.others)
-        twists = (gradient_of_pose(drawing, gradients),) if plan.poses else ()
-        return drawing, gradients, float(loss.detach()), twists
-
-    found = unless_out_of_memory(find)
-    if found is None:
-        raise OutOfMemory([0])
-    drawing, gradients, value, twists = found
-    if not math.isfinite(value):
-        raise LossNotFinite(value)
-    before_change()
-    improve(
-        drawing,
-        gradients,
-        optimizer,
-        plan.rates,
-        visible_only=plan.visible_only,
-        regularization=plan.regularization,
-    )
-    observations = observations_of(shot, drawing, gradients, plan)
-    return StepResult((value,), (drawing.rgb.detach(),), observations, gradients.others, poses=twists)
+    views = [view for one in rounds for view in one]
+    # Several views of one process on a CPU go the way of several ranks: both are then the same to the bit.
+    alone = ranks.num_ranks == 1 and (len(views) == 1 or has_step_gates(gaussians.device))
+    if not alone:
+        optimizer.flush_lazy_rows(gaussians)
+        found = sharded_gradients(ranks, gaussians, rounds, inputs, order=order)
+        sums = found.sums
+        return TrainStep(
+            gaussians,
+            optimizer,
+            inputs.plan,
+            gradients=sums,
+            pictures=tuple(sums.pictures),
+            observations=tuple(sums.observations),
+            others=tuple(sums.others),
+            report=None,
+            result=StepResult(tuple(found.losses), tuple(found.costs), tuple(sums.twists)),
+        )
+    if late is not None:
+        return _queued(gaussians, optimizer, views, inputs, late)
+    return _read(gaussians, optimizer, views, inputs)
 
 
-def observations_of(
-    shot: TrainView, drawing: RenderOutput, gradients: Gradients, plan: StepPlan
-) -> tuple[Observation, ...]:
-    """Return what a strategy wants to know of a picture: nothing where the plan says so."""
-    if not plan.observed or gradients.means2d is None:
-        return ()
-    return (Observation(gradients.means2d, drawing.radii, shot.camera.width, shot.camera.height),)
+def _read(
+    gaussians: Gaussians, optimizer: SplatAdam, views: Sequence[TrainView], inputs: StepInputs
+) -> TrainStep:
+    """Return the step of one process, its numbers read and found good."""
+    capacity = inputs.plan.capacity
+    while True:
+        step = unless_out_of_memory(lambda: _with_result(_queued(gaussians, optimizer, views, inputs, None)))
+        if step is None:
+            if capacity is not None:
+                capacity.forget()
+            raise OutOfMemory([0])
+        assert step.result is not None
+        if capacity is None or all([capacity.held(num) for num in step.result.num_instances]):  # each is told
+            break
+        del step  # its memory is for the larger lists
+    for number, loss in enumerate(step.result.losses):
+        if not math.isfinite(loss):
+            raise LossNotFinite(loss, number)
+    return step
 
 
-def options_of(plan: StepPlan, shot: TrainView) -> RenderOptions:
-    """Return how a shot is drawn: as the plan says, over the background that it has."""
-    return replace(plan.options, background=shot.background)
+def _with_result(step: TrainStep) -> TrainStep:
+    assert step.report is not None
+    return replace(step, report=None, gate=None, result=step.report.read())
 
 
-def draw_as_planned(
-    gaussians: Gaussians, optimizer: SplatAdam, shot: TrainView, plan: StepPlan, *, room: int | None = None
-) -> RenderOutput:
-    """Draw a shot as a step's plan says; the arguments are as of `draw`."""
-    return draw(
+@dataclass(eq=False)
+class _Numbers:
+    """What the host will know of the pictures of a step, still on their device."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)  # of instances
+    costs: list[Tensor] = field(default_factory=list)
+    score: tuple[Tensor, ...] = ()
+
+
+def _queued(
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    views: Sequence[TrainView],
+    inputs: StepInputs,
+    late: ShownOf | None,
+) -> TrainStep:
+    """Queue the pictures of one process's `views` and the way back from them."""
+    plan, numbers = inputs.plan, _Numbers()
+    size = None if plan.capacity is None else plan.capacity.size
+    if len(views) == 1:
+        output, loss = _drawn(gaussians, optimizer, views[0], inputs, size, numbers, late)
+        gate, read_back = _asked(numbers, size)
+        gradients = backward(output, loss, inputs.others)  # while the numbers are on their way
+        twists = [gradient_of_pose(output, gradients)] if plan.poses else []
+        found, pictures = (output, gradients), [output.rgb.detach()]
+        observations, others = _observed(output, gradients, plan), list(gradients.others)
+    else:
+        found = SummedGradients.nothing(gaussians, inputs.others)
+        for view in views:  # of each only what is needed later stays in memory
+            output, loss = _drawn(gaussians, optimizer, view, inputs, size, numbers, late)
+            _add_view(found, output, loss, inputs, keep_picture=late is None)
+            numbers.costs.append(pixels_drawn_over(output.radii, output.camera))
+            del output, loss
+        gate, read_back = _asked(numbers, size)
+        twists, pictures, observations, others = (
+            found.twists,
+            found.pictures,
+            found.observations,
+            found.others,
+        )
+    return TrainStep(
         gaussians,
         optimizer,
-        shot.camera,
-        options_of(plan, shot),
-        observed=plan.observed,
-        room=room,
-        dropout=plan.dropout,
-    )
-
-
-def draw(
-    gaussians: Gaussians,
-    optimizer: SplatAdam,
-    camera: Camera,
-    options: RenderOptions,
-    *,
-    observed: bool,
-    room: int | None = None,
-    dropout: Dropout | None = None,
-) -> RenderOutput:
-    """Draw the Gaussians that `optimizer` trains as `camera` sees them.
-
-    `observed`: a strategy wants to know the gradients of the projected means. `room`: see `RasterSettings`.
-    `dropout`: who is left out.
-    """
-    sh_degree = gaussians.sh_degree
-    if options.sh_degree is not None:
-        sh_degree = min(options.sh_degree, sh_degree)
-    settings = ProjectSettings(sh_degree, options.antialiased, options.near, options.far)
-    if stages_for(gaussians.means) is not ops:
-        return _draw_by_autograd(gaussians, camera, options, settings, observed, dropout)
-    # The way back ends at what was projected: opacities then need no slopes, see `gain`.
-    shown = gaussians if dropout is None else dropout.drawn(gaussians.detach())
-    projected = optimizer.project(shown, camera=camera, settings=settings)
-    leaves = _stand_ins(projected)
-    color = torch.tensor(options.background, dtype=gaussians.means.dtype, device="cpu")
-    background = to_device(color, gaussians.device)
-    raster_settings = RasterSettings(camera.width, camera.height, background, room=room)
-    absgrad = observed and options.absgrad
-    probe = torch.zeros_like(projected.means2d, requires_grad=True) if absgrad else None
-    raster = rasterize_for(leaves, projected, raster_settings, probe, absgrad=absgrad)
-    return RenderOutput(
-        raster.rgb,
-        raster.alpha,
-        raster.depth_sum,
-        radii=leaves.radii,
-        gaussians=gaussians,
-        projected=leaves,
-        probe=probe,
-        camera=camera,
-        settings=settings,
-        num_instances=raster.num_instances,
-        gain=1.0 if dropout is None else dropout.gain,
-    )
-
-
-def _draw_by_autograd(
-    gaussians: Gaussians,
-    camera: Camera,
-    options: RenderOptions,
-    settings: ProjectSettings,
-    observed: bool,
-    dropout: Dropout | None,
-) -> RenderOutput:
-    shown = gaussians if dropout is None else dropout.drawn(gaussians)
-    probe = torch.zeros_like(gaussians.means[:, :2], requires_grad=True) if observed else None
-    rendering = render(shown, camera, options, probe)
-    return RenderOutput(
-        rendering.rgb,
-        rendering.alpha,
-        depth_sum=rendering.depth * rendering.alpha.clamp_min(1e-10),
-        radii=rendering.radii,
-        gaussians=gaussians,
-        projected=None,
-        probe=probe,
-        camera=camera,
-        settings=settings,
-    )
-
-
-def backward(drawing: RenderOutput, loss: Tensor, others: tuple[Tensor, ...] = ()) -> Gradients:
-    """Return the gradients of `loss`, a scalar made of `drawing`'s pictures and of `others`."""
-    probes = [] if drawing.probe is None else [drawing.probe]
-    if drawing.projected is not None:
-        inputs = _differentiable(drawing.projected)
-    else:
-        inputs = list(drawing.gaussians.tensors().values())
-    values = torch.autograd.grad(loss, [*inputs, *probes, *others], allow_unused=True)
-    v_inputs, v_others = values[: len(inputs)], values[len(inputs) + len(probes) :]
-    v_means2d = None
-    if drawing.probe is not None:
-        v_probe = values[len(inputs)]
-        v_means2d = torch.zeros_like(drawing.probe) if v_probe is None else v_probe
-    if drawing.projected is None:
-        return Gradients(
-            v_means2d, (), dict(zip(drawing.gaussians.tensors(), v_inputs, strict=True)), v_others
-        )
-    if drawing.gain != 1.0:
-        v_means, v_conics, v_depths, v_opacities, v_colors = v_inputs
-        v_inputs = (v_means, v_conics, v_depths, v_opacities * drawing.gain, v_colors)
-    return Gradients(v_inputs[0] if v_means2d is None else v_means2d, v_inputs, {}, v_others)
-
-
-def gradient_of_pose(drawing: RenderOutput, gradients: Gradients) -> Tensor:
-    """Return the gradient [6] float64 of a twist of the drawing's camera, before its Gaussians move.
-
-    See `reference_training.pose_gradient`; a GPU is not waited for.
-    """
-    values = gradients.gaussians
-    if drawing.projected is not None:
-        values = gradients_of_projected(
-            drawing.gaussians,
-            drawing.projected,
-            gradients.projected,
-            camera=drawing.camera,
-            settings=drawing.settings,
-        )
-    return training_stages_for(drawing.gaussians.means).pose_gradient(
-        drawing.gaussians,
-        values,
-        camera=drawing.camera,
-        sh_degree=drawing.settings.sh_degree,
-        radii=drawing.radii,
-    )
-
-
-def improve(
-    drawing: RenderOutput,
-    gradients: Gradients,
-    optimizer: SplatAdam,
-    rates: dict[str, float],
-    *,
-    visible_only: bool = False,
-    regularization: Regularization = NO_REGULARIZATION,
-    gate: StepGate | None = None,
-) -> None:
-    """Let `optimizer` make a step on the Gaussians of `drawing`, in place, at `rates` by tensor name.
-
-    `regularization` is part of the loss whose gradients they follow. `visible_only`: Gaussians out of sight
-    stay as they are, moments included; else they make the step that Adam makes without a picture. `gate`:
-    what keeps a drawing with `projected` from changing anything, if need be.
-    """
-    if drawing.projected is None:
-        visible = (drawing.radii > 0).all(dim=1) if visible_only else None
-        optimizer.step(drawing.gaussians, gradients.gaussians, rates, visible, regularization)
-        return
-    optimizer.step_projected(
-        drawing.gaussians,
-        drawing.projected,
-        gradients.projected,
-        camera=drawing.camera,
-        settings=drawing.settings,
-        rates=rates,
-        visible_only=visible_only,
-        regularization=regularization,
+        plan,
+        gradients=found,
+        pictures=tuple(pictures) if late is None else (),
+        observations=tuple(observations),
+        others=tuple(others),
+        report=StepReport(len(views), len(numbers.counts), read_back, ReadBack(*twists) if twists else None),
         gate=gate,
     )
 
 
-def _differentiable(projected: Projected) -> list[Tensor]:
-    p = projected
-    return [p.means2d, p.conics, p.depths, p.opacities, p.colors]
+def _drawn(
+    gaussians: Gaussians,
+    optimizer: SplatAdam,
+    view: TrainView,
+    inputs: StepInputs,
+    size: int | None,
+    numbers: _Numbers,
+    late: ShownOf | None,
+) -> tuple[RenderOutput, Tensor]:
+    """Render a view and compare it with its photograph; what the host asks for goes to `numbers`."""
+    output = draw_as_planned(gaussians, optimizer, view, inputs.plan, capacity=size)
+    loss = inputs.loss_of(view, output)
+    if late is not None and inputs.plan.scored and not numbers.losses:
+        shown = late(view, output.rgb.detach())
+        numbers.score = (psnr_on_device(shown, view.target, view.mask),)
+    numbers.losses.append(loss.detach())
+    if output.num_instances is not None:
+        numbers.counts.append(output.num_instances)
+    return output, loss
 
 
-def _stand_ins(projected: Projected) -> Projected:
-    """Return leaves for the gradients of what was projected, without memory but for colours and radii.
+def _add_view(
+    sums: SummedGradients, output: RenderOutput, loss: Tensor, inputs: StepInputs, *, keep_picture: bool
+) -> None:
+    """Go back from a picture, and add what that gives."""
+    gradients = backward(output, loss, inputs.others)
+    values = gradients_of_tensors(output, gradients)
+    if inputs.plan.poses:
+        sums.twists.append(gradient_of_pose(output, gradients))
+    sums.add(values, output.radii)
+    sums.add_others(gradients.others)
+    sums.observations += _observed(output, gradients, inputs.plan)
+    sums.num_views += 1
+    if keep_picture:
+        sums.pictures.append(output.rgb.detach())
 
-    The optimiser's step looks at these alone.
-    """
 
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.new_empty(()).expand(tensor.shape).requires_grad_()
+def _observed(output: RenderOutput, gradients: Gradients, plan: StepPlan) -> list[Observation]:
+    """Return what a strategy needs to know of a picture: nothing where the plan says so."""
+    if not plan.observed or gradients.means2d is None:
+        return []
+    camera = output.camera
+    return [Observation(gradients.means2d, output.radii, camera.width, camera.height)]
 
-    p = projected
-    colors = p.colors.detach().requires_grad_()
-    return Projected(leaf(p.means2d), leaf(p.conics), leaf(p.depths), leaf(p.opacities), colors, p.radii)
+
+def _asked(numbers: _Numbers, size: int | None) -> tuple[StepGate | None, ReadBack]:
+    """Return the gate of a step on all its pictures, and their numbers on the way to the host."""
+    losses, counts = numbers.losses, numbers.counts
+    total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+    gate = None
+    if size is not None:
+        most = counts[0] if len(counts) == 1 else torch.cat(counts).amax(dim=0, keepdim=True)
+        gate = StepGate(most, size, total)
+    return gate, ReadBack(total, *losses, *counts, *numbers.costs, *numbers.score)
+
+
+def _scaled(regularization: Regularization, factor: float) -> Regularization:
+    if regularization == NO_REGULARIZATION:
+        return regularization
+    return Regularization(regularization.opacity * factor, regularization.scale * factor)

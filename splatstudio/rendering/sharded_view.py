@@ -16,7 +16,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import Route, exchange
+from splatstudio.distributed.exchange import ExchangeRoute, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.fp16_packing import Fp16Packing
 from splatstudio.gaussians.dropout import Dropout
@@ -47,7 +47,7 @@ class Received:
     rows: Tensor  # [K, 10] by rank, then by camera, without gradients
     radii: Tensor  # [K, 2]
     counts: Tensor  # [num_ranks, cameras] int64: how many of the rows each rank has sent for each camera
-    route: Route  # back to those that have sent them
+    route: ExchangeRoute  # back to those that have sent them
 
 
 def project_settings(gaussians: Gaussians, options: RenderOptions) -> ProjectSettings:
@@ -111,12 +111,12 @@ def project_for_all(
 
 
 def share(
-    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], halves: Fp16Packing | None = None
+    ranks: Ranks, shared: Shared | None, num_cameras: Sequence[int], packing: Fp16Packing | None = None
 ) -> Received:
     """Give every rank what its cameras see of this rank's Gaussians, and return what this rank's see of all.
 
     `num_cameras` is how many of the cameras each rank has, in the order of `Shared.visible`. `shared` is None
-    where a rank had no memory for it. `halves`: what travels in 16 bits; None: nothing. All ranks raise
+    where a rank had no memory for it. `packing`: what travels in 16 bits; None: nothing. All ranks raise
     OutOfMemory, before anything is sent, where any has no memory for that or for what comes.
     """
     most = max(num_cameras)
@@ -133,7 +133,7 @@ def share(
     if failed or shared is None:
         raise OutOfMemory(failed)
     own = got[:, : num_cameras[ranks.rank]]
-    route = Route(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), halves)
+    route = ExchangeRoute(ranks, counts[:, :most].sum(dim=1).tolist(), own.sum(dim=1).tolist(), packing)
     rows, radii = exchange(shared.rows, shared.radii, route)
     return Received(rows, radii, own, route)
 

@@ -50,6 +50,7 @@ class TaskWritten:
 
     output: Path
     num_gaussians: int
+    note: str = ""  # on what the file does not keep
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class TaskEnd:
     cancelled: bool = False
     output: Path | None = None  # what was written, also by a task that failed or was cancelled after that
     num_gaussians: int | None = None  # of what was written
+    note: str = ""  # on what that does not keep
     scored: Scored | None = None
 
 
@@ -172,13 +174,15 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
         report(done, total, "loading the photographs" if score is None else f"compared {score.name}")
 
     output = num = scored = None
+    note = ""
     try:
         if task.output is not None:
             merged = merged_parts(task.paths, report)
             report(0, 0, f"writing {task.output.name}")
             task.output.parent.mkdir(parents=True, exist_ok=True)
-            output, num = merged.write(task.output), len(merged)
-            connection.send(TaskWritten(output, num))
+            exported = merged.write(task.output)
+            output, num, note = exported.output, exported.num_gaussians, exported.note or ""
+            connection.send(TaskWritten(output, num, note))
             del merged
         if task.evaluation is not None:
             report(0, 0, "loading the model")
@@ -189,7 +193,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
     except (RuntimeError, MemoryError) as error:
         # torch tells of memory that it does not get by a RuntimeError.
         return TaskEnd(error=f"{task.title} failed: {first_line(error)}", output=output, num_gaussians=num)
-    return TaskEnd(output=output, num_gaussians=num, scored=scored)
+    return TaskEnd(output=output, num_gaussians=num, note=note, scored=scored)
 
 
 def _leave_with_the_parent() -> None:

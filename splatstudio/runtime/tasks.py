@@ -6,23 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from splatstudio.cameras.camera import Camera, similarity_scale
-from splatstudio.cameras.camera_file import write_cameras
-from splatstudio.cameras.placement import export_transform
+from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import first_line
 from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
-from splatstudio.formats import format_to_write, write_gaussians
-from splatstudio.formats.normals import normals_of
-from splatstudio.gaussians.transform import transformed
-from splatstudio.gaussians.trimming import trimmed
 from splatstudio.kernels import ops
-from splatstudio.models.exporting import not_kept
+from splatstudio.models.exporter import ExportedModel, ExportRequest, write_model, write_refined
 from splatstudio.models.model import Model
 from splatstudio.models.video import write_frames, write_picture
 from splatstudio.rendering.render import render_image
@@ -263,32 +256,29 @@ def _take_snapshot(task: Task, model: Model | CopyDrawer) -> bool:
 def _export(task: Task, model: Model | CopyDrawer) -> bool:
     command = task.command
     assert isinstance(command, Export) and isinstance(model, Model), "a file has the whole model"
-    transform = export_transform(model.transform, upright=command.upright)
-    kept = trimmed(model.gaussians, command.trim)
-    # A similarity keeps directions up to its rotation.
-    rotation = torch.from_numpy(transform[:3, :3] / similarity_scale(transform)).float()
-    normals = normals_of(kept, np.reshape(command.eyes, (-1, 3))) @ rotation.T if command.normals else None
-    kept = transformed(kept, transform)
-    page = model.page_view(np.linalg.inv(transform), command.first)
-    # The name under which it is written first is no title.
-    page = replace(page, title=command.path.stem)
-
-    def write(partial: Path) -> None:
-        antialiased = model.options.antialiased
-        write_gaussians(partial, kept, step=model.step, page=page, normals=normals, antialiased=antialiased)
-
-    done = _complete(task, command.path, write)
+    request = ExportRequest(
+        trim=command.trim,
+        upright=command.upright,
+        normals=command.normals,
+        eyes=[np.asarray(eye) for eye in command.eyes],
+        first=command.first,
+        title=command.path.stem,  # the name under which it is written first is none
+    )
+    written: list[ExportedModel] = []
+    done = _complete(task, command.path, lambda partial: written.append(write_model(model, partial, request)))
     if done:
+        (exported,) = written
+        notes = list(exported.notes)
         if command.cameras:
             try:
-                refined = [(name, model.refined(name, camera)) for name, camera in command.cameras]
-                write_cameras(cameras_beside(command.path), refined, transform)
+                beside = cameras_beside(command.path)
+                notes += write_refined(model, beside, command.cameras, upright=command.upright)
             except OSError as error:
                 # The model itself is complete.
                 why = error.strerror or error
                 task.emit(Warned(f"{command.path} is written, but not the cameras beside it ({why})."))
-        task.note = " ".join(not_kept(model, format_to_write(command.path)))
-        task.emit(Exported(command.path, len(kept), num_bytes(command.path)))
+        task.note = " ".join(notes)
+        task.emit(Exported(command.path, exported.num_gaussians, num_bytes(command.path)))
     return done
 
 

@@ -19,11 +19,9 @@ from typing import Any
 from torch import Tensor
 
 from splatstudio.checkpoints.saver import CheckpointSaver
-from splatstudio.checkpoints.shared_saver import PartSaver, SharedSaver
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.evaluation.evaluate import Evaluation
-from splatstudio.evaluation.sharded_evaluate import AbandonedElsewhere, evaluate_together
+from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
@@ -69,7 +67,7 @@ from splatstudio.runtime.view_renderer import ShownModel
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.train.precision import note_on_precision
-from splatstudio.train.session import EvaluationAbandoned, OnImage, Session
+from splatstudio.train.session import EvaluationAbandoned, OnImage, Session, evaluate_training
 from splatstudio.train.trainer import Trainer, TrainingDiverged
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
@@ -92,7 +90,7 @@ class Training:
         self._session: Session | None = None
         self._views: SharedViews | None = None
         self._figures: RankTimes | None = None
-        self._part_saver: PartSaver | None = None
+        self._saver: CheckpointSaver | None = None  # of a rank beside 0: the session has that of rank 0
         self._state: State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
         self._news = TrainingNews(context.emit)
@@ -175,8 +173,8 @@ class Training:
             if self._state in ("training", "paused"):
                 self._finish(self._session, otherwise=LOST)
             self._session.close()
-        if self._part_saver is not None:
-            self._part_saver.close()
+        if self._saver is not None:
+            self._saver.close()
         if self._trainer is not None:
             self._trainer.close()
 
@@ -211,7 +209,7 @@ class Training:
         if ranks.num_ranks > 1:
             self._views = SharedViews(trainer, ranks, self._context.tell)
         if ranks.rank > 0:
-            self._part_saver = PartSaver(ranks.rank, ranks.num_ranks)
+            self._saver = CheckpointSaver(None, ranks)
         else:
             self._begin_session(trainer, command)
 
@@ -220,7 +218,10 @@ class Training:
         run = self._first_run() if self._job.checkpoint is None else Run.open(self._job.run_dir)
         self._context.log_into(log_of(run.path))
         session = self._session = Session(
-            trainer, run, saver=self._new_saver(run.path), evaluator=self._evaluate_together
+            trainer,
+            run,
+            saver=CheckpointSaver(run.path, trainer.ranks, self._announce_save),
+            evaluator=self._evaluate_together,
         )
         session.breathe, session.saving = self._context.breathe, self._context.saving
         self._report_due = time.monotonic() + REPORT_SECONDS
@@ -265,42 +266,31 @@ class Training:
 
     # ---- what all ranks do together beside the steps
 
-    def _new_saver(self, run_dir: Path) -> CheckpointSaver:
-        ranks = self._context.ranks()
-        if ranks.num_ranks == 1:
-            return CheckpointSaver(run_dir)
-        return SharedSaver(
-            run_dir, ranks.num_ranks, lambda staging: self._context.tell(WritePart(staging.resolve()))
-        )
+    def _announce_save(self, staging: Path) -> None:
+        self._context.tell(WritePart(staging.resolve()))
 
     def _write_part(self, command: WritePart) -> None:
-        assert self._part_saver is not None and self._trainer is not None
-        self._part_saver.write(command.staging, self._trainer.checkpoint())
+        assert self._saver is not None and self._trainer is not None
+        self._saver.write_part(command.staging, self._trainer.checkpoint())
 
     def _evaluate_together(self, on_image: OnImage) -> Evaluation:
         """Evaluate the model on the test photographs, of which each rank takes its share; for rank 0."""
+        assert self._trainer is not None
         self._context.tell(EvaluateShare())
         try:
-            return self._evaluate_own(on_image)
+            return evaluate_training(self._trainer, on_image)
         except AbandonedElsewhere:
             raise ValueError("another rank could not compare a photograph; the log says why") from None
 
     def _evaluate_share(self, command: EvaluateShare) -> None:
         """Take part in an evaluation; rank 0 knows what became of it, and tells."""
+        assert self._trainer is not None
         try:
-            self._evaluate_own(self._on_image)
+            evaluate_training(self._trainer, self._on_image)
         except (AbandonedElsewhere, OutOfMemory):
             pass  # rank 0 knows why, and tells
         except (OSError, ValueError) as error:
             log.warning("rank %d could not evaluate: %s", self._context.ranks().rank, error)
-
-    def _evaluate_own(self, on_image: OnImage) -> Evaluation:
-        trainer = self._trainer
-        assert trainer is not None
-        options = trainer.display_options
-        return evaluate_together(
-            self._context.ranks(), trainer.gaussians, trainer.scene, options=options, on_image=on_image
-        )
 
     def _on_image(self, *_: object) -> None:
         assert self._trainer is not None

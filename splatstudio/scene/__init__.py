@@ -3,6 +3,7 @@
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.images import Photo, PhotoLoader
 from splatstudio.scene.load import load_scene, load_training_scene
-from splatstudio.scene.scene import Scene, View
+from splatstudio.scene.scene import Scene
+from splatstudio.scene.view import View
 
 __all__ = ["Photo", "PhotoLoader", "Scene", "View", "describe_scene", "load_scene", "load_training_scene"]

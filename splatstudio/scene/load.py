@@ -15,8 +15,9 @@ from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
-from splatstudio.scene.scene import Scene, View
+from splatstudio.scene.scene import Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
+from splatstudio.scene.view import View
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.typed_path import typed_path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -14,9 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import read_file
 from splatstudio.scene.lens import undistortion_maps
-
-if TYPE_CHECKING:
-    from splatstudio.scene.scene import View
+from splatstudio.scene.view import View
 
 EXIF_ORIENTATION = 0x0112
 EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height

@@ -9,14 +9,11 @@ import struct
 import tempfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-
-if TYPE_CHECKING:
-    from splatstudio.scene.scene import View
+from splatstudio.scene.view import View
 
 VERSION = 1  # part of every key: raise it when undistortion changes
 MAX_BYTES = 8 << 30

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from splatstudio.scene.photo import Photo, oriented, read_photo
-from splatstudio.scene.scene import View
+from splatstudio.scene.view import View
 
 
 def scaled(image: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -32,6 +32,7 @@ from splatstudio.settings.strategy_config import (
     StrategyName,
 )
 from splatstudio.settings.typed_path import typed_path
+from splatstudio.settings.typed_value import typed_value
 
 Precision = Literal["auto", "fp32", "mixed"]
 Order = Literal["insertion", "morton"]
@@ -257,7 +258,7 @@ def _from_json(cls: type, values: Any, path: str) -> Any:
         if is_dataclass(hints[name]):
             arguments[name] = _from_json(hints[name], value, f"{path}{name}.")
         else:
-            arguments[name] = _typed(hints[name], value, path + name)
+            arguments[name] = typed_value(hints[name], value, f"setting {path}{name}")
     return cls(**arguments)
 
 
@@ -266,29 +267,8 @@ def _replaced(config: Any, path: list[str], value: Any, full_path: str) -> Any:
     if rest:
         new = _replaced(getattr(config, head), rest, value, full_path)
     else:
-        new = _typed(typing.get_type_hints(type(config))[head], value, full_path)
+        new = typed_value(typing.get_type_hints(type(config))[head], value, f"setting {full_path}")
     return dataclasses.replace(config, **{head: new})
-
-
-def _typed(hint: Any, value: Any, path: str) -> Any:
-    """Return `value` as the declared type: whole numbers serve as float, lists as tuple, nothing else."""
-    if typing.get_origin(hint) is tuple:
-        hints = typing.get_args(hint)
-        if isinstance(value, (list, tuple)):
-            if hints[-1] is Ellipsis:
-                return tuple(_typed(hints[0], item, path) for item in value)
-            if len(value) == len(hints):
-                return tuple(_typed(one, item, path) for one, item in zip(hints, value, strict=True))
-        raise ValueError(f"setting {path} must be a list of {len(hints)} values, not {value!r}")
-    if hint is float and type(value) is int:
-        return float(value)
-    if typing.get_origin(hint) is typing.Literal:
-        if value in typing.get_args(hint):
-            return value
-        raise ValueError(f"setting {path} must be one of {', '.join(typing.get_args(hint))}, not {value!r}")
-    if type(value) is not hint:
-        raise ValueError(f"setting {path} must be of type {hint.__name__}, not {value!r}")
-    return value
 
 
 def with_whole_paths(config: TrainConfig, scene_path: Path) -> TrainConfig:

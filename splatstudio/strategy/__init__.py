@@ -8,7 +8,7 @@ from torch import Tensor
 
 from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.optimization.train_step import Observation
+from splatstudio.optimization.gradients import Observation
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.population import Population, edit, trainable

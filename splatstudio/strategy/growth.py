@@ -8,7 +8,7 @@ from dataclasses import replace
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
-from splatstudio.optimization.train_step import Observation
+from splatstudio.optimization.gradients import Observation
 from splatstudio.settings.config import Order, TrainConfig, changed
 from splatstudio.strategy import Change, Population, Strategy
 from splatstudio.strategy.rebalance import rebalance
@@ -58,6 +58,6 @@ def with_lower_limit(
     limit = max(1, min(config.densify.max_gaussians, int(num_gaussians * ROOM_LEFT)))
     where = "" if ranks.num_ranks == 1 else f" on rank {', '.join(map(str, short))}"
     return changed(config, "densify.max_gaussians", limit), (
-        f"Memory ran out{where} with {num_gaussians:,} Gaussians: {left_out}, and none are added above"
+        f"Memory ran out{where} with {num_gaussians:,} splats: {left_out}, and none are added above"
         f" {limit:,} from now on."
     )

@@ -36,7 +36,7 @@ class Population:
     # While an `attempt` is made: what takes it back, the last first. None: changes are for good.
     steps_back: list[Callable[[], object]] | None = None
     # Called in the midst of an edit: tests let memory be short there.
-    amid_edit: Callable[[], None] = lambda: None
+    amid_edit: Callable[[], object] = lambda: None
     # Whether this rank left out for want of memory what concerns no other, see `unless_short`.
     short: bool = False
     # While a strategy follows a step of which nobody knows yet whether it is made: what tells the device.

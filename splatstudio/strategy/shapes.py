@@ -13,7 +13,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.contributions import contributions
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import ShapeConfig
 from splatstudio.strategy import Change, Population, edit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.optimization.contributions import contributions
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import Population

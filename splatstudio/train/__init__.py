@@ -1,1 +1,1 @@
-"""The training of one model: what a step learns from, what it does, when it is saved and judged."""
+"""The training of one model: its steps, and what is due after them."""

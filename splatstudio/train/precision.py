@@ -52,13 +52,13 @@ def note_on_precision(precision: Precision, num_ranks: int) -> str | None:
     )
 
 
-def row_bytes(halves: Fp16Packing | None, *, probe: bool = False) -> tuple[int, int]:
+def row_bytes(packing: Fp16Packing | None, *, probe: bool = False) -> tuple[int, int]:
     """Return the bytes of a visible Gaussian in the exchange, and of its gradients on the way back.
 
     `probe`: with the absolute gradients that some strategies look at.
     """
     num, num_back = sum(COLUMNS), sum(COLUMNS) + PROBE_COLUMNS * probe
-    if halves is None:
+    if packing is None:
         return WORD_BYTES * (num + 2), WORD_BYTES * num_back
-    there, back = halves.rows.num_words(num) + RADII_WORDS, halves.gradients.num_words(num_back)
+    there, back = packing.rows.num_words(num) + RADII_WORDS, packing.gradients.num_words(num_back)
     return WORD_BYTES * there, WORD_BYTES * back

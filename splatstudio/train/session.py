@@ -13,8 +13,8 @@ from torch import Tensor
 
 from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders, step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
-from splatstudio.distributed.failures import OutOfMemory, together
-from splatstudio.evaluation.evaluate import Against, Evaluation, ImageScore, evaluate, write_evaluation
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
 from splatstudio.files.run import Run
 from splatstudio.files.run_lock import RunLock
 from splatstudio.settings.plateau_curve import Score
@@ -35,12 +35,10 @@ OnImage = Callable[[ImageScore, Tensor], None]
 Evaluator = Callable[[OnImage], Evaluation]
 
 
-def evaluate_alone(trainer: Trainer, on_image: OnImage) -> Evaluation:
-    """Evaluate the model of a training of one process; raises OutOfMemory where there is none for it."""
-    options = trainer.display_options
-    return together(
-        trainer.ranks, lambda: evaluate(trainer.gaussians, trainer.scene, options=options, on_image=on_image)
-    )
+def evaluate_training(trainer: Trainer, on_image: OnImage) -> Evaluation:
+    """Evaluate the model of a training; all ranks call it, and it raises what `evaluate` raises."""
+    options, ranks = trainer.display_options, trainer.ranks
+    return evaluate(trainer.gaussians, trainer.scene, ranks=ranks, options=options, on_image=on_image)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Session:
         self._lock = RunLock(run.path)
         self._lost_note = set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
-        self._evaluator = evaluator or partial(evaluate_alone, trainer)
+        self._evaluator = evaluator or partial(evaluate_training, trainer)
         self._began = clock()  # later by as long as it has rested
         self._resting_since: float | None = None
         self._saved_after = 0.0  # seconds of training before the last checkpoint was begun
@@ -219,7 +217,7 @@ class Session:
         self._watch.add(Score(trainer.step, evaluation.psnr, trainer.num_gaussians))
         config = trainer.config
         split = config.test_every, config.test_images
-        against = Against(trainer.scene.path.resolve(), config.downscale, *split)
+        against = ComparedWith(trainer.scene.path.resolve(), config.downscale, *split)
         evaluation = replace(evaluation, against=against)
         write_evaluation(self.run.path, trainer.step, evaluation)
         self.run.append_metrics(

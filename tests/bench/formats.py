@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from splatstudio.formats import FORMATS, format_of, read_gaussians, write_gaussians
+from splatstudio.formats import FORMATS, format_of, read_splats, write_gaussians
 from splatstudio.gaussians.gaussians import Gaussians
 
 FAST = 2.0  # seconds: what is done sooner is done three times
@@ -54,7 +54,7 @@ def measured(action: str, path: Path, num: int, degree: int) -> dict[str, float]
     small = path.with_name(f"small-{path.name}")
     write_gaussians(small, random_model(300, degree))
     if action == "read":
-        read_gaussians(small)
+        read_splats(small)
     Path("/proc/self/clear_refs").write_text("5")
     before, seconds = status("VmRSS"), []
     while not seconds or (len(seconds) < 3 and sum(seconds) < FAST):
@@ -63,7 +63,7 @@ def measured(action: str, path: Path, num: int, degree: int) -> dict[str, float]
             write_gaussians(path, model)
         else:
             model = None
-            model = read_gaussians(path)
+            model = read_splats(path).gaussians
         seconds.append(time.perf_counter() - started)
     assert model is not None
     size = sum(tensor.nbytes for tensor in model.tensors().values()) if action == "read" else 0

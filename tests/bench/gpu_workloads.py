@@ -15,10 +15,10 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
-from splatstudio.optimization.queued_step import descend_on
-from splatstudio.optimization.train_step import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import OptimConfig
 
@@ -127,9 +127,11 @@ def training_step(workload: Workload) -> Callable[[], object]:
     shot = TrainView(0, "noise", camera, target, None, (0.0, 0.0, 0.0))
     optimizer = SplatAdam.zeros(gaussians)
     rates = learning_rates(OptimConfig(), extent=1.0, step=0, steps=30_000)
-    plan = StepPlan(RenderOptions(), rates, observed=True, room=intersection_capacity_for(gaussians.device))
+    capacity = intersection_capacity_for(gaussians.device)
+    plan = StepPlan(RenderOptions(), rates, observed=True, capacity=capacity)
 
     def loss_of(shot: TrainView, drawing: RenderOutput) -> Tensor:
         return photometric(drawing.rgb, shot.target, ssim_weight=SSIM_WEIGHT, mask=shot.mask)
 
-    return lambda: descend_on(ALONE, gaussians, optimizer, [[shot]], StepInputs(loss_of, plan))
+    inputs = StepInputs(loss_of, plan)
+    return lambda: begin_step(ALONE, gaussians, optimizer, [[shot]], inputs).apply()

@@ -41,7 +41,7 @@ from websockets.typing import Subprotocol
 from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
-from splatstudio.formats import read_gaussians
+from splatstudio.formats import read_splats
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gui.app import Studio
 from splatstudio.gui.state import stream
@@ -71,7 +71,7 @@ def prepared_run(folder: Path, scene_path: Path, ply: Path, downscale: int) -> P
     )
     scene = load_scene(scene_path, downscale=downscale, test_every=config.test_every)
     trainer = Trainer(scene, config)
-    gaussians = trainable(transformed(read_gaussians(ply), scene.transform))
+    gaussians = trainable(transformed(read_splats(ply).gaussians, scene.transform))
     empty = trainer.checkpoint()
     population = Population(gaussians, SplatAdam.zeros(gaussians), empty.population.counts)
     counts = {name: value.new_zeros(len(gaussians)) for name, value in population.counts.items()}

@@ -28,7 +28,7 @@ from rank_processes import answers_of, meet
 
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_training_scene
@@ -131,7 +131,7 @@ def _train(
     while trainer.step < config.steps:
         trainer.train_step()
     seconds = time.perf_counter() - started
-    evaluation = evaluate_together(ranks, trainer.gaussians, scene, options=trainer.display_options)
+    evaluation = evaluate(trainer.gaussians, scene, ranks=ranks, options=trainer.display_options)
     whole = gathered(ranks, trainer.gaussians)
     model = "" if whole is None else _hash_of(whole)
     wire.send((evaluation.psnr, trainer.num_gaussians, model, seconds))

@@ -138,14 +138,14 @@ def _train(
         ranks = timed = TimedRanks()
     trainer = Trainer(load_scene(scene, downscale=config.downscale), config, ranks=ranks)
     seen: list[float] = []
-    after_step = trainer._strategy.after_step
+    after_step = trainer.parts.strategy.after_step
 
     def observed(population, observations, step):
         seen.extend(float((each.radii > 0).all(dim=1).sum()) for each in observations)
         return after_step(population, observations, step)
 
-    trainer._strategy.after_step = observed  # type: ignore[method-assign]
-    trainer._strategy.observes = lambda _: True  # type: ignore[method-assign]
+    trainer.parts.strategy.after_step = observed  # type: ignore[method-assign]
+    trainer.parts.strategy.observes = lambda _: True  # type: ignore[method-assign]
     times = []
     for step in range(WARM_UP + steps):
         if step == WARM_UP:

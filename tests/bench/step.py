@@ -43,9 +43,9 @@ from splatstudio.kernels.stages import (
     ProjectSettings,
     RasterSettings,
 )
+from splatstudio.optimization.gradients import apply_gradients, backward, draw, gradient_of_pose
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
-from splatstudio.optimization.train_step import backward, draw, gradient_of_pose, improve
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene import Scene, load_scene
 from splatstudio.settings.config import OptimConfig
@@ -96,7 +96,7 @@ def main() -> None:
 
 def load_model(scene: Scene, ply: Path | None) -> Gaussians:
     if ply is not None:
-        return transformed(read_ply(ply), scene.transform)
+        return transformed(read_ply(ply).gaussians, scene.transform)
     generator = torch.Generator().manual_seed(0)
     return from_points(
         scene.points, scene.colors, sh_degree=3, init_scale=1.0, init_opacity=0.1, generator=generator
@@ -215,7 +215,7 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
         marks.append(time.perf_counter())
         gradients = backward(drawing, loss)
         marks.append(time.perf_counter())
-        improve(drawing, gradients, optimizer, rates)
+        apply_gradients(drawing, gradients, optimizer, rates)
         assert gradients.means2d is not None
         size = (camera.width, camera.height)
         count_seen(gradients.means2d, drawing.radii, size, grad2d, visible, radius2d)

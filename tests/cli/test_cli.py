@@ -170,7 +170,7 @@ def test_a_training_that_diverges_ends_with_the_reason_and_what_is_safe(
     code, output = command(capsys, *arguments, *dying)
     newest = folder / "ckpts" / "step_00000015"
     assert code == 2 and f"The newest good checkpoint is {newest}" in output, output
-    assert "error: All Gaussians became transparent" in output and "Traceback" not in output
+    assert "error: All splats became transparent" in output and "Traceback" not in output
 
 
 def test_a_disk_that_refuses_at_the_end_is_tried_again(

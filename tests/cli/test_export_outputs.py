@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation
 from test_cli import command
 
 from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN, Placement
-from splatstudio.formats import FORMATS, read_gaussians
+from splatstudio.formats import FORMATS, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
@@ -91,7 +91,7 @@ def test_every_format_is_trimmed_and_upright(
         }
         sh = None if exact.sh is None else exact.sh + 1e-5
         precision: Precision = replace(exact, **rounded, sh=sh)
-        assert_kept(read_gaussians(output), expected, precision)
+        assert_kept(read_splats(output).gaussians, expected, precision)
 
 
 def test_the_cameras_are_not_written_over_the_model(

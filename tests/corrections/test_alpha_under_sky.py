@@ -74,12 +74,12 @@ def test_the_sky_is_learnt_from_what_is_not_transparent(
 def test_nothing_transparent_moves_anything(half_cut_out: Scene, truth: TrainConfig) -> None:
     config = replace(truth, exposure=ExposureConfig(enabled=True))
     trainer = Trainer(half_cut_out, config)
-    empty = trainer._corrections
+    empty = trainer.parts.corrections
     empty._tables["sky"].values.fill_(0.4)
     index, camera = half_cut_out.train_indices[0], half_cut_out.cameras[half_cut_out.train_indices[0]]
     nothing = np.zeros((camera.height, camera.width), np.uint8)
     photo = Photo(np.zeros((*nothing.shape, 3), np.uint8), alpha=nothing)
-    shot = trainer._shots.of_photo(index, photo, (0.0, 0.0, 0.0), config, 1.0)
+    shot = trainer.parts.views.of_photo(index, photo, (0.0, 0.0, 0.0), config, 1.0)
     with torch.no_grad():
         trainer.gaussians.means[:] += 500.0  # out of sight
     leaves = empty.begin([index])

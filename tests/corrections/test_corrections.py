@@ -25,6 +25,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import Sky, over_sky, viewing_directions
 from splatstudio.gaussians.transform import transformed_sky
 from splatstudio.kernels.projections import fisheye, pinhole
+from splatstudio.models.exporter import page_view
 from splatstudio.models.exporting import export_model
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
@@ -307,10 +308,10 @@ def test_an_exported_file_is_told_to_have_no_sky_and_a_page_has_its_mean(
 ) -> None:
     folder = save_checkpoint(tmp_path, trained(uneven, ALL_ON, 12).checkpoint())
     note = export_model(folder, tmp_path / "model.ply").note
-    assert note is not None and "has learnt a sky, which no file of Gaussians holds" in note
+    assert note is not None and "has learnt a sky, which no file of splats holds" in note
     model = load_model(folder)
     assert model.options.sky is not None
-    assert model.page_view(model.transform).background == model.options.sky.mean_color
+    assert page_view(model, model.transform).background == model.options.sky.mean_color
     plain = save_checkpoint(tmp_path / "plain", trained(uneven, TrainConfig(steps=2)).checkpoint())
     assert export_model(plain, tmp_path / "plain.ply").note is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,15 @@ from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.devices import transfer
 from splatstudio.kernels.ops import camera_numbers
 from splatstudio.kernels.ops_training import StepGate
-from splatstudio.optimization import queued_step as findings
+from splatstudio.optimization import train_step as findings
+from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.losses import photometric, psnr, psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import RenderOptions, backward, draw, improve
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
 from splatstudio.strategy import trainable
-from splatstudio.train.lookahead import Lookahead
+from splatstudio.train.step import DrawnStep, StepLoss
 from splatstudio.train.trainer import Trainer
 
 GROWING = replace(
@@ -68,7 +68,7 @@ def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
             one.train_step()
         for owner, name in (
             (transfer.ReadBack, "read"),
-            *((findings, n) for n in ("improve", "draw_as_planned")),
+            *((findings, n) for n in ("apply_gradients", "draw_as_planned")),
         ):
             counted(monkeypatch, owner, name, order)
         counted(monkeypatch, findings, "backward", order)
@@ -76,7 +76,8 @@ def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
         with Watched() as watched:
             stats = [one.train_step() for _ in range(8)]
     # All that is asked for in a step was queued in the step before; the tenth has its PSNR, too.
-    assert order == ["improve", "draw_as_planned", "backward", "read"] * 8 and native.num_waits() == waits
+    assert order == ["apply_gradients", "draw_as_planned", "backward", "read"] * 8
+    assert native.num_waits() == waits
     assert watched.waiting == [] and stats[-1].step == 10 and stats[-1].psnr is not None
 
 
@@ -88,8 +89,8 @@ def test_a_step_without_room_is_made_again_and_nothing_else_changes(
     sizes: list[int | None] = []
 
     def before(one: Trainer, step_number: int) -> None:
-        assert one._room is not None
-        sizes.append(one._room.size)
+        assert one.parts.capacity is not None
+        sizes.append(one.parts.capacity.size)
         if step_number == number:
             take_room(one)
 
@@ -103,22 +104,22 @@ def test_a_loss_that_is_no_number_changes_nothing_and_ends_the_training(
     with training(blob_scene, CONFIG) as one:
         for _ in range(3):
             one.train_step()
-        assert one._lookahead._begun is not None
-        one._lookahead.take_back()
-        before, loss_of = all_of(one), one._loss_of
-        monkeypatch.setattr(one, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
+        assert one.lookahead.begun is not None
+        one.lookahead.take_back()
+        before, loss_of = all_of(one), StepLoss.__call__
+        monkeypatch.setattr(StepLoss, "__call__", lambda *args: loss_of(*args) * float("nan"))
         with pytest.raises(FloatingPointError, match="the loss became nan at step 4"):
             one.train_step()
         assert same(all_of(one), before)
-        assert one.whole and one.step == 3 and one._population.optimizer.num_steps == 3
-        assert one._lookahead._begun is None
+        assert one.whole and one.step == 3 and one.parts.population.optimizer.num_steps == 3
+        assert one.lookahead.begun is None
 
 
 def test_who_saves_finds_the_training_between_two_steps(blob_scene: Scene, tmp_path: Path) -> None:
     with training(blob_scene, GROWING) as one, training(blob_scene, GROWING) as other:
         for number in range(6):
             assert made(one) == made(other)
-            if one._lookahead._begun is not None:
+            if one.lookahead.begun is not None:
                 saved = one.checkpoint()
                 assert isinstance(saved, Checkpoint) and saved.step == number + 1
                 assert saved.population.optimizer.num_steps == number + 1
@@ -137,8 +138,8 @@ def test_who_takes_the_model_finds_the_memory_of_what_was_begun_free(blob_scene:
         for _ in range(4):
             assert made(one) == made(other)
             one.gaussians  # noqa: B018 - as an evaluation does
-            assert one._lookahead._begun is None
-        assert other._lookahead._begun is not None and same(all_of(one), all_of(other))
+            assert one.lookahead.begun is None
+        assert other.lookahead.begun is not None and same(all_of(one), all_of(other))
 
 
 def test_a_setting_holds_from_the_next_step_on(blob_scene: Scene) -> None:
@@ -157,19 +158,19 @@ def test_without_memory_to_look_ahead_the_steps_are_made_all_the_same(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(CONFIG, random_background=True)
-    begin: Callable[..., Any] = Lookahead._begun_on
+    begin = DrawnStep.begin
     short: list[int] = []
 
-    def no_memory(self: Lookahead, batch: Any, before: Any, number: int, *rest: Any) -> Any:
-        begun = begin(self, batch, before, number, *rest)
-        if number % 3 == 1:
-            short.append(number)
+    def no_memory(self: DrawnStep, *args: Any, late: bool = False) -> Any:
+        begun = begin(self, *args, late=late)
+        if late and self.index % 3 == 1:
+            short.append(self.index)
             raise torch.OutOfMemoryError("out of memory")
         return begun
 
     with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
         expected = [made(other) for _ in range(9)]
-        monkeypatch.setattr(Lookahead, "_begun_on", no_memory)
+        monkeypatch.setattr(DrawnStep, "begin", no_memory)
         assert [made(one) for _ in range(9)] == expected
         assert same(all_of(one), all_of(other)) and len(short) >= 3
 
@@ -180,9 +181,9 @@ def test_a_step_whose_counts_had_no_memory_is_followed_by_one_that_tells_of_it(
     with training(blob_scene, CONFIG) as one:
         for _ in range(2):
             one.train_step()
-        one._population.short = True
+        one.parts.population.short = True
         problem = one.train_step().problem
-        assert problem is not None and "Memory ran out" in problem and not one._population.short
+        assert problem is not None and "Memory ran out" in problem and not one.parts.population.short
 
 
 @pytest.mark.parametrize("visible_only", [False, True])
@@ -283,12 +284,12 @@ def test_what_is_launched_follows_from_the_room_and_the_size_alone() -> None:
     counts: list[int] = []
     for camera in ring_of_cameras()[1:4]:
         native.record_launches(True)
-        drawing = draw(gaussians, optimizer, camera, RenderOptions(sh_degree=1), observed=True, room=5000)
+        drawing = draw(gaussians, optimizer, camera, RenderOptions(sh_degree=1), observed=True, capacity=5000)
         assert drawing.num_instances is not None
         target = torch.full((camera.height, camera.width, 3), 0.4)
         loss = photometric(drawing.rgb, target, ssim_weight=0.2)
         gate = StepGate(drawing.num_instances, 5000, loss)
-        improve(drawing, backward(drawing, loss), optimizer, rates, gate=gate)
+        apply_gradients(drawing, backward(drawing, loss), optimizer, rates, gate=gate)
         native.record_launches(False)
         launched.append(native.recorded_launches())
         counts.append(int(drawing.num_instances))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
 from splatstudio.train import trainer as trainer_module
 from splatstudio.train.data import train_views as shots
-from splatstudio.train.lookahead import Lookahead
+from splatstudio.train.step import DrawnStep, StepLoss
 from splatstudio.train.trainer import Trainer, TrainingDiverged
 
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
@@ -43,7 +44,7 @@ def test_no_step_waits_for_the_device(
         waits, ahead = native.num_waits(), 0
         for _ in range(7):
             stats = one.train_step()
-            ahead += one._lookahead._begun is not None
+            ahead += one.lookahead.begun is not None
         assert watch.waits == [] and native.num_waits() == waits
     assert stats.psnr is not None
     # Of 8 photographs in an epoch the last, and one that comes again, may move the camera of the next.
@@ -58,7 +59,7 @@ def half(pixels: Pixels, *_: Any) -> Tensor:
 def test_whatever_happens_the_steps_are_those_of_one_that_waits(
     option: str, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config, begun_on = OPTIONS[option], Lookahead._begun_on
+    config, begin = OPTIONS[option], DrawnStep.begin
     with training(blob_scene, config) as one, training(blob_scene, config, waits=True) as other:
         for number in range(11):
             if number == 4:
@@ -68,11 +69,11 @@ def test_whatever_happens_the_steps_are_those_of_one_that_waits(
                     each.update_setting("optim.means_lr", 5e-3)
                     each.update_setting("exposure.lr", 4e-3)
             if number == 7:
-                monkeypatch.setattr(Lookahead, "_begun_on", without_memory)
+                monkeypatch.setattr(DrawnStep, "begin", without_memory_ahead(begin))
             assert made(one) == made(other)
-            monkeypatch.setattr(Lookahead, "_begun_on", begun_on)
-            assert other._lookahead._begun is None and one._population.optimizer.num_steps == number + 1
-        assert same(all_of(one), all_of(other)) and one._queue.costs == other._queue.costs
+            monkeypatch.setattr(DrawnStep, "begin", begin)
+            assert other.lookahead.begun is None and one.parts.population.optimizer.num_steps == number + 1
+        assert same(all_of(one), all_of(other)) and one.parts.queue.costs == other.parts.queue.costs
         resumed = Trainer.resume(blob_scene, one.save(tmp_path))
         decode(resumed)
         for _ in range(3):
@@ -81,8 +82,15 @@ def test_whatever_happens_the_steps_are_those_of_one_that_waits(
         resumed.close()
 
 
-def without_memory(*_: Any) -> None:
-    raise torch.OutOfMemoryError("out of memory")
+def without_memory_ahead(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what begins a step, but has no memory to begin one ahead."""
+
+    def begun(*args: Any, late: bool = False) -> Any:
+        if late:
+            raise torch.OutOfMemoryError("out of memory")
+        return begin(*args)
+
+    return begun
 
 
 def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learnt(
@@ -91,18 +99,18 @@ def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learnt(
     with training(blob_scene, OPTIONS["everything"]) as one:
         for _ in range(3):
             one.train_step()
-        one._lookahead.take_back()
-        before, loss_of, asked = all_of(one), one._loss_of, iter(range(100))
+        one.lookahead.take_back()
+        before, loss_of, asked = all_of(one), StepLoss.__call__, iter(range(100))
 
         def no_number(*args: Any) -> Tensor:
             # Of the four photographs the third.
             return loss_of(*args) * (float("nan") if next(asked) % 4 == 2 else 1.0)
 
-        monkeypatch.setattr(one, "_loss_of", no_number)
-        name = blob_scene.views[one._queue._upcoming[2]].name
+        monkeypatch.setattr(StepLoss, "__call__", no_number)
+        name = blob_scene.views[one.parts.queue._upcoming[2]].name
         with pytest.raises(TrainingDiverged, match=f"the loss became nan at step 4, on {name}"):
             one.train_step()
-        assert same(all_of(one), before) and one.whole and one._population.optimizer.num_steps == 3
+        assert same(all_of(one), before) and one.whole and one.parts.population.optimizer.num_steps == 3
 
 
 def test_rows_that_a_gate_keeps_out_of_a_step_of_adam() -> None:

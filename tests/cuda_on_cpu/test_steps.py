@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from splatstudio.devices import transfer
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
-from splatstudio.optimization import queued_step as findings
-from splatstudio.optimization.train_step import RenderOutput
+from splatstudio.optimization import train_step as findings
+from splatstudio.optimization.gradients import RenderOutput
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import StrategyName, TrainConfig
+from splatstudio.train.step import StepLoss
 from splatstudio.train.trainer import Trainer
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
@@ -44,8 +45,8 @@ class Watched(TorchDispatchMode):
 
 def trainer_on(scene: Scene, room: IntersectionCapacity | None, config: TrainConfig = CONFIG) -> Trainer:
     trainer = Trainer(scene, config)
-    assert trainer._room is not None and trainer._room.size is None
-    trainer._room = room
+    assert trainer.parts.capacity is not None and trainer.parts.capacity.size is None
+    trainer.parts.capacity = room
     return trainer
 
 
@@ -55,7 +56,8 @@ def test_steps_with_room_wait_for_nothing_and_are_the_same_to_the_bit(blob_scene
         before = native.num_waits()
         expected = exact.train_step()
         assert native.num_waits() > before
-        before, again = native.num_waits(), roomy._room is not None and roomy._room.size is None
+        capacity = roomy.parts.capacity
+        before, again = native.num_waits(), capacity is not None and capacity.size is None
         assert replace(roomy.train_step(), seconds=0.0) == replace(expected, seconds=0.0)
         assert (native.num_waits() > before) == again == (number == 0)
     assert same(all_of(roomy), all_of(exact))
@@ -70,9 +72,9 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
     drawn: list[int | None] = []
     draw = findings.draw_as_planned
 
-    def counted(*args: Any, room: int | None = None, **options: Any) -> RenderOutput:
-        drawn.append(room)
-        return draw(*args, room=room, **options)
+    def counted(*args: Any, capacity: int | None = None, **options: Any) -> RenderOutput:
+        drawn.append(capacity)
+        return draw(*args, capacity=capacity, **options)
 
     monkeypatch.setattr(findings, "draw_as_planned", counted)
     for number in range(3):
@@ -94,7 +96,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     strategy: StrategyName, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_on(blob_scene, IntersectionCapacity(), replace(CONFIG, strategy=strategy))
-    trainer._lookahead._possible = False  # as in steps in which the strategy changes Gaussians
+    trainer.lookahead.possible = False  # as in steps in which the strategy changes Gaussians
     trainer.train_step()
     order: list[str] = []
 
@@ -109,14 +111,14 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 
     for owner, name in (
         (transfer.ReadBack, "read"),
-        *((findings, n) for n in ("draw_as_planned", "backward", "improve")),
+        *((findings, n) for n in ("draw_as_planned", "backward", "apply_gradients")),
     ):
         noting(owner, name)
     # Ranks agree on the host alone.
     monkeypatch.setattr("splatstudio.train.trainer.together", lambda _, work: work())
     with Watched() as watched:
         trainer.train_step()
-    assert order == ["draw_as_planned", "backward", "read", "improve"]
+    assert order == ["draw_as_planned", "backward", "read", "apply_gradients"]
     assert watched.waiting == []
     trainer.close()
 
@@ -125,8 +127,8 @@ def test_a_loss_that_is_no_number_changes_nothing(blob_scene: Scene, monkeypatch
     trainer = trainer_on(blob_scene, IntersectionCapacity())
     trainer.train_step()
     before = all_of(trainer)
-    loss_of = trainer._loss_of
-    monkeypatch.setattr(trainer, "_loss_of", lambda *args: loss_of(*args) * float("nan"))
+    loss_of = StepLoss.__call__
+    monkeypatch.setattr(StepLoss, "__call__", lambda *args: loss_of(*args) * float("nan"))
     with pytest.raises(FloatingPointError, match="the loss became nan"):
         trainer.train_step()
     assert same(all_of(trainer), before)

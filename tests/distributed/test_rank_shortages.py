@@ -28,9 +28,9 @@ def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(
     "what",
     [
         ("splatstudio.distributed.exchange", "_buffers"),
-        ("splatstudio.optimization.sharded_step", "room_for_return"),
-        ("splatstudio.optimization.sharded_step", "_add_cameras"),
-        ("splatstudio.optimization.sharded_step", "_after"),
+        ("splatstudio.optimization.sharded_gradients", "return_buffers"),
+        ("splatstudio.optimization.sharded_gradients", "_add_cameras"),
+        ("splatstudio.optimization.sharded_gradients", "_observations"),
     ],
 )
 def test_all_ranks_leave_a_step_out_wherever_one_has_no_memory_in_it(

@@ -13,10 +13,10 @@ import torch
 from conftest import blobs
 from test_cli import command
 
-from splatstudio.formats import FORMATS, read_gaussians
-from splatstudio.formats.antialiased import says_antialiased
+from splatstudio.formats import FORMATS, read_splats
 from splatstudio.gui.state.tasks import JobStatus, _notice
-from splatstudio.models.exporting import BLURRED, BLURRED_PAGE, export_model
+from splatstudio.models.exporter import BLURRED, BLURRED_PAGE
+from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import Event, Export, JobDone
@@ -47,9 +47,9 @@ def test_a_file_is_drawn_as_it_was_trained(tmp_path: Path, blob_scene: Scene, en
     for path in (kept, plain):
         model = load_model(path)
         pictures[path] = render(model.gaussians, camera, model.options).rgb
-        assert model.options.antialiased == says_antialiased(path) == (path == kept)
-    for name, tensor in read_gaussians(plain).tensors().items():
-        assert torch.equal(tensor, read_gaussians(kept).tensors()[name]), name
+        assert model.options.antialiased == read_splats(path).antialiased == (path == kept)
+    for name, tensor in read_splats(plain).gaussians.tensors().items():
+        assert torch.equal(tensor, read_splats(kept).gaussians.tensors()[name]), name
     # Specks that make up for their blur are far fainter.
     assert pictures[kept].mean() < 0.5 * pictures[plain].mean()
 
@@ -60,7 +60,7 @@ def test_a_file_of_a_file_tells_it_too(tmp_path: Path, capsys: pytest.CaptureFix
     for ending in TELLING[1:]:
         assert export_model(path, tmp_path / f"b{ending}").note is None
         path = tmp_path / f"b{ending}"
-        assert says_antialiased(path)
+        assert read_splats(path).antialiased
     assert "trained anti-aliased" in command(capsys, "info", path)[1]
 
 
@@ -113,7 +113,7 @@ def test_where_a_file_cannot_tell_its_user_is_told(tmp_path: Path, ending: str) 
 def test_the_page_writes_files_that_tell(tmp_path: Path) -> None:
     for ending in TELLING:
         assert note_of(Export(tmp_path / f"a{ending}"), specks()) == ""
-        assert says_antialiased(tmp_path / f"a{ending}")
+        assert read_splats(tmp_path / f"a{ending}").antialiased
 
 
 def test_who_exports_on_the_page_reads_what_the_file_does_not_keep(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 import zstandard
 from format_models import model
 
-from splatstudio.formats import FORMATS, read_gaussians, write_gaussians
+from splatstudio.formats import FORMATS, read_splats, write_gaussians
 from splatstudio.formats.spz import HEADER
 
 WRITTEN = [form.endings[0] for form in FORMATS if form.write]
@@ -83,7 +83,7 @@ NAMES = [f"a{ending}" for ending in READ] + ["version2.spz", "version4.spz", "ch
 def test_whole_files_are_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(valid_files(tmp_path)[name])
-    assert len(read_gaussians(path)) == 2
+    assert len(read_splats(path)) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +96,7 @@ def test_every_truncation_is_noticed(tmp_path: Path, name: str) -> None:
             continue  # a .splat says nowhere how long it is
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=name.replace(".", r"\.")) as caught:
-            read_gaussians(path)
+            read_splats(path)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
@@ -112,7 +112,7 @@ def test_random_damage_gives_a_model_or_a_sentence(tmp_path: Path, name: str) ->
             damaged[position] = generator.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            gaussians = read_gaussians(path)
+            gaussians = read_splats(path).gaussians
         except ValueError as error:
             assert str(path) in str(error) and "\n" not in str(error)
             refused += 1
@@ -154,13 +154,13 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("name", ["a.spz", "a.splat", "a.pt", "a.pth", "a.ply", "a.compressed.ply", "a.xyz"])
 def test_missing_files_folders_and_other_things(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot be read: No such file"):
-        read_gaussians(tmp_path / name)
+        read_splats(tmp_path / name)
     (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
-        read_gaussians(tmp_path / name)
+        read_splats(tmp_path / name)
     (tmp_path / f"b{name}").write_text("These are not Gaussians.")
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
-        read_gaussians(tmp_path / f"b{name}")
+        read_splats(tmp_path / f"b{name}")
 
 
 def refusal(path: Path, content: bytes) -> str:
@@ -168,7 +168,7 @@ def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     tracemalloc.start()
     with pytest.raises(ValueError) as caught:
-        read_gaussians(path)
+        read_splats(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
@@ -245,7 +245,7 @@ def test_other_axes_in_spz_are_refused_not_misread(tmp_path: Path, version: int)
     content = spz_of(version, spz_columns(3), num=3, flags=2, extensions=extension(6))
     assert "axes other than" in refusal(path, content)
     path.write_bytes(spz_of(version, spz_columns(3), num=3, flags=2, extensions=extension(4)))
-    assert len(read_gaussians(path)) == 3
+    assert len(read_splats(path)) == 3
 
 
 def test_a_stream_that_expands_without_end(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_stream_that_expands_without_end(tmp_path: Path) -> None:
     tracemalloc.start()
     path = tmp_path / "b.spz"
     path.write_bytes(content[:-last] + huge)
-    assert len(read_gaussians(path)) == 2  # the columns are whole; what follows in the stream is left there
+    assert len(read_splats(path)) == 2  # the columns are whole; what follows in the stream is left there
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
 
@@ -289,7 +289,7 @@ def test_a_checkpoint_with_a_program_is_refused(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "ran").exists()
     with pytest.raises(ValueError, match=r"not a file of PyTorch 1\.6"):
         (tmp_path / "b.pt").write_bytes(pickle.dumps(Program()))
-        read_gaussians(tmp_path / "b.pt")
+        read_splats(tmp_path / "b.pt")
     assert not (tmp_path / "ran").exists()
 
 
@@ -360,4 +360,4 @@ def test_spz_is_a_plain_gzip_stream_however_many_blocks_it_has(
     monkeypatch.setattr("splatstudio.formats.spz.GZIP_BLOCK", 777)
     write_gaussians(path, model(3000))
     assert gzip.decompress(path.read_bytes()) == whole
-    assert len(read_gaussians(path)) == 3000
+    assert len(read_splats(path)) == 3000

@@ -12,7 +12,7 @@ from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command
 
-from splatstudio.formats import FORMATS, format_of, format_to_write, read_gaussians
+from splatstudio.formats import FORMATS, format_of, format_to_write, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import Trim
@@ -59,7 +59,7 @@ def test_a_lying_name_does_not_matter_where_the_content_tells(tmp_path: Path) ->
             continue  # its content has no mark
         Model(model(30)).save(tmp_path / f"a{ending}")
         (tmp_path / f"a{ending}").rename(tmp_path / "a.download")
-        assert len(read_gaussians(tmp_path / "a.download")) == 30
+        assert len(read_splats(tmp_path / "a.download")) == 30
 
 
 @pytest.mark.parametrize("ending", BOTH_WAYS)
@@ -99,7 +99,7 @@ def test_the_command_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         if form.read:
             back = tmp_path / f"back{form.endings[0]}.ply"
             assert command(capsys, "export", output, "-o", back)[0] == 0
-            assert_kept(read_ply(back), model(123, 1), precision_of(form.endings[0], model(123, 1)))
+            assert_kept(read_ply(back).gaussians, model(123, 1), precision_of(form.endings[0], model(123, 1)))
     code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "a.fbx")
     assert code == 2 and re.search(r"cannot write a\.fbx: its name must end in one of", printed)
     code, printed = command(capsys, "export", tmp_path / "missing.spz", "-o", tmp_path / "c.ply")
@@ -121,7 +121,7 @@ def test_the_size_is_told_before_a_file_is_written(
 
     export_model(tmp_path / "a.ply", output, Trim(min_opacity=0.001), announce=announce)
     megabytes = f"{format_to_write(output).estimated_bytes(1000, degree) / 1e6:.1f} MB"
-    assert said == [f"1,000 Gaussians are written as PLY: about {megabytes}"]
+    assert said == [f"1,000 splats are written as PLY: about {megabytes}"]
     assert f"{output.stat().st_size / 1e6:.1f} MB" == megabytes
     # The command tells it even of a file that then cannot be written.
     output = tmp_path / f"{'b' * 260}.ply"
@@ -133,7 +133,7 @@ def test_a_photograph_of_each_format_looks_the_same(tmp_path: Path) -> None:
     """A real model, from one of its scene's cameras: axes, sizes, colours and their order, all at once."""
     if not (PLY.exists() and BANANA.exists()):
         pytest.skip("the shared model and its scene are not at hand")
-    original = Model(read_ply(PLY))
+    original = Model(read_ply(PLY).gaussians)
     scene = load_scene(BANANA, downscale=8)
     camera = scene.cameras[0]
     expected = render(original.in_frame_of(scene).gaussians, camera).rgb

@@ -19,7 +19,7 @@ from test_formats_round_trip import KINDS, Kind
 from test_formats_write_only import EXTENSION, check_points, parsed_glb
 from test_viewer_page import recorded
 
-from splatstudio.formats import read_gaussians, write_gaussians
+from splatstudio.formats import read_splats, write_gaussians
 from splatstudio.formats.viewer_page import PAGE_SIZE
 from splatstudio.gaussians.gaussians import central_bounds
 from splatstudio.gaussians.transform import transformed
@@ -89,7 +89,7 @@ def test_any_damage_gives_a_finite_model_or_a_sentence_in_bounded_memory(
         path.write_bytes(content)
         tracemalloc.start()
         try:
-            gaussians = read_gaussians(path)
+            gaussians = read_splats(path).gaussians
         except ValueError as error:
             assert str(path) in str(error) and "\n" not in str(error) and len(str(error)) < 500
         else:

@@ -15,7 +15,7 @@ import torch
 from format_models import Precision, assert_kept, close, model, precision_of
 from other_programs import gltf_readers, gsplat_exporter  # noqa: F401  (fixtures)
 
-from splatstudio.formats import read_gaussians, write_gaussians
+from splatstudio.formats import FileExtras, read_splats, write_gaussians
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels.reference import rotation_matrices
@@ -107,7 +107,7 @@ def test_gsplat_takes_a_checkpoint_of_ours(
     """Loaded as its trainer and its viewer load what --ckpt names, then written by gsplat itself."""
     gaussians = model(600, degree)
     gaussians.opacities.clamp_(min=-5.0)  # fainter ones gsplat leaves out of compressed files
-    write_gaussians(tmp_path / "a.pt", gaussians, step=29_999)
+    write_gaussians(tmp_path / "a.pt", gaussians, FileExtras(step=29_999))
     loaded = torch.load(tmp_path / "a.pt", map_location="cpu", weights_only=True)
     assert loaded["step"] == 29_999 and isinstance(loaded["step"], int)
     shapes = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (), "sh0": (1, 3)}
@@ -127,7 +127,7 @@ def test_gsplat_takes_a_checkpoint_of_ours(
         gsplat_exporter.export_splats(
             **{name: value.detach() for name, value in splats.items()}, format=form, save_to=str(written)
         )
-        theirs = read_gaussians(written)
+        theirs = read_splats(written).gaussians
         precision = precision_of(ending, gaussians)
         if ending == ".splat":  # gsplat cuts off what is beyond a byte, where others round
             precision = replace(precision, opacity=1.01 / 255, color=1.01 / 255)

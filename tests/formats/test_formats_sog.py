@@ -18,7 +18,7 @@ from format_models import assert_kept, converted, model, precision_of
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 from PIL import Image
 
-from splatstudio.formats import read_gaussians, write_gaussians
+from splatstudio.formats import read_splats, write_gaussians
 from splatstudio.formats.codebook import codebook, nearest, palette
 from splatstudio.formats.ply import write_ply
 
@@ -85,10 +85,10 @@ def test_more_gaussians_than_the_palette_holds(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("splatstudio.formats.sog.PALETTE_SIZE", 512)
     gaussians = model(4000, 2)
     write_gaussians(tmp_path / "a.sog", gaussians)
-    back = read_gaussians(tmp_path / "a.sog")
+    back = read_splats(tmp_path / "a.sog").gaussians
     monkeypatch.undo()
     write_gaussians(tmp_path / "b.sog", gaussians)
-    exact = read_gaussians(tmp_path / "b.sog")
+    exact = read_splats(tmp_path / "b.sog").gaussians
     assert torch.equal(back.means, exact.means) and back.sh_degree == 2
     wrong = (back.shN - exact.shN).square().mean().sqrt()
     assert 0 < wrong < 0.9 * exact.shN.square().mean().sqrt()
@@ -99,10 +99,10 @@ def test_another_program_reads_ours(tmp_path: Path, splat_transform: str, degree
     gaussians = model(600, degree)
     gaussians.opacities.clamp_(-5, 5)
     write_gaussians(tmp_path / "a.sog", gaussians)
-    theirs = read_gaussians(converted(splat_transform, tmp_path / "a.sog", tmp_path / "theirs.ply"))
+    theirs = read_splats(converted(splat_transform, tmp_path / "a.sog", tmp_path / "theirs.ply")).gaussians
     assert theirs.sh_degree == degree
     assert_kept(theirs, gaussians, precision_of(".sog", gaussians))
-    ours = read_gaussians(tmp_path / "a.sog")
+    ours = read_splats(tmp_path / "a.sog").gaussians
     for name, tensor in ours.tensors().items():
         torch.testing.assert_close(theirs.tensors()[name], tensor, rtol=1e-5, atol=1e-5)
 
@@ -113,8 +113,8 @@ def test_we_read_what_another_program_writes(tmp_path: Path, splat_transform: st
     write_ply(tmp_path / "a.ply", gaussians)
     options = ["-g", "cpu", "-i", "1"]
     path = converted(splat_transform, tmp_path / "a.ply", tmp_path / "theirs.sog", *options)
-    theirs = read_gaussians(path)
-    unpacked = read_gaussians(converted(splat_transform, path, tmp_path / "theirs.ply"))
+    theirs = read_splats(path).gaussians
+    unpacked = read_splats(converted(splat_transform, path, tmp_path / "theirs.ply")).gaussians
     for name, tensor in unpacked.tensors().items():
         torch.testing.assert_close(theirs.tensors()[name], tensor, rtol=1e-5, atol=1e-5)
     assert theirs.sh_degree == 1
@@ -122,7 +122,7 @@ def test_we_read_what_another_program_writes(tmp_path: Path, splat_transform: st
     folder.mkdir()
     with zipfile.ZipFile(path) as archive:
         archive.extractall(folder)
-    for name, tensor in read_gaussians(folder / "meta.json").tensors().items():
+    for name, tensor in read_splats(folder / "meta.json").gaussians.tensors().items():
         assert torch.equal(tensor, theirs.tensors()[name]), name
 
 
@@ -200,7 +200,7 @@ def test_archives_that_lie(tmp_path: Path, change: Change, message: str) -> None
     changed(path, change)
     tracemalloc.start()
     with pytest.raises(ValueError) as caught:
-        read_gaussians(path)
+        read_splats(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6
@@ -213,4 +213,4 @@ def test_an_entry_that_expands_without_end(tmp_path: Path) -> None:
     write_gaussians(path, model(300, 1))
     changed(path, lambda entries: entries.update({"meta.json": b" " * 100_000_000}), zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="expand too much"):
-        read_gaussians(path)
+        read_splats(path)

@@ -9,7 +9,7 @@ import torch
 from format_models import Precision, assert_kept, converted, model, precision_of
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 
-from splatstudio.formats import read_gaussians, write_gaussians
+from splatstudio.formats import read_splats, write_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
 
 # Between two readers of one file only rounding differs; .splat's bytes of rotation are centred differently.
@@ -30,10 +30,10 @@ def test_it_reads_what_we_write(
     gaussians = model(600, degree)
     path = tmp_path / f"a{ending}"
     write_gaussians(path, gaussians)
-    theirs = read_ply(converted(splat_transform, path, tmp_path / "theirs.ply"))
+    theirs = read_ply(converted(splat_transform, path, tmp_path / "theirs.ply")).gaussians
     assert theirs.sh_degree == degree
     assert_kept(theirs, gaussians, precision_of(ending, gaussians))
-    assert_kept(theirs, read_gaussians(path), SAME_SPLAT if ending == ".splat" else SAME)
+    assert_kept(theirs, read_splats(path).gaussians, SAME_SPLAT if ending == ".splat" else SAME)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_we_read_what_it_writes(
     gaussians = model(600)
     write_ply(tmp_path / "a.ply", gaussians)
     path = converted(splat_transform, tmp_path / "a.ply", tmp_path / f"theirs{ending}", *options)
-    back = read_gaussians(path)
+    back = read_splats(path).gaussians
     assert back.sh_degree == 3
     assert_kept(back, gaussians, precision_of(ending, gaussians))
     # Theirs and ours hold the same numbers, not only numbers as close to the model.
     write_gaussians(tmp_path / f"ours{ending}", gaussians)
-    ours = read_gaussians(tmp_path / f"ours{ending}")
+    ours = read_splats(tmp_path / f"ours{ending}").gaussians
     assert_kept(
         back, ours, Precision(means=0.001, rotation=1e-5, scale=1e-5, opacity=0.003, color=1e-5, sh=0.0626)
     )

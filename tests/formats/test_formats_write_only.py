@@ -14,7 +14,7 @@ import trimesh
 from format_models import close, converted, model
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 
-from splatstudio.formats import read_gaussians, write_gaussians
+from splatstudio.formats import read_splats, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.gaussians import SH_C0, Gaussians
 from splatstudio.gaussians.transform import transformed
@@ -127,7 +127,7 @@ def check_points(path: Path, gaussians: Gaussians) -> None:
     expected = (SH_C0 * gaussians.sh0[:, 0] + 0.5).clamp(0, 1).numpy() * 255
     assert np.abs(cloud.colors[:, :3] - expected).max() <= 0.501  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="point cloud or mesh"):
-        read_gaussians(path)
+        read_splats(path)
 
 
 def test_point_clouds(tmp_path: Path) -> None:

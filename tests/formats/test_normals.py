@@ -14,7 +14,7 @@ from format_models import assert_kept, model, precision_of
 from test_cli import command
 
 from splatstudio.cameras.placement import Placement
-from splatstudio.formats import FORMATS, write_gaussians
+from splatstudio.formats import FORMATS, FileExtras, write_gaussians
 from splatstudio.formats.normals import normals_of
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.ply_header import parse_header
@@ -60,7 +60,7 @@ def test_a_quaternion_of_length_0_turns_nothing(tmp_path: Path) -> None:
     gaussians.quats[3] = 0.0
     gaussians.scales[3] = torch.tensor([-2.0, -6.0, -3.0])
     write_ply(tmp_path / "a.ply", gaussians)
-    read = read_ply(tmp_path / "a.ply")
+    read = read_ply(tmp_path / "a.ply").gaussians
     normals = normals_of(read, np.zeros((0, 3)))
     assert normals.isfinite().all() and normals[3].abs().tolist() == [0.0, 1.0, 0.0]
     covariances = splat_buffer(read).view(np.float16)[:, 8:14]
@@ -101,12 +101,12 @@ def test_normals_face_the_nearest_camera_or_away_from_the_middle() -> None:
 def test_files_hold_them_where_they_are_asked_for(tmp_path: Path, ending: str) -> None:
     gaussians = model(9000)  # more than a chunk
     normals = normals_of(gaussians, np.zeros((0, 3)))
-    write_gaussians(tmp_path / f"a{ending}", gaussians, normals=normals)
+    write_gaussians(tmp_path / f"a{ending}", gaussians, FileExtras(normals=normals))
     assert np.array_equal(columns(tmp_path / f"a{ending}", "nx", "ny", "nz"), normals.numpy())
     assert np.array_equal(columns(tmp_path / f"a{ending}", "x", "y", "z"), gaussians.means.numpy())
     write_gaussians(tmp_path / f"b{ending}", gaussians)
     if ending == ".ply":
-        assert_kept(read_ply(tmp_path / "a.ply"), gaussians, precision_of(".ply", gaussians))
+        assert_kept(read_ply(tmp_path / "a.ply").gaussians, gaussians, precision_of(".ply", gaussians))
         assert not columns(tmp_path / "b.ply", "nx", "ny", "nz").any()
     else:
         assert b"nx" not in (tmp_path / "b.points.ply").read_bytes()[:300]
@@ -115,9 +115,9 @@ def test_files_hold_them_where_they_are_asked_for(tmp_path: Path, ending: str) -
 def test_other_formats_say_that_they_have_no_room(tmp_path: Path) -> None:
     normals = torch.zeros(5, 3)
     for form in FORMATS:
-        if form.write is not None and form.write_normals is None:
+        if form.write is not None and not form.has_normals:
             with pytest.raises(ValueError, match=r"no room for normals; .* \.ply and \.points\.ply have"):
-                write_gaussians(tmp_path / f"a{form.endings[0]}", model(5), normals=normals)
+                write_gaussians(tmp_path / f"a{form.endings[0]}", model(5), FileExtras(normals=normals))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,7 +84,7 @@ def write_other(
 def test_there_and_back(tmp_path: Path, degree: int, num: int) -> None:
     gaussians = random_gaussians(num, degree)
     write_ply(tmp_path / "a.ply", gaussians)
-    back = read_ply(tmp_path / "a.ply")
+    back = read_ply(tmp_path / "a.ply").gaussians
     assert back.sh_degree == degree
     assert_equal(back, gaussians)
     assert [path.name for path in tmp_path.iterdir()] == ["a.ply"]
@@ -122,7 +122,7 @@ def test_files_of_other_programs(tmp_path: Path, byte_order: str) -> None:
     after = ("element face 1\nproperty list uchar int vertex_indices\n", b"\x00" if binary else b"0\n")
     path = tmp_path / "a.ply"
     write_other(path, columns, byte_order=byte_order, before=before, after=after)
-    assert_equal(read_ply(path), gaussians)
+    assert_equal(read_ply(path).gaussians, gaussians)
 
 
 def test_windows_line_ends_and_half_floats(tmp_path: Path) -> None:
@@ -131,7 +131,9 @@ def test_windows_line_ends_and_half_floats(tmp_path: Path) -> None:
     write_other(path, columns)
     header, end, data = path.read_bytes().partition(b"end_header\n")
     path.write_bytes((header + end).replace(b"\n", b"\r\n") + data)
-    np.testing.assert_array_equal(read_ply(path).scales[:, 1].numpy(), columns["scale_1"].astype("f4"))
+    np.testing.assert_array_equal(
+        read_ply(path).gaussians.scales[:, 1].numpy(), columns["scale_1"].astype("f4")
+    )
 
 
 @pytest.mark.parametrize("byte_order", ["<", ""], ids=["binary", "text"])
@@ -210,7 +212,7 @@ def test_random_damage_gives_a_model_or_a_sentence(tmp_path: Path, byte_order: s
             damaged[position] = generator.integers(0, 256)
         path.write_bytes(damaged)
         try:
-            gaussians = read_ply(path)
+            gaussians = read_ply(path).gaussians
         except ValueError as error:
             assert str(path) in str(error)
             refused += 1
@@ -241,7 +243,7 @@ def test_large_but_finite_values_are_accepted(tmp_path: Path) -> None:
     gaussians = random_gaussians(3)
     gaussians.means[:] = 3e38  # their sum is infinite
     write_ply(tmp_path / "a.ply", gaussians)
-    assert_equal(read_ply(tmp_path / "a.ply"), gaussians)
+    assert_equal(read_ply(tmp_path / "a.ply").gaussians, gaussians)
 
 
 @pytest.mark.parametrize("line", [b"1 2 3", b"", b"a b c"])
@@ -271,17 +273,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     broken.shN[5, 2, 1] = torch.nan
     with pytest.raises(ValueError, match="cannot be written: 'f_rest_17' of record 5 is nan"):
         write_ply(path, broken)
-    assert_equal(read_ply(path), random_gaussians(4))
+    assert_equal(read_ply(path).gaussians, random_gaussians(4))
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.ply"]
 
 
 def test_a_model_of_another_trainer(tmp_path: Path) -> None:
     if not SHARED_PLY.exists():
         pytest.skip(f"{SHARED_PLY.name} is not at hand")
-    gaussians = read_ply(SHARED_PLY)
+    gaussians = read_ply(SHARED_PLY).gaussians
     assert len(gaussians) == 113_684 and gaussians.sh_degree == 3
     write_ply(tmp_path / "a.ply", gaussians)
-    assert_equal(read_ply(tmp_path / "a.ply"), gaussians)
+    assert_equal(read_ply(tmp_path / "a.ply").gaussians, gaussians)
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
@@ -310,7 +312,7 @@ def test_an_independent_program_turns_gaussians_as_we_do(tmp_path: Path, splat_t
     actions = ["-r", "30,50,-70", "-s", "2", "-t", "1,2,3"]
     command = [splat_transform, "-q", str(tmp_path / "a.ply"), *actions, str(tmp_path / "b.ply")]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    theirs = read_ply(tmp_path / "b.ply")
+    theirs = read_ply(tmp_path / "b.ply").gaussians
     # What the program takes its angles and its order to mean follows from the positions.
     points = np.column_stack([gaussians.means.double().numpy(), np.ones(50)])
     similarity = np.eye(4)

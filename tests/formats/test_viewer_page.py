@@ -26,7 +26,7 @@ from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 from test_cli import command
 
 from splatstudio.cameras.placement import Placement
-from splatstudio.formats import write_gaussians
+from splatstudio.formats import FileExtras, write_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.viewer_page import PAGE_SIZE, PageView, page_frame, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
@@ -63,7 +63,7 @@ def test_the_page_holds_the_model_as_other_formats_do(tmp_path: Path) -> None:
     gaussians = model(300)
     upright = np.eye(4)
     upright[:3, 3] = 0.5, 0.0, -2.0
-    write_gaussians(tmp_path / "a.html", gaussians, page=PageView(upright))
+    write_gaussians(tmp_path / "a.html", gaussians, FileExtras(page=PageView(upright)))
     rows = np.frombuffer(recorded(tmp_path / "a.html")["GaussianSplatsMessage"]["buffer"], np.uint8)
     rows = rows.reshape(300, 32)
     means = (gaussians.means.double().numpy() + upright[:3, 3]) * PAGE_SIZE
@@ -276,7 +276,7 @@ class TestInABrowser:
         if not (PLY.exists() and BANANA.exists()):
             pytest.skip("the shared model and its scene are not at hand")
         scene = load_scene(BANANA, downscale=8)
-        gaussians = read_ply(PLY)[::4]  # fewer are drawn sooner by a browser without a GPU
+        gaussians = read_ply(PLY).gaussians[::4]  # fewer are drawn sooner by a browser without a GPU
         camera = scene.cameras[0].transformed(np.linalg.inv(scene.transform))
         view = PageView(scene.transform, camera)
         score, both = self.compare(browser, tmp_path / "a.html", gaussians, view, 27.0)

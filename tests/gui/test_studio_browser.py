@@ -127,7 +127,9 @@ def export_and_download(screen: Screen, path: Path, model: Model) -> None:
     screen.wait(lambda: any(ply.parent.glob(f"{second.stem}*.cameras.json")), "the cameras are written")
     assert ply.read_bytes() == in_files
     x, y, z = model.gaussians.means.T
-    torch.testing.assert_close(read_ply(second).means, torch.stack([x, -z, y], dim=1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        read_ply(second).gaussians.means, torch.stack([x, -z, y], dim=1), atol=1e-5, rtol=1e-5
+    )
     (cameras,) = ply.parent.glob("*.cameras.json")
     assert len(json.loads(cameras.read_text())) == NUM_VIEWS
 

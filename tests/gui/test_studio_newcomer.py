@@ -29,7 +29,7 @@ from splatstudio.runtime.messages import Evaluated, Progress, Started
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed, value_of
 from splatstudio.train.session import Session
-from splatstudio.train.step_stats import StepStats
+from splatstudio.train.step import StepStats
 from splatstudio.train.trainer import Trainer
 
 

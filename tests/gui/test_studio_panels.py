@@ -16,7 +16,7 @@ from test_checkpoint import example
 
 from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint
-from splatstudio.evaluation.evaluate import Against, evaluate, write_evaluation
+from splatstudio.evaluation.evaluate import ComparedWith, evaluate, write_evaluation
 from splatstudio.files.run import Run
 from splatstudio.formats.free_path import free_path
 from splatstudio.formats.ply import write_ply
@@ -106,9 +106,9 @@ def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
 ) -> None:
     save_checkpoint(run, example(10))
     evaluation = evaluate(blobs(), blob_scene, indices=[0])
-    own = Against(blob_scene.path.resolve(), 1, 8)
+    own = ComparedWith(blob_scene.path.resolve(), 1, 8)
 
-    def reason_with(against: Against | None, opened: Path | None = None) -> str:
+    def reason_with(against: ComparedWith | None, opened: Path | None = None) -> str:
         write_evaluation(run, 10, replace(evaluation, against=against))
         panel = evaluate_panel(page)
         panel._opened = opened

@@ -20,14 +20,16 @@ from torch import Tensor
 from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.devices import transfer
+from splatstudio.distributed import ALONE
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
 from splatstudio.optimization import depth_guide
-from splatstudio.optimization import queued_step as findings
+from splatstudio.optimization import train_step as findings
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.queued_step import find
-from splatstudio.optimization.train_step import RenderOptions, RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.train_step import begin_step
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.strategy import trainable
 
 pytestmark = [
@@ -91,10 +93,13 @@ class Training:
             return loss + 0.1 * error
 
         options, rates = RenderOptions(sh_degree=SH_DEGREE), dict.fromkeys(self.gaussians.tensors(), 1e-3)
-        plan = StepPlan(options, rates, observed=True, poses=True, room=self._room)
-        found = find(self.gaussians, self.optimizer, self._shots, StepInputs(loss_of, plan, (leaf,)))
+        plan = StepPlan(options, rates, observed=True, poses=True, capacity=self._room)
+        inputs = StepInputs(loss_of, plan, (leaf,))
+        found = begin_step(
+            ALONE, self.gaussians, self.optimizer, [self._shots], inputs, late=lambda _, rgb: rgb
+        )
         assert found.gate is not None and found.others[0] is not None
-        found.improve(found.gate)
+        found.apply()
         self.exposures.step(rows, found.others[0], 1e-3, gate=found.gate)
         self.exposures.center(found.gate)
         return found.gate.loss

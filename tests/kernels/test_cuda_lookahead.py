@@ -14,9 +14,10 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization import train_step as descent
+from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import RenderOptions, backward, draw, improve
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import trainable
@@ -64,11 +65,13 @@ class Step:
         """Queue the first step, with the numbers that it has, and return the loss."""
         self.optimizer.num_steps = 0
         options = RenderOptions(sh_degree=1)
-        drawing = draw(self.gaussians, self.optimizer, self._camera, options, observed=True, room=self._room)
+        drawing = draw(
+            self.gaussians, self.optimizer, self._camera, options, observed=True, capacity=self._room
+        )
         loss = photometric(drawing.rgb, self._target, ssim_weight=0.2)
         assert drawing.num_instances is not None
         gate = StepGate(drawing.num_instances, self._room, loss.detach())
-        improve(drawing, backward(drawing, loss), self.optimizer, self._rates, gate=gate)
+        apply_gradients(drawing, backward(drawing, loss), self.optimizer, self._rates, gate=gate)
         return loss.detach()
 
     def captured(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:

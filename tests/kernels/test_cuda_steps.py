@@ -13,10 +13,10 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity, intersection_capacity_for
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
-from splatstudio.optimization.queued_step import descend_on
-from splatstudio.optimization.train_step import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import OptimConfig
 from splatstudio.strategy import trainable
@@ -35,7 +35,7 @@ class Training:
     def __init__(self, room: IntersectionCapacity | None):
         self.gaussians: Gaussians = trainable(blobs(num=500).to("cuda"))
         self._optimizer = SplatAdam.zeros(self.gaussians)
-        self._plan = StepPlan(RenderOptions(sh_degree=1), RATES, observed=True, room=room)
+        self._plan = StepPlan(RenderOptions(sh_degree=1), RATES, observed=True, capacity=room)
         random = torch.Generator().manual_seed(1)
         self._shots = [
             TrainView(
@@ -52,7 +52,10 @@ class Training:
 
         shot = self._shots[number % len(self._shots)]
         work = StepInputs(loss_of, self._plan)
-        (loss,) = descend_on(ALONE, self.gaussians, self._optimizer, [[shot]], work).losses
+        begun = begin_step(ALONE, self.gaussians, self._optimizer, [[shot]], work)
+        begun.apply()
+        assert begun.result is not None
+        (loss,) = begun.result.losses
         return loss
 
 

@@ -10,8 +10,8 @@ from test_train_step import RATES, TARGET, camera_at, degree_at, model
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import Regularization, compute_relocation, count_seen, inject_noise
+from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import backward, draw, improve
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.strategy import trainable
 
@@ -32,7 +32,9 @@ def after_steps(gaussians: Gaussians, *, visible_only: bool) -> list[torch.Tenso
         loss = ((drawing.rgb - TARGET.to(drawing.rgb)) ** 2).sum()
         weights = Regularization(opacity=3.0, scale=5.0)
         gradients = backward(drawing, loss)
-        improve(drawing, gradients, optimizer, RATES, visible_only=visible_only, regularization=weights)
+        apply_gradients(
+            drawing, gradients, optimizer, RATES, visible_only=visible_only, regularization=weights
+        )
     optimizer.flush_lazy_rows(gaussians)
     values = [*gaussians.detach().tensors().values(), *optimizer.exp_avg.tensors().values()]
     return [value.cpu() for value in values]

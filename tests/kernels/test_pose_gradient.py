@@ -20,8 +20,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops, reference
 from splatstudio.kernels.reference_training import pose_gradient
 from splatstudio.kernels.stages import ProjectSettings, RasterSettings
+from splatstudio.optimization.gradients import backward, draw, gradient_of_pose
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import backward, draw, gradient_of_pose
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.strategy import trainable
 

@@ -16,9 +16,9 @@ from splatstudio.kernels.intersection_capacity import (
     IntersectionCapacity,
     intersection_capacity_for,
 )
-from splatstudio.optimization import queued_step as findings
-from splatstudio.optimization import train_step as descent
-from splatstudio.rendering.render import project
+from splatstudio.optimization import gradients as descent
+from splatstudio.optimization import train_step as findings
+from splatstudio.rendering.render import RenderOptions, project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
@@ -67,14 +67,14 @@ def test_room_that_takes_too_much_memory_goes_with_the_step(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(blob_scene, TrainConfig(), device="cpu")
-    room = trainer._room = IntersectionCapacity()
+    room = trainer.parts.capacity = IntersectionCapacity()
     assert room.held(10**9)
     rooms: list[int | None] = []
     draw = descent.draw_as_planned
 
-    def drawn(*args: Any, room: int | None = None, **options: Any) -> descent.RenderOutput:
-        rooms.append(room)
-        if room is not None:
+    def drawn(*args: Any, capacity: int | None = None, **options: Any) -> descent.RenderOutput:
+        rooms.append(capacity)
+        if capacity is not None:
             raise MemoryError("a GPU is full")
         return draw(*args, **options)
 
@@ -95,10 +95,10 @@ def test_pictures_tell_how_many_instances_they_have(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, TrainConfig(), device="cpu")
     camera = blob_scene.views[1].camera
     drawing = descent.draw(
-        trainer._population.gaussians,
-        trainer._population.optimizer,
+        trainer.parts.population.gaussians,
+        trainer.parts.population.optimizer,
         camera,
-        descent.RenderOptions(),
+        RenderOptions(),
         observed=True,
     )
     assert drawing.projected is not None and drawing.num_instances is not None

@@ -11,7 +11,7 @@ import torch
 from conftest import blobs
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint
-from splatstudio.evaluation.evaluate import Against, evaluation_from_json
+from splatstudio.evaluation.evaluate import ComparedWith, evaluation_from_json
 from splatstudio.files.run import Run
 from splatstudio.formats.gsplat_checkpoint import write_gsplat_checkpoint
 from splatstudio.formats.ply import write_ply
@@ -71,7 +71,7 @@ def test_an_evaluation_of_another_size_or_scene_leaves_the_runs_own_scores(
     trainer.close()
     file = run.path / "eval" / "step_00000001.json"
     own = file.read_bytes()
-    against = Against(blob_scene.path.resolve(), 1, 8)
+    against = ComparedWith(blob_scene.path.resolve(), 1, 8)
     assert evaluation_from_json(json.loads(own)).against == against
     for other in (EvaluationTask(run.path, downscale=2), EvaluationTask(run.path, scene=tmp_path / "copy")):
         if other.scene is not None:

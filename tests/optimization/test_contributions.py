@@ -14,13 +14,14 @@ from torch import Tensor
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import rgb_to_sh0
 from splatstudio.optimization.contributions import contributions
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import CoarseConfig, TrainConfig
 from splatstudio.strategy.survey import survey, views_of_step
 from splatstudio.train.data import resolution
 from splatstudio.train.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
+from splatstudio.train.step import StepLoss
 from splatstudio.train.trainer import Trainer
 
 
@@ -60,11 +61,13 @@ def test_several_pictures_are_told_apart_and_what_is_not_seen_adds_nothing() -> 
 
 def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, TrainConfig(steps=10))
-    population = trainer._population
+    population = trainer.parts.population
     views = views_of_step(blob_scene, 42, 5, 3)
 
     def whole(index: int) -> TrainView:
-        return trainer._shots.of_photo(index, blob_scene.photo(index), (0.0, 0.0, 0.0), trainer.config, 1.0)
+        return trainer.parts.views.of_photo(
+            index, blob_scene.photo(index), (0.0, 0.0, 0.0), trainer.config, 1.0
+        )
 
     full = list(survey(population, blob_scene, views, whole, RenderOptions(), 1.0))
     for view, found in zip(views, full, strict=True):
@@ -81,7 +84,7 @@ def test_a_survey_counts_the_errors_and_sums_up_to_the_picture(blob_scene: Scene
 
 def test_only_errors_far_above_the_mean_count_and_none_outside_the_mask(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, TrainConfig(steps=10))
-    population, index = trainer._population, blob_scene.train_indices[0]
+    population, index = trainer.parts.population, blob_scene.train_indices[0]
     trainer.close()
     camera = blob_scene.cameras[index]
     drawn = render(population.gaussians.detach(), camera, RenderOptions())
@@ -128,16 +131,16 @@ def test_large_photographs_are_asked_at_half_their_size(
     assert at == pytest.approx([8.0, math.sqrt(8.0), 2.0, 2.0])
     assert survey_divisor_at(999, config, camera.resized(300, 255)) == 1.0
     trainer = Trainer(blob_scene, TrainConfig(steps=10))
-    asked, of_photo = [], trainer._shots.of_photo
+    asked, of_photo = [], trainer.parts.views.of_photo
 
     def noted(*arguments: Any) -> TrainView:
         asked.append(arguments[-1])
         return of_photo(*arguments)
 
-    monkeypatch.setattr(trainer._shots, "of_photo", noted)
-    assert len(list(trainer._survey(3, 2))) == 2
+    monkeypatch.setattr(trainer.parts.views, "of_photo", noted)
+    assert len(list(trainer.parts.survey(3, 2))) == 2
     monkeypatch.setattr(resolution, "LARGE_SIDE", 40)  # px, of the photographs of this scene
-    assert len(list(trainer._survey(3, 2))) == 2
+    assert len(list(trainer.parts.survey(3, 2))) == 2
     trainer.close()
     assert asked == [1.0, 1.0, 2.0, 2.0]
 
@@ -169,17 +172,17 @@ def test_a_mask_that_leaves_out_nothing_does_so_at_every_size(divisor: int) -> N
     assert small is not None and small.shape == (SMALLEST_SIDE, SMALLEST_SIDE) and bool(small.all())
 
 
-def test_a_training_begins_with_smaller_pictures(blob_scene: Scene) -> None:
+def test_a_training_begins_with_smaller_pictures(blob_scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(steps=20, coarse=CoarseConfig(first=1.25, until=0.5))
     trainer = Trainer(blob_scene, config)
     sizes = []
-    loss_of = trainer._loss_of
+    loss_of = StepLoss.__call__
 
-    def note(shot: TrainView, drawing: object) -> Tensor:
+    def note(self: StepLoss, shot: TrainView, drawing: RenderOutput) -> Tensor:
         sizes.append((shot.camera.width, shot.camera.height))
-        return loss_of(shot, drawing)  # type: ignore[arg-type]
+        return loss_of(self, shot, drawing)
 
-    trainer._loss_of = note  # type: ignore[method-assign]
+    monkeypatch.setattr(StepLoss, "__call__", note)
     for _ in range(20):
         trainer.train_step()
     trainer.close()

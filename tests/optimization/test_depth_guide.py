@@ -18,7 +18,7 @@ from sharded_training_tasks import Plan, train
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
-from splatstudio.optimization.train_step import RenderOutput, TrainView
+from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.rendering.render import render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -156,7 +156,7 @@ def test_a_guided_training_draws_the_points_at_their_depths(tracked: Scene) -> N
     def error(config: DepthConfig) -> float:
         trainer = Trainer(tracked, TrainConfig(steps=150, depth=config))
         if config.weight > 0:
-            trainer._guide = guide
+            trainer.parts.guide = guide
         for _ in range(150):
             trainer.train_step()
         trainer.close()

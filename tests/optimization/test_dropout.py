@@ -15,8 +15,8 @@ from test_train_step import RATES, camera_at, loss_of, model
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import backward, draw, improve
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
@@ -82,7 +82,7 @@ def test_the_gradients_of_kernels_are_those_of_autograd(antialiased: bool) -> No
     own = torch.autograd.grad(loss_of(render(through, camera, options).rgb), gaussians.opacities)[0]
     assert torch.allclose(own, expected, rtol=1e-4, atol=1e-6) and bool((expected != 0).any())
     drawing = draw(gaussians, optimizer, camera, options, observed=True, dropout=dropout)
-    improve(drawing, backward(drawing, loss_of(drawing.rgb)), optimizer, RATES)
+    apply_gradients(drawing, backward(drawing, loss_of(drawing.rgb)), optimizer, RATES)
     # The first moment of the first step is a tenth of the gradient.
     assert torch.allclose(10.0 * optimizer.exp_avg.opacities, expected, rtol=1e-4, atol=1e-5)
     for name, tensor in gaussians.tensors().items():
@@ -130,7 +130,7 @@ def test_a_training_goes_on_bit_for_bit(strategy: StrategyName, blob_scene: Scen
     config = settings(0.6, strategy=strategy)
     whole = Trainer(blob_scene, config)
     expected, losses = trained(whole, 40)
-    keys = whole._population.counts[PERSISTENT_ID]
+    keys = whole.parts.population.counts[PERSISTENT_ID]
     assert len(keys.unique()) == len(keys) > 60, "each has a chance of its own"
     whole.close()
     first = Trainer(blob_scene, config)

@@ -10,8 +10,8 @@ from torch import Tensor
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import Regularization
+from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import backward, draw, improve
 from splatstudio.rendering.render import RenderOptions, render
 
 BOTH = Regularization(opacity=300.0, scale=500.0)
@@ -24,7 +24,9 @@ def fused_moments(
     optimizer = SplatAdam.zeros(gaussians)
     drawing = draw(gaussians, optimizer, camera_at(1), RenderOptions(), observed=True)
     gradients = backward(drawing, loss_of(drawing.rgb))
-    improve(drawing, gradients, optimizer, RATES, visible_only=visible_only, regularization=regularization)
+    apply_gradients(
+        drawing, gradients, optimizer, RATES, visible_only=visible_only, regularization=regularization
+    )
     optimizer.flush_lazy_rows(gaussians)
     return optimizer.exp_avg
 
@@ -66,7 +68,7 @@ def test_weights_of_0_change_no_bit_and_each_weight_its_own_tensor_alone() -> No
     fused_step(gaussians, optimizer, 9, RATES)
     again, ours = SplatAdam.zeros(model()), model()
     drawing = draw(ours, again, camera_at(9), RenderOptions(), observed=True)
-    improve(
+    apply_gradients(
         drawing,
         backward(drawing, loss_of(drawing.rgb)),
         again,

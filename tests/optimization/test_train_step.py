@@ -15,8 +15,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import HISTORY, count_seen
 from splatstudio.kernels.stages import Projected
+from splatstudio.optimization.gradients import Gradients, RenderOutput, apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.train_step import Gradients, RenderOutput, backward, draw, improve
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.strategy import Population, edit, trainable
 
@@ -68,7 +68,7 @@ def fused_step(
     options = RenderOptions(sh_degree=degree_at(step))
     drawing = draw(gaussians, optimizer, camera_at(step), options, observed=True)
     gradients = backward(drawing, loss_of(drawing.rgb))
-    improve(drawing, gradients, optimizer, rates, visible_only=visible_only)
+    apply_gradients(drawing, gradients, optimizer, rates, visible_only=visible_only)
     return drawing, gradients
 
 
@@ -180,7 +180,7 @@ def test_double_precision_goes_all_the_way_by_autograd() -> None:
     optimizer = SplatAdam.zeros(precise)
     drawing = draw(precise, optimizer, camera_at(1), RenderOptions(), observed=True)
     gradients = backward(drawing, ((drawing.rgb - TARGET) ** 2).sum())
-    improve(drawing, gradients, optimizer, RATES, visible_only=True)
+    apply_gradients(drawing, gradients, optimizer, RATES, visible_only=True)
     moved = (precise.means != model(num=30).means.double()).any(dim=1)
     visible = (drawing.radii > 0).all(dim=1)
     assert not moved[~visible].any() and visible.sum() - 2 <= moved.sum() < 30 and moved.sum() > 4

@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from free_ports import free_port
@@ -167,9 +168,8 @@ def test_rank_0_listens_where_others_find_it(
     monkeypatch.setattr(socket, "gethostname", lambda: "this")
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     told: list[Event] = []
-    wire = headless_controller.HeadlessController(
-        _FullDisk(), None, TrainJob(tmp_path, tmp_path), told.append
-    )  # type: ignore[arg-type]
+    nothing: Any = _FullDisk()
+    wire = headless_controller.HeadlessController(nothing, nothing, TrainJob(tmp_path, tmp_path), told.append)
     if not found_at:
         with pytest.raises(OSError, match=rf"^rank 0 runs on this and cannot listen at {host} there \("):
             wire.listen((host, 0), None, 2)

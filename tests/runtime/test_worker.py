@@ -156,7 +156,7 @@ def test_save_evaluate_export_and_settings_while_training(
     worker.client.send(Export(ply))
     exported = worker.wait(Exported)
     assert exported.num_bytes == ply.stat().st_size
-    gaussians = read_ply(ply)
+    gaussians = read_ply(ply).gaussians
     assert len(gaussians) == exported.num_gaussians
     # In the files' own coordinates the blobs lie around the origin, about half a unit wide.
     assert torch.isfinite(gaussians.means).all() and 0.2 < float(gaussians.means.std()) < 1.5

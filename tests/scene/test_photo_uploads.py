@@ -85,7 +85,7 @@ def test_a_training_has_no_more_photographs_on_its_device_than_two_steps_need(
     losses = []
     for ahead in (True, False):
         trainer = Trainer(blob_scene, config)
-        trainer._shots._uploads = PhotoUploads(CPU, ahead=ahead)
+        trainer.parts.views._uploads = PhotoUploads(CPU, ahead=ahead)
         device.most = device.num_copies = 0
         losses.append([trainer.train_step().loss for _ in range(steps)])
         trainer.close()
@@ -97,14 +97,14 @@ def test_a_training_has_no_more_photographs_on_its_device_than_two_steps_need(
 
 def test_photographs_are_copied_ahead_once_they_are_decoded(blob_scene: Scene, device: Device) -> None:
     trainer = Trainer(blob_scene, STILL)
-    trainer._shots._uploads = PhotoUploads(CPU, ahead=True)
+    trainer.parts.views._uploads = PhotoUploads(CPU, ahead=True)
     num = len(blob_scene.train_indices)
     for index in blob_scene.train_indices:
-        trainer._queue.photo(index)  # decoded, and kept
+        trainer.parts.queue.photo(index)  # decoded, and kept
     for _ in range(num):
         trainer.train_step()
-        (waiting,) = trainer._shots._uploads._copies
-        assert waiting == trainer._queue._upcoming[0]
+        (waiting,) = trainer.parts.views._uploads._copies
+        assert waiting == trainer.parts.queue._upcoming[0]
     assert device.num_copies == num + 1, "none was copied twice"
     trainer.close()
 

@@ -100,7 +100,10 @@ def test_the_least_needed_are_thinned_out_at_their_steps_alone() -> None:
 def test_thinning_spares_what_a_single_photograph_of_many_shows(blob_scene: Scene) -> None:
     config = TrainConfig(steps=10, strategy="fast", fast=FastConfig(views=1, thin_at=(0.5,), thin_share=0.1))
     trainer = Trainer(blob_scene, config)
-    group, cameras = trainer._population, [blob_scene.cameras[index] for index in blob_scene.train_indices]
+    group, cameras = (
+        trainer.parts.population,
+        [blob_scene.cameras[index] for index in blob_scene.train_indices],
+    )
     # A speck close before each camera, where no other sees it.
     with torch.no_grad():
         for row, camera in enumerate(cameras):
@@ -108,7 +111,7 @@ def test_thinning_spares_what_a_single_photograph_of_many_shows(blob_scene: Scen
             group.gaussians.scales[row] = -5.0
             group.gaussians.opacities[row] = 3.0
         kept = group.gaussians.means[: len(cameras)].clone()
-        trainer._strategy.after_step(group, (), 5)
+        trainer.parts.strategy.after_step(group, (), 5)
     left = group.gaussians.means.detach()
     assert all(bool((left == mean).all(dim=1).any()) for mean in kept)
     trainer.close()

@@ -142,7 +142,7 @@ def test_who_is_born_is_the_same_however_sums_are_rounded(blob_scene: Scene) -> 
         settings = {"batch_size": batch_size, "accumulate": accumulate, "mcmc.every": 10}
         trainer = Trainer(blob_scene, config_of({**COMMON, **MCMC, **settings}, 60))
         changes = [trainer.train_step().change for _ in range(60)]
-        found.append(set(trainer._population.counts[PERSISTENT_ID].tolist()))
+        found.append(set(trainer.parts.population.counts[PERSISTENT_ID].tolist()))
         trainer.close()
         assert sum(change is not None for change in changes) >= 3
     assert len(found[0]) == len(found[1]) == 130 and len(found[0] & found[1]) > 115

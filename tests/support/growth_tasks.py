@@ -76,7 +76,7 @@ def grow_short(ranks: Ranks, folder: Path, settings: dict[str, Any], shortage: S
     made, seen, later = attempt.attempt, [], []
 
     def watched(population: Population, work: Callable[[], Any]) -> Any:
-        before, owner = state_of(population, trainer._generator), import_module(shortage.module)
+        before, owner = state_of(population, trainer.parts.generator), import_module(shortage.module)
         function = getattr(owner, shortage.name)
         try:
             with ExitStack() as stack:
@@ -87,7 +87,7 @@ def grow_short(ranks: Ranks, folder: Path, settings: dict[str, Any], shortage: S
             later.append(result)
             return result
         except OutOfMemory as error:
-            seen.append((error.ranks, same(before, state_of(population, trainer._generator))))
+            seen.append((error.ranks, same(before, state_of(population, trainer.parts.generator))))
             raise
 
     num, stats = trainer.num_gaussians, None

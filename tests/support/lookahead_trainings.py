@@ -19,7 +19,7 @@ def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Itera
     """Yield a training with its photographs decoded; `waits`: the host asks how many instances there are."""
     one = Trainer(scene, config)
     if waits:
-        one._room = None
+        one.parts.capacity = None
     decode(one)
     try:
         yield one
@@ -30,7 +30,7 @@ def training(scene: Scene, config: TrainConfig, *, waits: bool = False) -> Itera
 def decode(one: Trainer) -> None:
     """Read all photographs of a training, so that none of its steps waits for one."""
     for index in one.scene.train_indices:
-        one._queue.photo(index)
+        one.parts.queue.photo(index)
 
 
 def made(one: Trainer) -> StepStats:
@@ -40,14 +40,14 @@ def made(one: Trainer) -> StepStats:
 
 def take_room(one: Trainer) -> None:
     """Leave a training less room than any of its pictures needs: its next step is to be made again."""
-    assert one._room is not None
-    one._lookahead.take_back()
-    one._room.size = 7
+    assert one.parts.capacity is not None
+    one.lookahead.take_back()
+    one.parts.capacity.size = 7
 
 
 def all_of(one: Trainer) -> list[Tensor]:
     """Return copies of all that a training learns: Gaussians, moments, counts, corrections."""
-    population, learnt = one._population, one._corrections.save()
+    population, learnt = one.parts.population, one.parts.corrections.save()
     models = (one.gaussians, population.optimizer.exp_avg, population.optimizer.exp_avg_sq)
     tensors = [tensor for model in models for tensor in model.tensors().values()]
     tensors += [*population.counts.values(), *([] if learnt is None else learnt.tensors.values())]
@@ -72,10 +72,10 @@ def check_steps(
             if before is not None:
                 before(one, number)
             assert made(one) == made(other)
-            assert one._population.optimizer.num_steps == number + 1
-            ahead += one._lookahead._begun is not None
-            assert other._lookahead._begun is None
-        assert same(all_of(one), all_of(other)) and one._queue.costs == other._queue.costs
+            assert one.parts.population.optimizer.num_steps == number + 1
+            ahead += one.lookahead.begun is not None
+            assert other.lookahead.begun is None
+        assert same(all_of(one), all_of(other)) and one.parts.queue.costs == other.parts.queue.costs
     return ahead
 
 

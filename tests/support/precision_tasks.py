@@ -10,14 +10,13 @@ from sharded_training_tasks import config_of
 from shortage_tasks import replaced
 from torch import Tensor
 
-from splatstudio.distributed.exchange import Route, exchange, room_for_return, sent_back
+from splatstudio.distributed.exchange import ExchangeRoute, exchange, return_buffers, sent_back
 from splatstudio.distributed.fp16_packing import Fp16Packing
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
-from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.optimization.gradients import StepInputs, StepPlan
 from splatstudio.optimization.losses import photometric
-from splatstudio.optimization.sharded_step import descend_together
-from splatstudio.optimization.train_step import StepInputs, StepPlan
+from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_scene
 from splatstudio.strategy import trainable
@@ -42,12 +41,12 @@ def swap(
     own = counts[ranks.rank]
     rows = rows_of(ranks.rank, own, 10)
     radii = torch.arange(2 * sum(own), dtype=torch.int32).view(-1, 2) * 40 + ranks.rank
-    route = Route(ranks, own, [part[ranks.rank] for part in counts], halves)
+    route = ExchangeRoute(ranks, own, [part[ranks.rank] for part in counts], halves)
     before = ranks.num_bytes
     got_rows, got_radii = exchange(rows, radii, route)
     there = ranks.num_bytes - before
     values = rows_of(9 + ranks.rank, list(route.received), num_back)
-    got_back = sent_back(values, route, room_for_return(values, route))
+    got_back = sent_back(values, route, return_buffers(values, route))
     num_bytes = torch.tensor([there, ranks.num_bytes - before - there])
     return {"rows": got_rows, "radii": got_radii, "values": values, "back": got_back, "bytes": num_bytes}
 
@@ -62,10 +61,11 @@ def descend_in(
     work = StepInputs(
         lambda shot, drawing: photometric(drawing.rgb, shot.target, ssim_weight=0.2, mask=None),
         StepPlan(options_of(case), RATES, True),
-        halves=halves,
+        packing=halves,
     )
-    descent = descend_together(ranks, gaussians, optimizer, rounds, work)
-    return descent.pictures[0], optimizer.gradients
+    step = begin_step(ranks, gaussians, optimizer, rounds, work)
+    step.apply()
+    return step.pictures[0], optimizer.gradients
 
 
 def train_in(
@@ -80,7 +80,7 @@ def train_in(
     losses = [trainer.train_step().loss for _ in range(steps)]
     sent, saved = ranks.num_bytes - before, None if save is None else trainer.save(save)
     options = trainer.display_options
-    psnr = evaluate_together(ranks, trainer.gaussians, scene, options=options).psnr
+    psnr = evaluate(trainer.gaussians, scene, ranks=ranks, options=options).psnr
     whole = gathered(ranks, trainer.gaussians)
     alone = None if whole is None else evaluate(whole, scene, options=options).psnr
     trainer.close()

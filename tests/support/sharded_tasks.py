@@ -13,11 +13,11 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization
-from splatstudio.optimization import sharded_step as sharded_descent
+from splatstudio.optimization import sharded_gradients
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.sharded_step import descend_together
-from splatstudio.optimization.train_step import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
 from splatstudio.strategy import trainable
@@ -117,15 +117,16 @@ def descend_case(ranks: Ranks, case: Case) -> Outcome:
     rounds = [[shot_of(view, masked=case.masked) for view in views[ranks.rank]] for views in case.views]
     work = StepInputs(loss_of, plan, (exposure,))
     for _ in range(case.steps):
-        descent = descend_together(ranks, gaussians, optimizer, rounds, work)
-    (v_exposure,) = descent.others
-    assert v_exposure is not None
+        step = begin_step(ranks, gaussians, optimizer, rounds, work)
+        step.apply()
+    (v_exposure,) = step.others
+    assert v_exposure is not None and step.result is not None
     return Outcome(
-        descent.losses,
-        descent.pictures,
+        step.result.losses,
+        step.pictures,
         optimizer.gradients,
-        tuple(seen.gradients2d for seen in descent.observations),
-        tuple(seen.radii for seen in descent.observations),
+        tuple(seen.gradients2d for seen in step.observations),
+        tuple(seen.radii for seen in step.observations),
         v_exposure,
         gaussians.detach(),
         optimizer.exp_avg,
@@ -150,13 +151,13 @@ def collect(ranks: Ranks, sizes: tuple[int, ...], view: int) -> tuple[Gaussians 
 
 def descend_without_memory(ranks: Ranks, case: Case, failing: int) -> tuple[tuple[int, ...], bool]:
     """Try a step that a rank has no memory for; return who is told of and whether nothing changed."""
-    project_for_all = sharded_descent.project_for_all
+    project_for_all = sharded_gradients.project_for_all
 
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("there is no room left")
 
     if ranks.rank == failing:
-        sharded_descent.project_for_all = fail
+        sharded_gradients.project_for_all = fail
     shard = trainable(shard_of(model(sum(case.sizes)), case.sizes, ranks.rank).map(Tensor.clone))
     before = shard.detach().map(Tensor.clone)
     optimizer = SplatAdam.zeros(shard)
@@ -164,13 +165,12 @@ def descend_without_memory(ranks: Ranks, case: Case, failing: int) -> tuple[tupl
     rounds = [[shot_of(view) for view in views[ranks.rank]] for views in case.views]
     told: tuple[int, ...] = ()
     try:
-        descend_together(
-            ranks, shard, optimizer, rounds, StepInputs(lambda _, drawing: drawing.rgb.sum(), plan)
-        )
+        inputs = StepInputs(lambda _, drawing: drawing.rgb.sum(), plan)
+        begin_step(ranks, shard, optimizer, rounds, inputs).apply()
     except OutOfMemory as error:
         told = error.ranks
     finally:
-        sharded_descent.project_for_all = project_for_all
+        sharded_gradients.project_for_all = project_for_all
     pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)
     same = all(torch.equal(ours, theirs) for ours, theirs in pairs)
     return told, same and optimizer.num_steps == 0

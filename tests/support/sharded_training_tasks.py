@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splatstudio.distributed.failures import FAULT_VARIABLE
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene import load_scene
@@ -80,7 +80,7 @@ def train(ranks: Ranks, plan: Plan) -> Trained:
     error, saved = "", None
     for _ in range(plan.steps):
         if trainer.step + 1 == plan.drop_before:
-            trainer._queue.next(trainer.config)
+            trainer.parts.queue.next(trainer.config)
         try:
             stats = trainer.train_step()
         except (TrainingDiverged, MemoryError) as raised:
@@ -92,9 +92,10 @@ def train(ranks: Ranks, plan: Plan) -> Trained:
         problems += [] if stats.problem is None else [stats.problem]
     if plan.save is not None:
         saved = trainer.save(plan.save)
-    evaluation = evaluate_together(ranks, trainer.gaussians, scene, options=trainer.display_options)
+    evaluation = evaluate(trainer.gaussians, scene, ranks=ranks, options=trainer.display_options)
     moments = {
-        name: tensor.clone() for name, tensor in trainer._population.optimizer.exp_avg_sq.tensors().items()
+        name: tensor.clone()
+        for name, tensor in trainer.parts.population.optimizer.exp_avg_sq.tensors().items()
     }
     result = Trained(
         losses,
@@ -125,7 +126,7 @@ def evaluate_shards(ranks: Ranks, scene_folder: Path, fails_on: int) -> tuple[li
             raise OverflowError("enough of it")
 
     try:
-        evaluate_together(ranks, trainer.gaussians, scene, on_image=on_image)
+        evaluate(trainer.gaussians, scene, ranks=ranks, on_image=on_image)
     except Exception as raised:
         error = type(raised).__name__
     trainer.close()

@@ -16,9 +16,9 @@ from torch import Tensor
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.gradients import StepInputs, StepPlan
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.optimization.sharded_step import descend_together
-from splatstudio.optimization.train_step import StepInputs, StepPlan
+from splatstudio.optimization.train_step import begin_step
 from splatstudio.runtime import shared_views
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import (
@@ -98,7 +98,7 @@ def descend_short(
     module = import_module(what[0])
     with replaced(module, what[1], no_memory if ranks.rank == failing else getattr(module, what[1])):
         try:
-            descend_together(ranks, shard, optimizer, rounds, work)
+            begin_step(ranks, shard, optimizer, rounds, work).apply()
         except OutOfMemory as error:
             told = error.ranks
     pairs = zip(shard.tensors().values(), before.tensors().values(), strict=True)

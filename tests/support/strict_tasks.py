@@ -10,7 +10,7 @@ from pretended_gpus import GPU, is_marked, pretended
 from sharded_training_tasks import Plan, config_of, fault_of
 
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.evaluation.sharded_evaluate import evaluate_together
+from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime.messages import ViewOptions, ViewRequest
@@ -46,7 +46,7 @@ def train_on_gpus(ranks: Ranks, plan: Plan) -> Known:
         calls = Counter(strict.calls)
         assert all(is_marked(tensor) for tensor in trainer.gaussians.tensors().values())
         saved = None if plan.save is None else trainer.save(plan.save)
-        psnr = evaluate_together(strict_ranks, trainer.gaussians, scene, options=trainer.display_options).psnr
+        psnr = evaluate(trainer.gaussians, scene, ranks=strict_ranks, options=trainer.display_options).psnr
         whole = gathered(strict_ranks, trainer.gaussians)
         look = ViewRequest(scene.views[0].camera, ViewOptions())
         seen = gather_seen(strict_ranks, trainer.live_gaussians, look, trainer.display_options)

@@ -87,15 +87,15 @@ def grow_unread(ranks: Ranks, folder: Path, settings: dict[str, Any], failing: i
         raise ValueError(f"photograph {index} cannot be read")
 
     def watched(population: Any, work: Any) -> Any:
-        before = state_of(population, trainer._generator)
+        before = state_of(population, trainer.parts.generator)
         try:
             with ExitStack() as stack:
                 if ranks.rank == failing:
-                    stack.enter_context(replaced(trainer._queue, "photo", unreadable))
+                    stack.enter_context(replaced(trainer.parts.queue, "photo", unreadable))
                 made(population, work)
         except ValueError:
             plain = population.ranks is ranks and population.steps_back is None
-            seen.append(plain and same(before, state_of(population, trainer._generator)))
+            seen.append(plain and same(before, state_of(population, trainer.parts.generator)))
             seen.append(made(population, work).num_changed)
             raise
 

@@ -103,9 +103,9 @@ class FaultyTraining(Training):
         saver = self._session._saver
         write = saver._write
 
-        def write_slowly(checkpoint: Checkpoint) -> SaveResult:
+        def write_slowly(checkpoint: Checkpoint, begun: Any) -> SaveResult:
             time.sleep(4.0)
-            return write(checkpoint)
+            return write(checkpoint, begun)
 
         saver._write = write_slowly  # type: ignore[method-assign]
 
@@ -114,10 +114,10 @@ class FaultyTraining(Training):
         saver, flag = self._session._saver, self._job.run_dir.parent / "disk is full"
         write = saver._write
 
-        def write_where_there_is_room(checkpoint: Checkpoint) -> SaveResult:
+        def write_where_there_is_room(checkpoint: Checkpoint, begun: Any) -> SaveResult:
             if flag.exists():
                 return SaveResult(checkpoint.step, None, OSError(errno.ENOSPC, "No space left on device"))
-            return write(checkpoint)
+            return write(checkpoint, begun)
 
         saver._write = write_where_there_is_room  # type: ignore[method-assign]
 

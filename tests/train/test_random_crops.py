@@ -12,8 +12,8 @@ import torch
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.optimization.queued_step import descend_on
-from splatstudio.optimization.train_step import StepResult, TrainView
+from splatstudio.optimization.gradients import TrainView
+from splatstudio.optimization.train_step import TrainStep, begin_step
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
@@ -127,12 +127,12 @@ def test_a_training_learns_from_whole_photographs_and_then_from_halves(
 ) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def noted(ranks: Ranks, *args: Any, **options: Any) -> StepResult:
+    def noted(ranks: Ranks, *args: Any, **options: Any) -> TrainStep:
         ((shot,),) = args[2]
         sizes.append((shot.target.shape[1], shot.target.shape[0]))
-        return descend_on(ranks, *args, **options)
+        return begin_step(ranks, *args, **options)
 
-    monkeypatch.setattr("splatstudio.train.trainer.descend_on", noted)
+    monkeypatch.setattr("splatstudio.train.step.begin_step", noted)
     monkeypatch.setattr("splatstudio.train.data.random_crops.SMALLEST_TO_CUT", 32)
     trainer = Trainer(blob_scene, TrainConfig(steps=20, coarse=CoarseConfig(halves_from=0.5)))
     losses = [trainer.train_step().loss for _ in range(20)]

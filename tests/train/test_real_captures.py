@@ -18,7 +18,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import _rays, viewing_directions
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import load_model
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
@@ -66,9 +66,9 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
     else:
         config = replace(config, exposure=ExposureConfig(enabled=True))
     trainer = Trainer(blob_scene, config)
-    values = trainer._corrections._tables[learnt].values
+    values = trainer.parts.corrections._tables[learnt].values
     values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
-    shots, gaussians = trainer._shots, trainer.gaussians
+    shots, gaussians = trainer.parts.views, trainer.gaussians
     shot_of = shots.of_photo
 
     def perfect(index: int, *how: Any) -> TrainView:
@@ -83,11 +83,13 @@ def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
 
     scene_row = {index: row for row, index in enumerate(blob_scene.train_indices)}
     shots.of_photo = perfect  # type: ignore[method-assign]
-    for found in trainer._survey(5, 3):
+    for found in trainer.parts.survey(5, 3):
         assert float(found[:, 1].sum()) < 1e-4 * float(found[:, 2].sum())
     values.zero_()
     shots.of_photo = shot_of  # type: ignore[method-assign]
-    assert all(float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer._survey(5, 3))
+    assert all(
+        float(found[:, 1].sum()) > 0.01 * float(found[:, 2].sum()) for found in trainer.parts.survey(5, 3)
+    )
     trainer.close()
 
 
@@ -95,7 +97,7 @@ def test_rates_of_corrections_fall_and_cameras_wait_for_their_start(blob_scene: 
     exposure = ExposureConfig(enabled=True, lr_decay=1e-6)
     poses = PoseConfig(enabled=True, start_step=7, lr_decay=1e-6)
     trainer = Trainer(blob_scene, TrainConfig(steps=12, exposure=exposure, poses=poses))
-    tables = [trainer._corrections._tables[name].values for name in ("exposure", "poses")]
+    tables = [trainer.parts.corrections._tables[name].values for name in ("exposure", "poses")]
     moved: list[list[float]] = []
     for _ in range(12):
         before = [values.clone() for values in tables]

@@ -28,9 +28,9 @@ def test_counts_that_an_older_version_did_not_keep_begin_at_zero(blob_scene: Sce
     assert visible.max() > 0 and "grad2d" in saved.population.counts
     older = replace(saved, population=replace(saved.population, counts={"visible": visible}))
     resumed = Trainer.resume(blob_scene, save_checkpoint(tmp_path, older))
-    assert torch.equal(resumed._population.counts["visible"].cpu(), visible)
+    assert torch.equal(resumed.parts.population.counts["visible"].cpu(), visible)
     resumed.train_step()
-    assert resumed._population.counts["grad2d"].max() > 0
+    assert resumed.parts.population.counts["grad2d"].max() > 0
     resumed.close()
 
 

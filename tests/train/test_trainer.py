@@ -219,7 +219,7 @@ def test_absolute_gradients_are_counted_when_asked_for(start: Any) -> None:
     for absgrad in (False, True):
         trainer = start(replace(CONFIG, densify=quiet, strategy="absgrad" if absgrad else "default"))
         run(trainer, 7)
-        sums.append(trainer._population.counts["grad2d"].clone())
+        sums.append(trainer.parts.population.counts["grad2d"].clone())
     # A sum of absolute values is never below the absolute value of the sum.
     assert (sums[1] >= sums[0] * 0.99).all() and sums[1].sum() > 1.5 * sums[0].sum()
 
@@ -229,7 +229,7 @@ def test_what_is_counted_is_the_gradient_of_the_projected_means(
 ) -> None:
     trainer = start(replace(CONFIG, ssim_weight=0.0))
     observed = []
-    monkeypatch.setattr(trainer._strategy, "after_step", lambda _, seen, __: observed.extend(seen))
+    monkeypatch.setattr(trainer.parts.strategy, "after_step", lambda _, seen, __: observed.extend(seen))
     gaussians = trainer.gaussians.map(torch.Tensor.double)
     stats = trainer.train_step()
     index = [view.name for view in trainer.scene.views].index(stats.view)
@@ -302,7 +302,7 @@ def test_a_loss_that_is_not_a_number_is_told_with_step_and_photograph(start: Any
 
 def test_a_model_that_dies_out_is_told(start: Any) -> None:
     trainer = start(replace(CONFIG, init_opacity=0.002))
-    with pytest.raises(TrainingDiverged, match="all Gaussians became transparent"):
+    with pytest.raises(TrainingDiverged, match="all splats became transparent"):
         run(trainer, 45)
 
 

@@ -118,7 +118,7 @@ class ExportPanel(Panel):
     def _choose(self) -> None:
         chosen = self._chosen
         self._export.label = f"Export {chosen.name}"
-        self._normals.visible = chosen.write_normals is not None
+        self._normals.visible = chosen.has_normals
         untouched = self._path.value == self._suggested
         self._path.value = with_ending(self._path.value, chosen)
         if untouched:
@@ -143,7 +143,7 @@ class ExportPanel(Panel):
         if scene is not None:
             eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
             wishes = {"first": scene.cameras[0], "eyes": eyes}
-        normals = self._normals.value and self._chosen.write_normals is not None
+        normals = self._normals.value and self._chosen.has_normals
         command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
         self._jobs.submit(command)
         self._bar.refresh()

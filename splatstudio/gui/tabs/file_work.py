@@ -35,7 +35,8 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice | None:
         return Notice(f"{title}: PSNR {psnr:.2f} dB", str(end.scored.file or ""))
     if end.output is not None:
         splats = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
-        return Notice(f"Written {end.output.name}{splats}", str(end.output))
+        text = f"{end.output}. {end.note}" if end.note else str(end.output)
+        return Notice(f"Written {end.output.name}{splats}", text, bad=bool(end.note))
     return None
 
 

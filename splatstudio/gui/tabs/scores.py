@@ -10,7 +10,7 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.evaluation.evaluate import SCORES, Against, Evaluation, evaluation_from_json
+from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
 from splatstudio.evaluation.lpips import short_notes
 from splatstudio.gui.panel_context import Page
 from splatstudio.gui.tabs.train import table_html
@@ -39,7 +39,7 @@ class ScoresSection:
         self._indices = {} if scene is None else {view.name: i for i, view in enumerate(scene.views)}
         self._compare = compare
         self._names: list[str] = []
-        self._against: Against | None = None
+        self._against: ComparedWith | None = None
         self._owner: Path | None = None  # the run or the folder of results whose model was evaluated
         self._in_view: Path | None = None  # that of the model in the view
         with gui.add_folder("Scores"):

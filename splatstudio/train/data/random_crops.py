@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.chance import generator_of
 from splatstudio.train.data.resolution import full_size_from

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.kernels import ops, ops_training, reference_training
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.settings.config import TrainConfig
 
 SMALLEST_SIDE = 32  # px: smaller pictures say nothing and cost no less

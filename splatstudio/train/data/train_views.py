@@ -6,7 +6,7 @@ import torch
 
 from splatstudio.corrections import Corrections
 from splatstudio.evaluation.evaluate import alpha_of, target_of
-from splatstudio.optimization.train_step import TrainView
+from splatstudio.optimization.gradients import TrainView
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import PhotoUploads
 from splatstudio.scene.scene import Scene

@@ -1,0 +1,177 @@
+"""The one way in which a model becomes a file: placed, trimmed, and with notes on what is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera_file import write_cameras
+from splatstudio.cameras.placement import export_transform, knows_no_scene
+from splatstudio.corrections.poses import corrected_camera
+from splatstudio.formats import FileExtras, Format, format_to_write, write_gaussians
+from splatstudio.formats.normals import normals_of
+from splatstudio.formats.viewer_page import PageView
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
+from splatstudio.rendering.render import RenderOptions
+
+NO_SKY = (
+    "The model has learnt a sky, which no file of splats holds: other programs show their own background"
+    " there, a web page the sky's mean colour."
+)
+BLURRED = (
+    "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
+    " call it mip splatting), or what is small looks too bright."
+)
+BLURRED_PAGE = "The model is anti-aliased, which the page cannot draw: what is small looks too bright there."
+REFINED = "The cameras of the training photographs are written as the training has refined them."
+
+
+class Exportable(Protocol):
+    """What the exporter needs of a model, see `Model`."""
+
+    @property
+    def gaussians(self) -> Gaussians: ...
+    @property
+    def transform(self) -> np.ndarray: ...
+    @property
+    def options(self) -> RenderOptions: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def part(self) -> str | None: ...
+    @property
+    def poses(self) -> Mapping[str, np.ndarray]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class ExportRequest:
+    """How a model is written. Cameras and eyes are in the model's frame."""
+
+    trim: Trim = KEEP_ALL
+    box_in_files: bool = False  # the box of `trim` is in the coordinates of the scene's files
+    upright: bool = False  # stand upright in other viewers, else lie in the coordinates of the scene's files
+    normals: bool = False  # facing `eyes`, see `normals_of`
+    eyes: Sequence[np.ndarray] = ()  # [3] from where the scene was photographed
+    first: Camera | None = None  # from where a web page shows the model at first
+    title: str | None = None  # of a web page; None: as the file is called
+    cameras: Path | None = None  # also write the cameras of the photographs to this file, see `write_refined`
+    photographs: tuple[tuple[str, Camera], ...] = ()  # their cameras, by name
+
+
+AS_IT_IS = ExportRequest()
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written."""
+
+    output: Path
+    num_gaussians: int
+    num_left_out: int = 0
+    form: Format | None = None  # None: a checkpoint folder
+    notes: tuple[str, ...] = ()  # sentences on what the file does not keep, and on what could not be done
+    part: str | None = None  # a sentence, where it is the part of a model that one of several ranks wrote
+
+    @property
+    def note(self) -> str | None:
+        """Return the notes as one text; None: there are none."""
+        return " ".join(self.notes) or None
+
+
+def write_model(
+    model: Exportable,
+    output: Path,
+    request: ExportRequest = AS_IT_IS,
+    *,
+    form: Format | None = None,
+    announce: Callable[[str], object] | None = None,
+) -> ExportedModel:
+    """Write a model in the format `form`, by default that of the ending of `output`, and cameras where asked.
+
+    `announce` is told, before anything is written, about how large the file will be. Raises ValueError for
+    what cannot be written; where the cameras fail after the model, it says that the model is there.
+    """
+    form, num = form or format_to_write(output), len(model.gaussians)
+    transform = export_transform(model.transform, upright=request.upright)
+    gaussians = _placed(model, request, transform)
+    normals = None
+    if request.normals:
+        eyes = [transform[:3, :3] @ eye + transform[:3, 3] for eye in request.eyes]
+        normals = normals_of(gaussians, np.reshape(eyes, (-1, 3)))
+    if announce is not None:
+        megabytes = form.estimated_bytes(len(gaussians), gaussians.sh_degree) / 1e6
+        announce(f"{len(gaussians):,} splats are written as {form.name}: about {megabytes:.1f} MB")
+    page = page_view(model, np.linalg.inv(transform), request.first, title=request.title)
+    extras = FileExtras(model.step, model.options.antialiased, normals, page)
+    write_gaussians(output, gaussians, extras, form=form)
+    notes = not_kept(model.options, form)
+    if request.cameras is not None:
+        try:
+            notes += write_refined(model, request.cameras, request.photographs, upright=request.upright)
+        except OSError as error:
+            why = error.strerror or error
+            raise ValueError(f"{output} is written, but not {request.cameras}: {why}") from error
+    return ExportedModel(output, len(gaussians), num - len(gaussians), form, tuple(notes), model.part)
+
+
+def _placed(model: Exportable, request: ExportRequest, transform: np.ndarray) -> Gaussians:
+    """Return what is left of the Gaussians, where `transform` [4, 4] from the model's frame brings them."""
+    if not request.box_in_files:
+        return transformed(trimmed(model.gaussians, request.trim), transform)
+    kept = trimmed(transformed(model.gaussians, np.linalg.inv(model.transform)), request.trim)
+    return transformed(kept, transform @ model.transform) if request.upright else kept
+
+
+def write_refined(
+    model: Exportable, file: Path, photographs: Iterable[tuple[str, Camera]], *, upright: bool = False
+) -> list[str]:
+    """Write the cameras of photographs, by name and in the model's frame, as the training has refined them.
+
+    They lie where the model's file does. Returns the notes on them; raises OSError.
+    """
+    refined = [(name, refined_camera(model, name, camera)) for name, camera in photographs]
+    write_cameras(file, refined, export_transform(model.transform, upright=upright))
+    return [REFINED] if model.poses else []
+
+
+def refined_camera(model: Exportable, name: str, camera: Camera) -> Camera:
+    """Return the camera of the photograph `name`, in the model's frame, as the training refined it.
+
+    Cameras of which nothing was learnt, as those of test photographs, stay as they are.
+    """
+    correction = model.poses.get(name)
+    return camera if correction is None else corrected_camera(camera, correction)
+
+
+def page_view(
+    model: Exportable, upright: np.ndarray, camera: Camera | None = None, *, title: str | None = None
+) -> PageView:
+    """Return how a web page shows Gaussians that `upright` [4, 4] brings to the model's frame.
+
+    `camera`, in the model's frame, is from where it is shown at first.
+    """
+    sky = model.options.sky
+    background = model.options.background if sky is None else sky.mean_color
+    if knows_no_scene(model.transform):
+        return PageView(title=title, background=background)
+    if camera is not None:
+        camera = camera.transformed(np.linalg.inv(upright))
+    return PageView(upright, camera, title=title, background=background)
+
+
+def not_kept(options: RenderOptions, form: Format | None) -> list[str]:
+    """Return a sentence on each thing besides its Gaussians that makes a model's look and is not kept.
+
+    `form` None is a checkpoint folder.
+    """
+    sentences = [NO_SKY] if options.sky is not None and form is not None else []
+    if options.antialiased and form is not None and form.has_sizes and not form.tells_antialiased:
+        sentences.append(BLURRED_PAGE if form.is_page else BLURRED)
+    return sentences

@@ -1,0 +1,265 @@
+"""The gradients of the views of all ranks, of a model whose Gaussians lie on several of them.
+
+The ranks agree before anything changes: when one runs out of memory or finds a loss that is not finite, all
+of them leave the step out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.exchange import ReturnBuffers, return_buffers, sent_back
+from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.stages import Projected, Raster, RasterSettings
+from splatstudio.optimization.gradients import (
+    LossNotFinite,
+    Observation,
+    RenderOutput,
+    StepInputs,
+    StepPlan,
+    SummedGradients,
+    TrainView,
+    differentiable,
+    pixels_drawn_over,
+    plus,
+)
+from splatstudio.rendering.render import stages_for, training_stages_for
+from splatstudio.rendering.sharded_view import (
+    Received,
+    Shared,
+    cameras_of_all,
+    project_for_all,
+    project_settings,
+    projected_from,
+    rows_of_camera,
+    share,
+)
+
+
+@dataclass(eq=False)
+class ShardedStep:
+    """What the rounds of a step on several ranks have found so far, the same on all but the gradients."""
+
+    sums: SummedGradients
+    losses: list[float] = field(default_factory=list)  # of the views of all ranks, by round and rank
+    costs: list[float] = field(default_factory=list)  # likewise
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnViews:
+    """What this rank's views of a round give, before the other ranks know of it."""
+
+    losses: list[float]
+    costs: list[float]
+    pictures: list[Tensor]
+    v: Tensor  # [K, 10] the gradients of Received.rows; [K, 12] with those of the probes
+    buffers: ReturnBuffers | None  # for those of Shared.rows
+    others: list[Tensor | None]
+
+
+def sharded_gradients(
+    ranks: Ranks,
+    gaussians: Gaussians,
+    rounds: Sequence[Sequence[TrainView]],
+    inputs: StepInputs,
+    *,
+    order: Sequence[int] = (),
+) -> ShardedStep:
+    """Return the gradients of the sum of the losses of all ranks' views.
+
+    `gaussians` are this rank's, and `rounds` the views that it renders, all views of a round at once: ranks
+    may have different views, or none, but need equally many rounds. Losses, costs and twists are those of all
+    ranks, pictures this rank's; observations are of this rank's Gaussians in the pictures of all, and within
+    a round in the `order` in which gradients are added: a number for each loss, () for the order of the
+    losses. Where that order is of the photographs and not of the ranks, the sums are those of one process to
+    the last bit. The gradients of `inputs.others` are summed over the ranks. Raises LossNotFinite or
+    OutOfMemory on all ranks alike.
+    """
+    step = ShardedStep(SummedGradients.nothing(gaussians, inputs.others))
+    for views in rounds:
+        _add_round(step, ranks, gaussians, views, inputs, order)
+    step.sums.num_views = len(step.losses)
+    step.sums.others = _all_reduced(ranks, inputs.others, step.sums.others)
+    return step
+
+
+def _add_round(
+    step: ShardedStep,
+    ranks: Ranks,
+    gaussians: Gaussians,
+    views: Sequence[TrainView],
+    inputs: StepInputs,
+    order: Sequence[int],
+) -> None:
+    """Add what a round finds to `step`."""
+    by_rank = cameras_of_all(ranks, [view.camera for view in views])
+    num_cameras = [len(part) for part in by_rank]
+    cameras = [camera for part in by_rank for camera in part]
+    settings, num_before = project_settings(gaussians, inputs.plan.options), len(step.losses)
+    shared = unless_out_of_memory(lambda: project_for_all(gaussians, cameras, settings, inputs.plan.dropout))
+    received = share(ranks, shared, num_cameras, inputs.packing)
+    assert shared is not None, "or `share` has raised"
+    own = unless_out_of_memory(lambda: _own_views(gaussians, received, views, inputs))
+    losses, costs, num_all = _agreed(ranks, own, len(gaussians), num_cameras, num_before)
+    assert own is not None, "or `_agreed` has raised"
+    v_sent = sent_back(own.v, received.route, own.buffers)
+    turns = list(range(len(cameras)))
+    if order:
+        turns.sort(key=lambda number: order[num_before + number])
+    # The most memory of a step is taken here, and nobody has changed anything yet.
+    twists = together(
+        ranks, lambda: _add_cameras(step.sums, gaussians, shared, v_sent, cameras, inputs.plan, turns)
+    )
+    step.losses += losses
+    step.costs += costs
+    step.sums.num_all = num_all
+    step.sums.pictures += own.pictures
+    step.sums.add_others(own.others)
+    if twists:
+        step.sums.twists += list(ranks.all_reduce(torch.stack(twists)))
+
+
+def _add_cameras(
+    sums: SummedGradients,
+    gaussians: Gaussians,
+    shared: Shared,
+    v_sent: Tensor,
+    cameras: Sequence[Camera],
+    plan: StepPlan,
+    turns: Sequence[int],
+) -> list[Tensor]:
+    """Add the gradients and the observations of what was `shared`; return the cameras' twists, if asked.
+
+    `turns`: the cameras in the order in which they are added.
+    """
+    tensors = gaussians.tensors()
+    degree = project_settings(gaussians, plan.options).sh_degree
+    twists = dict[int, Tensor]()
+    v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
+    # Camera by camera, so that one set of gradients besides their sum is the most in memory.
+    for number in turns:
+        part, radii = shared.parts[number], shared.all_radii[number]
+        values = torch.autograd.grad(part, list(tensors.values()), v_parts[number], allow_unused=True)
+        named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
+        if plan.poses:
+            stages, camera = training_stages_for(part), cameras[number]
+            twist = stages.pose_gradient(gaussians, named, camera=camera, sh_degree=degree, radii=radii)
+            twists[number] = twist.cpu()
+        sums.add(named, radii)
+    observations = _observations(shared, v_sent, cameras)
+    sums.observations += [observations[number] for number in turns] if plan.observed else []
+    return [twists[number] for number in sorted(twists)]
+
+
+def _own_views(
+    gaussians: Gaussians, received: Received, views: Sequence[TrainView], inputs: StepInputs
+) -> _OwnViews:
+    """Render this rank's views and find the gradients of the rows that it received."""
+    num_columns = received.rows.shape[1]
+    with_probe = inputs.plan.observed and inputs.plan.options.absgrad
+    v = received.rows.new_zeros((len(received.rows), num_columns + 2 * with_probe))
+    own = _OwnViews([], [], [], v, return_buffers(v, received.route), [None] * len(inputs.others))
+    for number, view in enumerate(views):
+        rows = rows_of_camera(received, number)
+        leaves = projected_from(received.rows[rows], received.radii[rows])
+        leaf_tensors = [leaf.requires_grad_() for leaf in differentiable(leaves)]
+        probe = torch.zeros_like(leaves.means2d, requires_grad=True) if with_probe else None
+        raster = _rasterized(leaves, view, probe)
+        output = RenderOutput(
+            raster.rgb,
+            raster.alpha,
+            raster.depth_sum,
+            radii=leaves.radii,
+            gaussians=gaussians,
+            projected=leaves,
+            probe=probe,
+            camera=view.camera,
+            settings=project_settings(gaussians, inputs.plan.options),
+        )
+        loss = inputs.loss_of(view, output)
+        own.losses.append(float(loss.detach()))
+        own.pictures.append(raster.rgb.detach())
+        own.costs.append(float(pixels_drawn_over(leaves.radii, view.camera)))
+        if not math.isfinite(own.losses[-1]):
+            continue  # no rank will go on from here
+        probes = [] if probe is None else [probe]
+        asked = [*leaf_tensors, *probes, *inputs.others]
+        values = torch.autograd.grad(loss, asked, allow_unused=True)
+        v_leaves = [
+            torch.zeros_like(leaf) if value is None else value
+            for leaf, value in zip(leaf_tensors, values, strict=False)
+        ]
+        own.v[rows, :num_columns] = torch.cat([v if v.dim() == 2 else v[:, None] for v in v_leaves], dim=1)
+        if probe is not None and values[len(leaf_tensors)] is not None:
+            own.v[rows, num_columns:] = values[len(leaf_tensors)]
+        v_others = values[len(leaf_tensors) + len(probes) :]
+        own.others[:] = [plus(a, b) for a, b in zip(own.others, v_others, strict=True)]
+    return own
+
+
+def _rasterized(projected: Projected, view: TrainView, probe: Tensor | None) -> Raster:
+    stages, means2d = stages_for(projected.means2d), projected.means2d
+    settings = RasterSettings(view.camera.width, view.camera.height, means2d.new_tensor(view.background))
+    if probe is not None:
+        return stages.rasterize_absgrad(projected, settings, probe)
+    return stages.rasterize(projected, settings)
+
+
+def _agreed(
+    ranks: Ranks, own: _OwnViews | None, num_own: int, num_cameras: Sequence[int], num_before: int
+) -> tuple[list[float], list[float], int]:
+    """Return the losses and costs of all ranks' views, and the sum of all ranks' `num_own`.
+
+    `own` is None on a rank that had no memory. Raises OutOfMemory or LossNotFinite on all ranks where any has
+    reason to.
+    """
+    first, num = sum(num_cameras[: ranks.rank]), num_cameras[ranks.rank]
+    total = sum(num_cameras)
+    numbers = torch.zeros(ranks.num_ranks + 1 + 2 * total, dtype=torch.float64, device="cpu")
+    numbers[ranks.num_ranks] = num_own
+    if own is None:
+        numbers[ranks.rank] = 1.0
+    else:
+        told = torch.tensor([own.losses, own.costs], dtype=torch.float64, device="cpu")
+        numbers[ranks.num_ranks + 1 :].view(2, total)[:, first : first + num] = told
+    numbers = ranks.all_reduce(numbers)
+    failed = numbers[: ranks.num_ranks].nonzero().squeeze(1).tolist()
+    if failed:
+        raise OutOfMemory(failed)
+    losses, costs = numbers[ranks.num_ranks + 1 :].view(2, total).tolist()
+    owners = [rank for rank, num in enumerate(num_cameras) for _ in range(num)]
+    for number, (loss, rank) in enumerate(zip(losses, owners, strict=True)):
+        if not math.isfinite(loss):
+            raise LossNotFinite(loss, num_before + number, rank=rank)
+    return losses, costs, int(numbers[ranks.num_ranks])
+
+
+def _observations(shared: Shared, v_sent: Tensor, cameras: Sequence[Camera]) -> list[Observation]:
+    with_probe = v_sent.shape[1] > shared.rows.shape[1]
+    v_means2d = v_sent[:, shared.rows.shape[1] :] if with_probe else v_sent[:, :2]
+    observations = []
+    parts = v_means2d.split([len(rows) for rows in shared.visible])
+    for rows, radii, v, camera in zip(shared.visible, shared.all_radii, parts, cameras, strict=True):
+        gradients2d = v.new_zeros((len(radii), 2)).index_copy_(0, rows, v)
+        observations.append(Observation(gradients2d, radii, camera.width, camera.height))
+    return observations
+
+
+def _all_reduced(
+    ranks: Ranks, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the sums over all ranks of the gradients of `leaves`, in one message."""
+    if ranks.num_ranks == 1 or not leaves:
+        return list(gradients)
+    given = [torch.zeros_like(leaf) if v is None else v for leaf, v in zip(leaves, gradients, strict=True)]
+    total = ranks.all_reduce(torch.cat([v.reshape(-1) for v in given]))
+    parts = total.split([v.numel() for v in given])
+    return [part.view_as(v) for part, v in zip(parts, given, strict=True)]

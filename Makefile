@@ -10,7 +10,7 @@ CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
 # Assembled, too: PTX shows neither spilt registers nor shared memory above 48 KB.
 CUDA_ASSEMBLED := 75 90 120
 
-.PHONY: demo test setup test-tools lint format bench cuda-check cuda-on-cpu sanitize lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check cuda-on-cpu sanitize lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -59,11 +59,16 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 	$(BIN)/pyright --warnings
+	$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
+
+# The guide as a site, in build/docs.
+docs: setup
+	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 bench: setup
 	$(BIN)/python tests/bench/step.py --scene assets/demo --json

@@ -99,10 +99,12 @@ def test_what_there_is_is_let_through(typed: str) -> None:
     assert mistake_in(typed.split(), cli.COMMANDS) is None
 
 
-def test_the_commands_of_the_readme_are_commands() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text().replace("\\\n", " ")
+def test_the_commands_of_the_readme_and_the_guide_are_commands() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     typed = re.findall(r"^    .*?\bsplatstudio ([a-z].*?)(?:#.*)?$", text, re.MULTILINE)
-    assert len(typed) > 10
+    assert len(typed) > 15
     assert [told for line in typed if (told := mistake_in(shlex.split(line), cli.COMMANDS))] == []
 
 

@@ -73,7 +73,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(
     def cli(**_: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr("splatstudio.cli.app.cli", cli)
+    monkeypatch.setattr("splatstudio.cli.main.app.cli", cli)
     monkeypatch.setattr(sys, "argv", ["splatstudio", "info", str(DEMO)])
     with pytest.raises(SystemExit) as stop:
         main()

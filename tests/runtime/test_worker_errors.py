@@ -13,6 +13,7 @@ import pytest
 from conftest import blobs
 
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.models import exporter
 from splatstudio.models.model import Model
 from splatstudio.runtime import tasks as tasks_module
 from splatstudio.runtime.channel.frame_slots import FrameSlots
@@ -95,7 +96,7 @@ def test_a_copy_without_memory_and_a_refusal_cost_the_job_alone(tmp_path: Path) 
         return blobs()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks_module, "trimmed", held)
+        patch.setattr(exporter, "trimmed", held)
         jobs.start(Export(tmp_path / "a.ply", job=2), copy)
         jobs.start(Export(tmp_path / "a.ply", job=3), copy)
         refused = [event for event in events if isinstance(event, JobFailed) and event.job == 3]
@@ -124,7 +125,7 @@ def test_cameras_of_two_models_of_one_name_do_not_replace_each_other(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tasks_module, "write_cameras", full)
+    monkeypatch.setattr(exporter, "write_cameras", full)
     jobs.start(Export(tmp_path / "b.ply", cameras=cameras), lambda: model)
     finish(jobs)
     assert isinstance(events[-1], JobDone) and (tmp_path / "b.ply").exists()

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-from test_studio_faults import controller_of
+from gui_parts import Steered
 
-from splatstudio.gui.state.controller import Controller, Notice
-from splatstudio.gui.state.preview_model import Beside
-from splatstudio.gui.tabs.train import Setup
+from splatstudio.gui.state.controller import Controller, PreviewModel
 from splatstudio.runtime.client import ONE_RANK, WorkerClient
 from splatstudio.runtime.messages import ModelLoaded, Progress, Started, StateChanged, ViewJob
-from splatstudio.settings.config import TrainConfig
 
 
 @pytest.fixture
@@ -34,10 +29,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def controller(
-    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: list[tuple[str, str]]
-) -> Controller:
-    return controller_of(blob_folder, tmp_path, monkeypatch)[0]
+def controller(noted: list[tuple[str, str]], idle: Steered) -> Controller:
+    return idle.controller
 
 
 def train(controller: Controller, step: int) -> None:
@@ -57,7 +50,7 @@ def test_a_second_open_while_the_first_is_read_takes_its_place(
     controller.view(tmp_path / "a.ply")
     assert controller.status.state == "loading"
     controller.view(tmp_path / "b.ply")
-    assert controller.beside.path is None
+    assert controller.preview.path is None
     assert controller._worker.job == ViewJob(tmp_path / "b.ply", controller._worker.job.frame)  # type: ignore[union-attr]
 
 
@@ -92,25 +85,7 @@ def test_a_worker_that_cannot_even_be_made_is_told_and_the_one_before_stays(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(WorkerClient, "__init__", full)
-    beside = Beside(lambda _: None)
+    beside = PreviewModel(lambda _: None)
     with pytest.raises(ValueError, match=r"cannot be shown: .*The training is not touched\."):
         beside.show(ViewJob(tmp_path / "a.ply"), ONE_RANK)
     assert beside.path is None
-
-
-def test_a_setting_that_is_refused_is_told_on_the_page_and_shown_as_it_was() -> None:
-    notices: list[Notice] = []
-
-    def refuse(values: dict[str, Any]) -> None:
-        raise ValueError("steps must be at least 1")
-
-    config = TrainConfig()
-    setup = Setup.__new__(Setup)
-    setup._shown, setup._notify = config, notices.append
-    setup._controller = cast(
-        Any,
-        SimpleNamespace(can_set_up=True, project=SimpleNamespace(config=config), change_settings=refuse),
-    )
-    setup._take("steps", 0)
-    assert notices == [Notice("Not changed", "steps must be at least 1", bad=True)]
-    assert setup._shown is not config, "the next look at it sets the field back"

@@ -14,14 +14,14 @@ import viser._messages
 from gate_client import CAMERA, TOKEN, client, refused_for, send, wait, websocket
 from websockets.sync.connection import Connection
 
-from splatstudio.gui.server import GatedServer, GateLimits, open_server
-from splatstudio.gui.server.allowed_messages import MessageFilter
-from splatstudio.gui.server.values import Unacceptable
+from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.network import Listen
 
 
 @pytest.fixture(scope="module")
 def gated() -> Iterator[GatedServer]:
-    server = open_server(port=0, token=TOKEN)
+    server = open_server(Listen(port=0), token=TOKEN)
     yield server
     server.stop()
 

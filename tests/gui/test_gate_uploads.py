@@ -15,12 +15,14 @@ from gate_client import CAMERA, TOKEN, client, refused_for, send, stamps, wait, 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.connection import Connection
 
-from splatstudio.gui.server import GatedServer, GateLimits, open_server
+from splatstudio.gui.server.allowed_messages import GateLimits
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.network import Listen
 
 
 @pytest.fixture(scope="module")
 def gated() -> Iterator[GatedServer]:
-    server = open_server(port=0, token=TOKEN)
+    server = open_server(Listen(port=0), token=TOKEN)
     yield server
     server.stop()
 
@@ -123,8 +125,8 @@ class Clock:
 
 def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("splatstudio.gui.server.connection.asyncio", clock)
-    gated = open_server(port=0, token=TOKEN, limits=GateLimits(messages_per_second=50.0))
+    monkeypatch.setattr("splatstudio.gui.server.gate.asyncio", clock)
+    gated = open_server(Listen(port=0), token=TOKEN, limits=GateLimits(messages_per_second=50.0))
     try:
         cameras: list[float] = []
         with client(gated) as connection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import viser
-from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.tabs.train import Plots
-from splatstudio.runtime.file_tasks import FileTask, TaskProgress
+from splatstudio.gui.tabs.plot import TrainingPlots
 from splatstudio.runtime.messages import Evaluated, Event
 from splatstudio.settings.config import TrainConfig
 
 TIMEOUT = 180.0  # for a training of forty steps on a busy machine
 EVAL_STEPS = (10, 20, 30)
-
-
-@pytest.fixture
-def server() -> Iterator[viser.ViserServer]:
-    made = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
-    yield made
-    made.stop()
 
 
 def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
@@ -41,7 +31,7 @@ def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
     told: list[Event] = []
     controller.listen(told.append)
     fake: Any = SimpleNamespace(server=server, controller=controller)
-    plots = Plots(fake, server.gui.add_tab_group().add_tab("Train"))
+    plots = TrainingPlots(fake, server.gui.add_tab_group().add_tab("Train"))
     controller.open()
     try:
         controller.train_at_once()
@@ -58,7 +48,7 @@ def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
     assert [file["step"] for file in files] == steps
     assert [event.psnr for event in scores] == pytest.approx([file["psnr"] for file in files], abs=1e-9)
     plots.refresh()
-    handle = plots._psnr._handle
+    handle = plots._plots[1]._handle
     assert handle is not None
     at, training, test = handle.data
     shown = np.isfinite(test)
@@ -66,26 +56,3 @@ def test_the_curve_of_the_test_photographs_has_a_point_for_each_evaluation(
     np.testing.assert_allclose(test[shown], [file["psnr"] for file in files], rtol=1e-6)
     assert np.isfinite(training).sum() > 0
     assert controller.status.test_psnr == scores[-1].psnr
-
-
-def test_the_evaluate_tab_shows_how_far_its_task_is(page: Any) -> None:  # noqa: F811
-    panel = evaluate_panel(page)
-    worker: Any = SimpleNamespace(task=None, progress=None)
-    bar = panel._bar
-    panel._worker = bar._worker = worker
-    shown = (bar._bar, bar._doing, bar._cancel)
-    panel.refresh()
-    assert not any(handle.visible for handle in shown)
-    worker.task = FileTask("Evaluating step 20")
-    worker.progress = TaskProgress(0, 0, "loading the model")
-    panel.refresh()
-    assert all(handle.visible for handle in shown)
-    assert bar._bar.animated and "Evaluating step 20: loading the model" in bar._doing.content
-    for done, percent in ((0, 0.0), (3, 75.0), (4, 100.0)):
-        worker.progress = TaskProgress(done, 4, "compared view_03.png")
-        panel.refresh()
-        assert bar._bar.value == percent and not bar._bar.animated
-        assert f"compared view_03.png, {done} of 4" in bar._doing.content
-    worker.task = worker.progress = None
-    panel.refresh()
-    assert not any(handle.visible for handle in shown)

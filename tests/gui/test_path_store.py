@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gui_parts import wait_until
 from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import CameraPath
-from splatstudio.gui.state import path_store
-from splatstudio.gui.state.path_store import PathStore
+from splatstudio.gui.state import camera_paths
+from splatstudio.gui.state.camera_paths import PathStore
 from splatstudio.gui.state.project import open_project
 from splatstudio.settings.config import TrainConfig
 
@@ -22,16 +23,21 @@ Write = Callable[..., Any]
 
 
 @pytest.fixture
-def store(blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathStore:
+def store(told: list[str], blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathStore:
     monkeypatch.chdir(tmp_path)
-    return PathStore(open_project(blob_folder, TrainConfig(), None))
+    return PathStore(open_project(blob_folder, TrainConfig(), None), told.append)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
 
 
 def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
     store: PathStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, release = threading.Event(), threading.Event()
-    write, written = path_store.write_camera_path, []
+    write, written = camera_paths.write_camera_path, []
 
     def slow(file: Path, path: CameraPath, *rest: Any, **options: Any) -> None:
         writing.set()
@@ -39,8 +45,8 @@ def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
         written.append((file.stem, len(path.keyframes)))
         write(file, path, *rest, **options)
 
-    monkeypatch.setattr(path_store, "write_camera_path", slow)
-    monkeypatch.setattr(path_store, "SAVE_SECONDS", 0.05)
+    monkeypatch.setattr(camera_paths, "write_camera_path", slow)
+    monkeypatch.setattr(camera_paths, "SAVE_SECONDS", 0.05)
     store.save_soon(CameraPath(random_keys(1, 2)), "one")
     assert writing.wait(120)
     start = time.monotonic()
@@ -58,7 +64,7 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
     store: PathStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, release = threading.Event(), threading.Event()
-    write = path_store.write_camera_path
+    write = camera_paths.write_camera_path
 
     def slow(*arguments: Any, **options: Any) -> None:
         writing.set()
@@ -66,8 +72,8 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
         write(*arguments, **options)
 
     store.write(CameraPath(random_keys(1, 2)), "one", with_frames=False)
-    monkeypatch.setattr(path_store, "write_camera_path", slow)
-    monkeypatch.setattr(path_store, "SAVE_SECONDS", 0.1)
+    monkeypatch.setattr(camera_paths, "write_camera_path", slow)
+    monkeypatch.setattr(camera_paths, "SAVE_SECONDS", 0.1)
     store.save_soon(CameraPath(random_keys(1, 3)), "one")
     store.save_soon(CameraPath(random_keys(1, 4)), "two")
     store.save_soon(CameraPath(()), "three")  # is not kept
@@ -87,23 +93,23 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
 
 
 def test_what_a_full_disk_did_not_take_is_told_and_tried_again(
-    store: PathStore, monkeypatch: pytest.MonkeyPatch
+    store: PathStore, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = path_store.write_camera_path
+    write = camera_paths.write_camera_path
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(path_store, "write_camera_path", full)
-    monkeypatch.setattr(path_store, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(camera_paths, "write_camera_path", full)
+    monkeypatch.setattr(camera_paths, "RETRY_SECONDS", 0.1)
     store.save_soon(CameraPath(random_keys(1, 3)), "one")
     store.flush()
-    assert store.problem == "The camera path one is not saved: No space left on device."
-    monkeypatch.setattr(path_store, "write_camera_path", write)
-    deadline = time.monotonic() + 120
-    while store.problem and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert store.problem == "" and store.names() == ["one"]
+    wait_until(lambda: told == ["The camera path one is not saved: No space left on device."])
+    time.sleep(0.5)
+    assert len(told) == 1, "once, however often it is tried"
+    monkeypatch.setattr(camera_paths, "write_camera_path", write)
+    wait_until((store.folder / "one.json").exists, "it is written")
+    assert store.names() == ["one"]
     store.close()
     assert store._thread is not None
     store._thread.join(120.0)

@@ -19,7 +19,7 @@ from conftest import blobs, write_blob_scene
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.app import Studio, last_words, open_studio
-from splatstudio.gui.server.network import Network
+from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.controller import Controller, Notice, Status
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.model import load_model
@@ -149,7 +149,7 @@ def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
 
 
 @dataclass
-class WorkerContext:
+class Steered:
     """A controller and what it told the user."""
 
     controller: Controller
@@ -164,13 +164,13 @@ class WorkerContext:
 
 
 @pytest.fixture
-def desk(own_folder: Path) -> Iterator[Callable[..., WorkerContext]]:
+def steered(own_folder: Path) -> Iterator[Callable[..., Steered]]:
     """Make controllers; their workers are ended after the test."""
-    desks: list[WorkerContext] = []
+    desks: list[Steered] = []
 
-    def make(path: Path, config: TrainConfig = MANY) -> WorkerContext:
+    def make(path: Path, config: TrainConfig = MANY) -> Steered:
         notices: list[Notice] = []
-        desks.append(WorkerContext(Controller(open_project(path, config, None), notices.append), notices))
+        desks.append(Steered(Controller(open_project(path, config, None), notices.append), notices))
         desks[-1].controller.open()
         return desks[-1]
 
@@ -179,8 +179,8 @@ def desk(own_folder: Path) -> Iterator[Callable[..., WorkerContext]]:
         each.controller.close()
 
 
-def test_the_primary_button_through_a_training(desk: Callable[..., WorkerContext], blob_folder: Path) -> None:
-    it = desk(blob_folder)
+def test_the_primary_button_through_a_training(steered: Callable[..., Steered], blob_folder: Path) -> None:
+    it = steered(blob_folder)
     controller = it.controller
     it.wait(lambda status: status.state == "ready", "ready")
     assert controller.choice().label == "Start training" and not controller.can_start_over
@@ -204,9 +204,9 @@ def test_the_primary_button_through_a_training(desk: Callable[..., WorkerContext
 
 
 def test_a_killed_worker_is_failed_and_resume_goes_on(
-    desk: Callable[..., WorkerContext], blob_folder: Path
+    steered: Callable[..., Steered], blob_folder: Path
 ) -> None:
-    it = desk(blob_folder)
+    it = steered(blob_folder)
     controller = it.controller
     controller.press_primary()
     it.wait(lambda status: status.state == "ready", "ready")
@@ -229,9 +229,9 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(
 
 
 def test_a_training_whose_process_dies_goes_on_by_itself(
-    desk: Callable[..., WorkerContext], blob_folder: Path, blob_scene: Scene
+    steered: Callable[..., Steered], blob_folder: Path, blob_scene: Scene
 ) -> None:
-    it = desk(blob_folder)
+    it = steered(blob_folder)
     controller = it.controller
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
@@ -251,9 +251,9 @@ def test_a_training_whose_process_dies_goes_on_by_itself(
 
 
 def test_start_works_after_a_crash_before_any_save(
-    desk: Callable[..., WorkerContext], blob_folder: Path
+    steered: Callable[..., Steered], blob_folder: Path
 ) -> None:
-    it = desk(blob_folder)
+    it = steered(blob_folder)
     controller = it.controller
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
@@ -267,9 +267,9 @@ def test_start_works_after_a_crash_before_any_save(
 
 
 def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(
-    desk: Callable[..., WorkerContext], blob_folder: Path
+    steered: Callable[..., Steered], blob_folder: Path
 ) -> None:
-    it = desk(blob_folder)
+    it = steered(blob_folder)
     controller = it.controller
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
@@ -302,11 +302,11 @@ def test_the_last_words_name_only_a_save_that_holds_the_last_step(
 
 
 def test_starting_over_leaves_the_old_run_alone(
-    desk: Callable[..., WorkerContext], blob_folder: Path, blob_scene: Scene
+    steered: Callable[..., Steered], blob_folder: Path, blob_scene: Scene
 ) -> None:
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
     before = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
-    it = desk(blob_folder)
+    it = steered(blob_folder)
     status = it.wait(lambda status: status.state == "viewing", "the old model on view")
     assert status.step == 3 and it.controller.choice().label == "Resume from step 3"
     it.controller.start_over()
@@ -325,7 +325,7 @@ def test_starting_over_leaves_the_old_run_alone(
 
 
 def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blob_folder: Path) -> None:
-    studio = Studio(blob_folder, network=Network(port=0), config=MANY)
+    studio = Studio(blob_folder, network=Listen(port=0), config=MANY)
     try:
         studio.start_training()
         deadline = time.monotonic() + TIMEOUT
@@ -335,7 +335,7 @@ def test_the_studio_starts_by_itself_and_saves_when_closed(own_folder: Path, blo
         assert studio.url.startswith("http://127.0.0.1:") and "token=" in studio.url
         port = studio._gated.port
         with pytest.raises(ValueError, match=str(port)):
-            Studio(blob_folder, network=Network(port=port), config=MANY)
+            Studio(blob_folder, network=Listen(port=port), config=MANY)
     finally:
         studio.close()
     saved = newest_checkpoint(Path("runs/blobs"))
@@ -373,4 +373,4 @@ def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> Non
 def test_a_finished_model_cannot_be_trained(own_folder: Path, tmp_path: Path) -> None:
     write_ply(tmp_path / "model.ply", blobs())
     with pytest.raises(ValueError, match="cannot be trained"):
-        open_studio(tmp_path / "model.ply", network=Network(port=0), train=True, browser=False)
+        open_studio(tmp_path / "model.ply", network=Listen(port=0), train=True, browser=False)

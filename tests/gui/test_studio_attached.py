@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio.gui.attached import AttachedStudio, open_attached, project_of
-from splatstudio.gui.server.network import Network
+from splatstudio.gui.server.network import Listen
 from splatstudio.runtime.handshake import RunCard
 from splatstudio.runtime.messages import (
     Command,
@@ -57,7 +57,7 @@ def studio(
     monkeypatch.chdir(tmp_path)
     server, _ = training
     address = f"127.0.0.1:{server.port}"
-    opened = open_attached(address, server.token, network=Network(port=0), browser=False)
+    opened = open_attached(address, server.token, network=Listen(port=0), browser=False)
     yield opened
     opened.close()
 
@@ -75,9 +75,9 @@ def test_a_training_elsewhere_is_steered_without_its_disks(
 ) -> None:
     server, orders = training
     controller = studio.controller
-    assert ["are not on this machine" in note for note in studio.project.notes] == [True]
+    assert ["are not on this machine" in note for note in studio.controller.project.notes] == [True]
     wait_until(lambda: controller.status.state == "training")
-    assert controller.status.total_steps == 500 and studio.project.scene is None
+    assert controller.status.total_steps == 500 and studio.controller.project.scene is None
     assert controller.history.loss.arrays()[0].tolist() == [10, 20, 30], "what came before is drawn, too"
     server.tell(Progress(40, 500, 0.5, 20.0, 11, 5.0, 90.0, 8.0))
     server.tell(RanksReport(40, (RankFigures(0, 6, 0.1, 0.0, "node1"), RankFigures(1, 5, 0.1, 0.0, "node2"))))
@@ -95,8 +95,12 @@ def test_a_training_elsewhere_is_steered_without_its_disks(
     server.tell(Evaluated(40, 21.5, 0.8, 2, RUN / "eval"))
     wait_until(lambda: controller.status.test_psnr == 21.5)
     assert controller.project.config.ssim_weight == 0.4
-    assert studio.project.export_path(40) == RUN / "exports" / "garden-40.ply", "on the training's machine"
-    assert studio.project.folder_of("camera_paths").parent == Path.cwd(), "which the page itself writes"
+    assert studio.controller.project.export_path(40) == RUN / "exports" / "garden-40.ply", (
+        "on the training's machine"
+    )
+    assert studio.controller.project.folder_of("camera_paths").parent == Path.cwd(), (
+        "which the page itself writes"
+    )
 
 
 def test_who_comes_later_keeps_what_came_before(
@@ -109,7 +113,7 @@ def test_who_comes_later_keeps_what_came_before(
     server.tell(Evaluated(20, 21.5, 0.8, 2, RUN / "eval"))
     server.tell(Progress(40, 600, 0.5, 20.0, 11, 5.0, 90.0, 8.0))
     address = f"127.0.0.1:{server.port}"
-    studio = open_attached(address, server.token, network=Network(port=0), browser=False)
+    studio = open_attached(address, server.token, network=Listen(port=0), browser=False)
     try:
         controller = studio.controller
         wait_until(lambda: controller.status.step == 40)

@@ -23,16 +23,16 @@ import numpy as np
 import pytest
 import viser
 from conftest import write_blob_scene
+from gui_parts import wait_until
 from studio_page import CANVAS, MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.state.keyframes import Draft
-from splatstudio.gui.tabs.evaluate import EvaluatePanel
+from splatstudio.gui.state.camera_paths import Draft
+from splatstudio.gui.state.tasks import TaskBoard
 from splatstudio.gui.tabs.log import LogPanel
 from splatstudio.gui.tabs.render import RenderPanel
-from splatstudio.runtime.file_tasks import FileWorker
 from splatstudio.settings.config import TrainConfig
 
 pytestmark = PAGE_TEST
@@ -75,7 +75,7 @@ def seen(screen: Screen, name: str) -> Any:
 
 
 def draft_of(screen: Screen) -> Draft:
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, RenderPanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, RenderPanel))
     return panel._editor.draft
 
 
@@ -287,7 +287,7 @@ def test_the_log_stands_still_and_is_downloaded(screen: Screen) -> None:
     screen.tab("Log")
     log, path = screen.page.locator('[data-splatstudio="log"]'), screen.studio.controller.log_path
     screen.wait(lambda: "trains here" in log.inner_text(), "the worker's log")
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, LogPanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, LogPanel))
     screen.switch("Follow").click()
     screen.wait(lambda: not panel._follow.value, "the studio knows")
     time.sleep(1.0)  # the log may be being read at this moment
@@ -317,10 +317,12 @@ def row(screen: Screen, start: str) -> Any:
     return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
 
 
-def hold_process_of(worker: FileWorker) -> None:
-    """Stop the process of the next task as soon as it is there."""
-    while (process := worker._process) is None or process.pid is None:
+def hold_process_of(tasks: TaskBoard) -> None:
+    """Stop the process of the first task of the Evaluate tab as soon as it is there."""
+    while (files := tasks._files.get("evaluate")) is None or (process := files._process) is None:
         time.sleep(0.001)
+    wait_until(lambda: process.pid is not None)
+    assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
 
 
@@ -334,9 +336,8 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: P
     screen.wait(lambda: "step_00000005" in screen.text("entry"), "the oldest one is chosen")
     scores = run / "eval" / "step_00000005.json"
     assert not scores.exists()
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, EvaluatePanel))
     # Small as it is, it could be done before there is time to press Cancel.
-    holder = threading.Thread(target=hold_process_of, args=(panel._worker,))
+    holder = threading.Thread(target=hold_process_of, args=(screen.studio._tasks,))
     holder.start()
     seen(screen, "Evaluate").click()
     holder.join(TIMEOUT)

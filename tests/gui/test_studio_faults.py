@@ -12,17 +12,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import viser
+from gui_parts import Steered, fake_camera
 from path_builder import random_keys
-from test_studio_parts import fake_camera
 
 from splatstudio.gui.app import Studio
-from splatstudio.gui.state.controller import Controller, Notice
-from splatstudio.gui.state.frame_source import ModelState
-from splatstudio.gui.state.keyframes import PathEditor
-from splatstudio.gui.state.path_scene import PathScene
-from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.stream import Stream
-from splatstudio.gui.state.view_settings import ViewSettings
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.camera_paths import PathEditor
+from splatstudio.gui.state.controller import Notice
+from splatstudio.gui.state.scene_overlay import PathScene
+from splatstudio.gui.state.stream import ModelState, Stream, ViewSettings
 from splatstudio.gui.tabs.render_output import OutputSection
 from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import (
@@ -48,19 +46,22 @@ def test_a_second_model_of_the_same_step_is_drawn_and_a_bad_panel_stops_nothing(
             raise KeyError("gone")
 
     studio = SimpleNamespace(
-        project=SimpleNamespace(scene=object()),
-        _jobs=SimpleNamespace(follow=lambda _: None),
-        _panels=[Bad(), SimpleNamespace(follow=lambda _: told.append("second panel"))],
+        controller=SimpleNamespace(project=SimpleNamespace(scene=object())),
+        _tasks=SimpleNamespace(follow=lambda _: None),
+        _refresher=SimpleNamespace(
+            panels=[Bad(), SimpleNamespace(follow=lambda _: told.append("second panel"))],
+            changed=lambda: told.append("refreshed"),
+        ),
         _viewport=SimpleNamespace(
             invalidate=lambda: told.append("drawn again"), model_changed=lambda: told.append("looked")
         ),
         _tell_of=lambda panel, error: told.append(type(error).__name__),
     )
     Studio._follow(cast(Studio, studio), LOADED)
-    assert told == ["KeyError", "second panel", "drawn again"]
+    assert told == ["KeyError", "second panel", "drawn again", "refreshed"]
     told.clear()
     Studio._follow(cast(Studio, studio), StateChanged("viewing"))
-    assert told[-1] == "looked"
+    assert told[-2:] == ["looked", "refreshed"]
 
 
 def test_a_listener_that_fails_keeps_no_event_from_the_others(
@@ -119,18 +120,8 @@ def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
     assert order[-2:] == ["rendered", "forgotten"]
 
 
-def controller_of(
-    blob_folder: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Controller, list[Notice]]:
-    monkeypatch.chdir(folder)
-    notices: list[Notice] = []
-    return Controller(open_project(blob_folder, TrainConfig(steps=5), None), notices.append), notices
-
-
-def test_more_steps_are_offered_for_the_runs_own_model_only(
-    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    controller, _ = controller_of(blob_folder, tmp_path, monkeypatch)
+def test_more_steps_are_offered_for_the_runs_own_model_only(idle: Steered, tmp_path: Path) -> None:
+    controller = idle.controller
     assert controller.project.run_dir is not None
     own = controller.project.run_dir / "ckpts" / "step_00000007"
     for path, offered in ((own, True), (tmp_path / "other" / "ckpts" / own.name, False)):
@@ -141,9 +132,9 @@ def test_more_steps_are_offered_for_the_runs_own_model_only(
 
 
 def test_a_worker_that_cannot_be_started_is_told_and_can_be_tried_again(
-    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    idle: Steered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    controller, notices = controller_of(blob_folder, tmp_path, monkeypatch)
+    controller, notices = idle.controller, idle.notices
     controller._worker.receive(StateChanged("failed"))
 
     def no_space(self: WorkerClient) -> WorkerClient:
@@ -206,21 +197,15 @@ def test_handles_are_free_again_when_who_drags_them_leaves() -> None:
     assert place_of(0) and place_of(1)
 
 
-def test_a_video_takes_no_other_ones_place(tmp_path: Path) -> None:
-    editor, sent, notices = PathEditor(), [], []
+def test_a_video_takes_no_other_ones_place(
+    page: Page, notices: list[Notice], sent: list[Any], tmp_path: Path
+) -> None:
+    editor = PathEditor()
     for key in random_keys(1, 2):
         editor.add(key)
     (tmp_path / "mine.mp4").write_bytes(b"an older video")
-    section = OutputSection.__new__(OutputSection)
-    parts: dict[str, Any] = {
-        "_editor": editor,
-        "_file": SimpleNamespace(value=str(tmp_path / "mine.mp4")),
-        "_format": SimpleNamespace(value="MP4 (H.264), best"),
-        "_page": SimpleNamespace(notify=notices.append, viewport=SimpleNamespace(stream=lambda _: None)),
-        "_board": SimpleNamespace(submit=lambda command, then: sent.append(command)),
-        "_bar": SimpleNamespace(refresh=lambda: None),
-    }
-    vars(section).update(parts)
+    section = OutputSection(page, editor)
+    section._file.value = str(tmp_path / "mine.mp4")
     section._start(cast(viser.ClientHandle, object()))
     assert sent[0].output == tmp_path / "mine-2.mp4"
     assert "mine-2.mp4" in notices[0].title and "mine.mp4 exists and stays" in notices[0].text

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from splatstudio.cameras.camera import look_at
-from splatstudio.gui.state.first_view import MIN_IN_SIGHT, FirstView, num_in_sight
+from splatstudio.gui.state.viewpoint import MIN_IN_SIGHT, FirstView, num_in_sight
 from splatstudio.scene.scene import Scene
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from gate_client import get
+from gui_parts import as_user, evaluate_panel
 from studio_page import PAGE_TEST
 from test_checkpoint import example
-from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.devices.monitor import DeviceReading
 from splatstudio.files.run import Run
-from splatstudio.gui.server import GatedServer, open_server
-from splatstudio.gui.server.connection import STILL_HERE
-from splatstudio.gui.server.viser_private import _SAY_LOST, PAGE_SCRIPTS
+from splatstudio.gui.server.gate import STILL_HERE, GatedServer, open_server
+from splatstudio.gui.server.network import Listen
+from splatstudio.gui.server.viser_private import page_script
 from splatstudio.gui.tabs.devices import DevicesPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.models.model import load_model
@@ -32,7 +32,7 @@ def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
         return panel._list._run.value, panel._list.selected and panel._list.selected.step
 
 
-def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:  # noqa: F811
+def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:
     other, anew = run.parent / "a run", run.parent / "started over"
     for folder in (other, anew):
         Run.create(folder, page.controller.project.path, TrainConfig())
@@ -40,8 +40,7 @@ def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: An
     save_checkpoint(other, example(20))
     panel = evaluate_panel(page)
     assert chosen(panel) == (run.name, 10)
-    panel._list._run.value = other.name
-    panel._list.look_elsewhere()
+    as_user(panel._list._run, other.name)
     assert chosen(panel) == (other.name, 20), "the user's choice stays"
     page.controller.project = replace(page.controller.project, run_dir=anew)
     panel._list.scan()
@@ -51,7 +50,7 @@ def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: An
     assert chosen(panel) == (anew.name, 30)
 
 
-def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:  # noqa: F811
+def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:
     page.controller.pids = ()
     tab = page.server.gui.add_tab_group().add_tab("Devices")
     panel = DevicesPanel(page, tab)
@@ -80,7 +79,7 @@ def test_the_command_says_its_version() -> None:
 
 @pytest.fixture
 def gated() -> Any:
-    server = open_server(port=0)
+    server = open_server(Listen(port=0))
     yield server
     server.stop()
 
@@ -127,8 +126,7 @@ class TestInABrowser:
             " for (const to of [window, document])"
             "   to.addEventListener('keydown', event => window.heard.push(event.key)); }"
         )
-        for source in PAGE_SCRIPTS:
-            blank.evaluate(f"() => {{ {source} }}")
+        blank.evaluate(f"() => {{ {page_script()} }}")
         blank.focus("#slider")
         blank.keyboard.press("ArrowRight")
         assert blank.evaluate("window.heard") == []
@@ -142,12 +140,12 @@ class TestInABrowser:
     def test_a_page_says_that_its_studio_is_gone_until_it_is_back(self, browser: Any) -> None:
         lost = browser.new_page()
         lost.evaluate(
-            "() => { window.setInterval = call => { window.ask = call; };"
+            "() => { window.setInterval = (call, wait) => { if (wait === 2500) window.ask = call; };"
             " window.fetch = async () => {"
             "   if (!window.status_) throw new TypeError('Failed to fetch');"
             "   return {ok: window.status_ === 200, status: window.status_}; }; }"
         )
-        lost.evaluate(f"() => {{ {_SAY_LOST} }}")
+        lost.evaluate(f"() => {{ {page_script()} }}")
         alert = lost.get_by_role("alert")
         for status, told in (
             (200, None),

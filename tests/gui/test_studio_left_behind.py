@@ -10,9 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import viser
-from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
-from test_studio_parts import fake_camera
-from test_studio_scores import scores
+from gui_parts import fake_camera, scores, trained_run
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.evaluation.evaluate import write_evaluation
@@ -20,13 +18,10 @@ from splatstudio.files.run import Run
 from splatstudio.gui.dock.status import header_html
 from splatstudio.gui.state.compare import Comparison
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.frame_source import FrameSource, ModelState
-from splatstudio.gui.state.photo_cache import Pixels
-from splatstudio.gui.state.photo_psnr import PhotoPsnr
+from splatstudio.gui.state.photos import PhotoPixels, PhotoPsnr
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.state.stream import Stream
-from splatstudio.gui.state.view_settings import ViewSettings
+from splatstudio.gui.state.stream import FrameSource, ModelState, Stream, ViewSettings
 from splatstudio.gui.tabs.view import ViewPanel
 from splatstudio.runtime.client import ReceivedFrame, WorkerClient
 from splatstudio.runtime.messages import Frame, ModelLoaded, StateChanged, ViewOptions
@@ -100,7 +95,9 @@ def test_a_photograph_alone_stays_when_its_run_is_left(pictures: list[str], blob
     """One stands in its camera and compares: until there is a new model it is shown alone."""
     source, camera = OneModel(), blob_scene.cameras[0]
     source.state = ModelState(None, False, anew=True)
-    shelf = SimpleNamespace(pixels=lambda _, size, *__: Pixels(np.zeros((size[1], size[0], 3), np.uint8)))
+    shelf = SimpleNamespace(
+        pixels=lambda _, size, *__: PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8))
+    )
     standpoint = SimpleNamespace(here=0, camera=lambda _: camera)
     look = ViewSettings(comparison=Comparison("split"))
     stream = Stream(browser(pictures), source, look, cast(Any, standpoint), cast(Any, shelf))

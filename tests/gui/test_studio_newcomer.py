@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_studio_faults import controller_of
-from test_studio_scores import scores
+from gui_parts import Steered, scores
 
 from splatstudio.cli.main import main
 from splatstudio.evaluation.evaluate import write_evaluation
@@ -21,10 +20,8 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import History
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.setting_names import WORDS, setting_text
-from splatstudio.gui.tabs.file_work import notice_of_end
-from splatstudio.gui.tabs.settings import _Input, live_settings
-from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.runtime.file_tasks import FileTask, TaskEnd
+from splatstudio.gui.tabs.settings import SettingInput, live_settings
+from splatstudio.models.scoring import EvaluationTask, evaluate_task
 from splatstudio.runtime.messages import Evaluated, Progress, Started
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed, value_of
@@ -34,8 +31,8 @@ from splatstudio.train.trainer import Trainer
 
 
 @pytest.fixture
-def controller(blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
-    return controller_of(blob_folder, tmp_path, monkeypatch)[0]
+def controller(idle: Steered) -> Controller:
+    return idle.controller
 
 
 def test_a_training_that_had_to_go_back_shows_nothing_of_the_steps_it_has_not_made(
@@ -76,11 +73,13 @@ class FakeHandle:
     def __init__(self, _label: str, value: Any, **_settings: Any):
         self.value, self.visible = value, True
 
+    def on_update(self, _told: Any) -> None: ...
 
-def field_of(path: str) -> _Input:
+
+def field_of(path: str) -> SettingInput:
     setting = next(each for each in live_settings(TrainConfig()) if each.path == path)
     gui = SimpleNamespace(add_text=FakeHandle, add_number=FakeHandle, add_checkbox=FakeHandle)
-    return _Input(cast(Any, gui), setting, value_of(TrainConfig(), path))
+    return SettingInput(cast(Any, gui), setting, value_of(TrainConfig(), path))
 
 
 def test_a_live_setting_says_in_words_what_is_no_number() -> None:
@@ -90,14 +89,14 @@ def test_a_live_setting_says_in_words_what_is_no_number() -> None:
         for number in words:
             assert value_of(changed(TrainConfig(), path, number), path) == number, "it may be chosen"
     every = field_of("eval_every")
-    assert every._handle.value == "auto" and not every.edited
-    every._handle.value = " Never"
+    assert every.handle.value == "auto" and not every.edited
+    every.handle.value = " Never"
     assert every.edited and every.read() == 0
     every.show(0)
-    assert every._handle.value == "never" and not every.edited
-    every._handle.value = "250"
+    assert every.handle.value == "never" and not every.edited
+    every.handle.value = "250"
     assert (every.read(), type(every.read())) == (250, int)
-    every._handle.value = "often"
+    every.handle.value = "often"
     with pytest.raises(ValueError, match="eval_every must be a whole number or auto or never, not 'often'"):
         every.read()
     assert type(field_of("save_minutes").read()) is float and field_of("keep").read() == 0
@@ -161,14 +160,6 @@ def test_missing_weights_are_told_once() -> None:
     told = short_notes([missing[0], "a photograph is black", missing[1]])
     assert told[0] == "a photograph is black" and len(told) == 2 and "--fetch-lpips" in told[1]
     assert short_notes(["LPIPS (VGG16): vgg.pth is damaged"]) == ["LPIPS (VGG16): vgg.pth is damaged"]
-
-
-def test_the_end_of_a_task_is_told_as_done(tmp_path: Path) -> None:
-    scored = Scored(scores(25.0), 10, tmp_path / "step_10.json")
-    notice = notice_of_end(FileTask("Evaluating step 10"), TaskEnd(scored=scored))
-    assert notice is not None and notice.title == "Evaluated step 10: PSNR 25.00 dB"
-    notice = notice_of_end(FileTask("Merging"), TaskEnd(output=tmp_path / "a.ply", num_gaussians=1200))
-    assert notice is not None and notice.title == "Written a.ply (1,200 splats)"
 
 
 def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(

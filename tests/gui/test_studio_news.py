@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import viser
+from gui_parts import FakeBrowsers, trained_run
 from studio_page import PAGE_TEST, TIMEOUT, open_screen
-from test_studio import trained_run
 
-from splatstudio.gui.dock.job_bar import end_text
 from splatstudio.gui.state.news import MAX_MISSED_SHOWN, News
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.state.tasks import JobStatus
 from splatstudio.gui.tabs.log import log_html, news_html
-from splatstudio.runtime.messages import Export, JobCancelled, JobDone, JobFailed
+from splatstudio.runtime.messages import Export
 from splatstudio.scene.scene import Scene
 
 
-class FakeServer:
-    """Browsers that come and go."""
-
-    def __init__(self) -> None:
-        self.clients: dict[int, Any] = {}
-        self.come: Any = None
-
-    def get_clients(self) -> dict[int, Any]:
-        return self.clients
-
-    def on_client_connect(self, do: Any) -> None:
-        self.come = do
-
-    def open(self) -> list[tuple[str, str, Any]]:
-        """Return what a new browser is shown, now and later: title, text, seconds."""
-        shown: list[tuple[str, str, Any]] = []
-
-        def add(title: str, text: str, auto_close_seconds: Any = None, color: Any = None) -> Any:
-            line = (title, text, auto_close_seconds)
-            shown.append(line)
-            return SimpleNamespace(remove=lambda: shown.remove(line))
-
-        client = SimpleNamespace(add_notification=add)
-        self.clients[len(self.clients)] = client
-        self.come(client)
-        return shown
-
-
 def test_what_nobody_saw_is_shown_once_to_who_comes_first() -> None:
-    server = FakeServer()
+    server = FakeBrowsers()
     news = News(cast(viser.ViserServer, server))
     news.tell(Notice("Exported a.ply", "/data/a.ply"))
     news.tell(Notice("Exporting b.ply: failed", "No space left on device.", bad=True))
@@ -63,7 +32,7 @@ def test_what_nobody_saw_is_shown_once_to_who_comes_first() -> None:
 
 
 def test_of_much_that_nobody_saw_the_failures_are_shown_and_the_rest_is_counted() -> None:
-    server = FakeServer()
+    server = FakeBrowsers()
     news = News(cast(viser.ViserServer, server))
     news.tell(Notice("Failed", "first", bad=True))
     for number in range(300):
@@ -77,7 +46,7 @@ def test_of_much_that_nobody_saw_the_failures_are_shown_and_the_rest_is_counted(
 
 
 def test_what_fails_again_and_again_is_on_the_page_once_and_in_the_log_each_time() -> None:
-    server = FakeServer()
+    server = FakeBrowsers()
     news = News(cast(viser.ViserServer, server))
     full, saved = Notice("Please note", "Not saved: the disk is full.", bad=True), Notice("Saved", "/run")
     for notice in (full, full, full):
@@ -93,7 +62,7 @@ def test_what_fails_again_and_again_is_on_the_page_once_and_in_the_log_each_time
 
 
 def test_the_log_tab_lists_it_with_its_time_and_escaped() -> None:
-    news = News(cast(viser.ViserServer, FakeServer()))
+    news = News(cast(viser.ViserServer, FakeBrowsers()))
     assert news_html(news.items) == ""
     news.tell(Notice("Exported <b>.ply", "/data/<b>.ply"))
     news.tell(Notice("Failed", "why", bad=True))
@@ -101,16 +70,6 @@ def test_the_log_tab_lists_it_with_its_time_and_escaped() -> None:
     assert "/data/&lt;b&gt;.ply" in page and "<b>" not in page and page.count('"bad"') == 1
     assert f"{news.items[0].time:%H:%M:%S}" in page
     assert log_html([]) != log_html([], with_news=True)
-
-
-def test_the_end_of_a_task_is_said_below_its_button() -> None:
-    status = JobStatus(Export(Path("/data/a.ply"), job=1))
-    for end, words in (
-        (JobDone(1, Path("/data/a.ply"), 2_000_000), "Complete: /data/a.ply (2.0 MB)"),
-        (JobFailed(1, "The disk is full."), "Exporting a.ply failed: The disk is full."),
-        (JobCancelled(1), "Exporting a.ply: cancelled, nothing of it was kept."),
-    ):
-        assert end_text(JobStatus(status.command, end=end)) == words
 
 
 @PAGE_TEST[0]
@@ -128,8 +87,8 @@ def test_a_browser_that_comes_back_sees_what_failed_and_what_was_written_meanwhi
         screen.page.goto("about:blank")
         screen.wait(lambda: not studio._server.get_clients(), "the browser is gone")
         for output in (tmp_path / "in the way" / "a.ply", tmp_path / "b.ply"):
-            studio._jobs.submit(Export(output))
-            screen.wait(lambda: studio._jobs.newest(Export).end is not None, "it ends")  # type: ignore[union-attr]
+            studio._tasks.submit(Export(output))
+            screen.wait(lambda: studio._tasks.newest(Export).end is not None, "it ends")  # type: ignore[union-attr]
         screen.page.goto(studio.url)
         shown = screen.page.get_by_text("a.ply: failed")
         shown.first.wait_for(timeout=1000 * TIMEOUT)

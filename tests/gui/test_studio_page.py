@@ -15,7 +15,7 @@ from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.tabs.capture_options import options_on
+from splatstudio.gui.tabs.train import options_on
 from splatstudio.settings.config import DensifyConfig, TrainConfig, from_json, value_of
 from splatstudio.settings.presets import PRESETS
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import viser
 from conftest import blobs
+from gui_parts import evaluate_panel
 from test_checkpoint import example
 
 from splatstudio.checkpoints.catalog import CatalogEntry
@@ -20,53 +18,14 @@ from splatstudio.evaluation.evaluate import Against, evaluate, write_evaluation
 from splatstudio.files.run import Run
 from splatstudio.formats.free_path import free_path
 from splatstudio.formats.ply import write_ply
-from splatstudio.gui.app import Studio
-from splatstudio.gui.panel_context import Panel
-from splatstudio.gui.state.news import News
-from splatstudio.gui.state.project import Project, open_project
+from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.models.scoring import EvaluationTask
-from splatstudio.runtime.file_tasks import FileTask, TaskEnd
-from splatstudio.runtime.messages import Export
+from splatstudio.runtime.file_tasks import FileTask, FileWorker
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-
-
-@pytest.fixture
-def run(blob_scene: Scene, tmp_path: Path) -> Path:
-    return Run.create(tmp_path / "runs" / "blobs", blob_scene.path, TrainConfig()).path
-
-
-@pytest.fixture
-def notices() -> list[Notice]:
-    return []
-
-
-@pytest.fixture
-def submitted() -> list[Export]:
-    return []
-
-
-@pytest.fixture
-def page(
-    blob_scene: Scene, run: Path, notices: list[Notice], submitted: list[Export]
-) -> Iterator[SimpleNamespace]:
-    """What panels are built from, with a server that nobody visits and no worker."""
-    server = viser.ViserServer(host="127.0.0.1", port=0, verbose=False)
-    project = Project(blob_scene.path, blob_scene, None, run, TrainConfig())
-    beside = SimpleNamespace(path=None, worker=None, leave=lambda: None)
-    controller = SimpleNamespace(project=project, status=Status(), beside=beside)
-    jobs = SimpleNamespace(submit=submitted.append, newest=lambda kind: None)
-    viewport = SimpleNamespace(show_trim=lambda trim: None)
-    parts = {"server": server, "controller": controller, "viewport": viewport, "jobs": jobs}
-    yield SimpleNamespace(**parts, notify=notices.append)
-    server.stop()
-
-
-def evaluate_panel(page: Any) -> EvaluatePanel:
-    return EvaluatePanel(page, lambda client, index: None)
 
 
 def steps(run: Path) -> list[str]:
@@ -126,64 +85,20 @@ def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
     assert reason_with(own, opened=run) == ""
 
 
-def test_a_cancelled_task_says_what_stays(page: Any, notices: list[Notice], tmp_path: Path) -> None:
-    panel, task = evaluate_panel(page), FileTask("Evaluating step 10", (tmp_path,))
-    assert panel._scene is None, "the page has a scene of its own"
-    panel._ended(task, TaskEnd(cancelled=True))
-    assert notices[-1].text == "Nothing of it was kept."
-    panel._ended(task, TaskEnd(cancelled=True, output=tmp_path / "merged.ply"))
-    assert notices[-1].text == f"{tmp_path / 'merged.ply'} is complete and stays."
-
-
 def test_a_file_that_exists_is_not_written_over(
-    page: Any, notices: list[Notice], submitted: list[Export], tmp_path: Path
+    page: Any, notices: list[Notice], sent: list[Any], tmp_path: Path
 ) -> None:
     there = tmp_path / "model.ply"
     there.write_text("mine")
     panel = ExportPanel(page)
     panel._path.value = str(there)
     panel._write()
-    assert submitted[-1].path == tmp_path / "model-2.ply" and "exists and stays" in notices[-1].text
+    assert sent[-1].path == tmp_path / "model-2.ply" and "exists and stays" in notices[-1].text
     assert evaluate_panel(page)._output(str(there)) == tmp_path / "model-2.ply"
     for name, other in [("a.compressed.ply", "a-2.compressed.ply"), ("v1.5.spz", "v1.5-2.spz"), ("b", "b-2")]:
         assert free_path(tmp_path / name) == tmp_path / name
         (tmp_path / name).touch()
         assert free_path(tmp_path / name) == tmp_path / other
-
-
-class Broken(Panel):
-    def refresh(self) -> None:
-        """Fail."""
-        raise PermissionError(13, "Permission denied")
-
-
-class Counting(Panel):
-    def __init__(self) -> None:
-        self.count = 0
-
-    def refresh(self) -> None:
-        """Count."""
-        self.count += 1
-
-
-def test_a_panel_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    studio, good = Studio.__new__(Studio), Counting()
-    told: list[str] = []
-    client = SimpleNamespace(add_notification=lambda title, text, **_: told.append(f"{title}: {text}"))
-    clients: dict[int, Any] = {}
-    studio._news = News(cast(Any, SimpleNamespace(get_clients=lambda: clients, on_client_connect=id)))
-    studio._panels, studio._failures = [Broken(), good], {}
-    studio._server = SimpleNamespace(get_clients=lambda: clients)  # type: ignore[assignment]
-    with caplog.at_level(logging.ERROR):
-        studio._refresh()  # nobody is there to be told yet
-        clients[0] = client
-        studio._refresh()
-        studio._refresh()
-    assert good.count == 3
-    (record,) = caplog.records
-    assert record.exc_info is not None and "Broken" in record.getMessage()
-    (sentence,) = told
-    assert sentence.startswith("Broken may show old figures: PermissionError") and "go on" in sentence
 
 
 def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
@@ -197,7 +112,7 @@ def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
     named = panel._scene
     assert named is not None
     started: list[FileTask] = []
-    monkeypatch.setattr(panel._worker, "start", lambda task: not started.append(task))
+    monkeypatch.setattr(FileWorker, "start", lambda _, task: not started.append(task))
     assert named.button.label == "Evaluate cloud.ply" and named.button.visible
     assert not panel._evaluate.visible and "name the folder of its scene below" in panel._facts.content
     panel._evaluate_file(named)
@@ -217,5 +132,5 @@ def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, r
     named = panel._scene
     assert named is not None and named._field.value == str(Run.open(run).scene_path)
     panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
-    panel._draw()
+    panel._show_choice()
     assert not named.button.visible and panel._evaluate.visible

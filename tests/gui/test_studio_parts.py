@@ -16,17 +16,13 @@ from splatstudio.formats import FORMATS
 from splatstudio.gui.dock.status import header_html
 from splatstudio.gui.server import viser_private
 from splatstudio.gui.state.controller import Status
-from splatstudio.gui.state.frame_source import ModelState
 from splatstudio.gui.state.history import MAX_PLOT_POINTS, Curve, History
 from splatstudio.gui.state.nerfview_adapter import ForeignSource
-from splatstudio.gui.state.pace import MIN_SCALE, Pace
 from splatstudio.gui.state.scene_overlay import frustum_size
-from splatstudio.gui.state.stream import RETRY_SECONDS, Stream
-from splatstudio.gui.state.view_settings import ViewSettings
+from splatstudio.gui.state.stream import MIN_SCALE, RETRY_SECONDS, ModelState, Pace, Stream, ViewSettings
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.gui.tabs.export import with_ending
-from splatstudio.gui.tabs.plot import axis_ranges
-from splatstudio.gui.tabs.train import joined
+from splatstudio.gui.tabs.plot import axis_ranges, joined
 from splatstudio.gui.theme import duration, size
 from splatstudio.runtime.channel import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import ViewOptions

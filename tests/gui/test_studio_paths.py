@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
 from conftest import write_blob_scene
+from gui_parts import wait_until
 from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.cameras.ready_paths import THROUGH_KEYFRAMES, through
 from splatstudio.files.run import Run, new_run_path
-from splatstudio.gui.dock.job_bar import end_text, progress_text
-from splatstudio.gui.state import keyframes
-from splatstudio.gui.state.controller import Controller, Notice
-from splatstudio.gui.state.keyframes import Draft, PathEditor
-from splatstudio.gui.state.path_store import PathStore, plain_name
+from splatstudio.gui.state import camera_paths
+from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathStore, plain_name
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.tasks import JobBoard
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Command,
-    Export,
-    JobCancelled,
-    JobDone,
-    JobFailed,
-    JobProgress,
-    RenderPath,
-)
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -79,7 +64,7 @@ def test_a_drag_is_one_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = editor.keyframe
     assert before is not None
     clock = iter(range(0, 1000))
-    monkeypatch.setattr(keyframes.time, "monotonic", lambda: 0.1 * next(clock))
+    monkeypatch.setattr(camera_paths.time, "monotonic", lambda: 0.1 * next(clock))
     for fov in np.linspace(0.5, 0.9, 30):
         editor.change_keyframe(control="fov", fov_y=float(fov))
     assert editor.keyframe is not None and editor.keyframe.fov_y == pytest.approx(0.9)
@@ -101,7 +86,8 @@ def test_paths_are_saved_with_the_run_before_it_begins(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     project = open_project(blob_folder, TrainConfig(), None)
-    store = PathStore(project)
+    told: list[str] = []
+    store = PathStore(project, told.append)
     assert store.names() == [] and store.unused("path") == "path"
     path = CameraPath(random_keys(3, 4), tension=0.5)
     store.save_soon(path, "one")
@@ -123,7 +109,7 @@ def test_paths_are_saved_with_the_run_before_it_begins(
     store.folder.write_text("a file is in the way")
     store.save_soon(path, "two")
     store.flush()
-    assert "two is not saved" in store.problem
+    wait_until(lambda: any("two is not saved" in problem for problem in told))
 
 
 def test_the_paths_of_a_checkpoint_without_its_scene_are_in_the_files_coordinates(
@@ -160,60 +146,3 @@ def test_a_path_through_the_photographs_is_even(blob_scene: Scene) -> None:
     assert through(blob_scene.cameras[:1]).duration == pytest.approx(12.0)
     with pytest.raises(ValueError, match="needs them"):
         through([])
-
-
-@dataclass
-class FakeController:
-    """Takes commands down."""
-
-    has_model: bool = True
-    sent: list[Command] = field(default_factory=list)
-    replacements: list[str] = field(default_factory=list)
-
-    @property
-    def status(self) -> Any:
-        return self
-
-    def send(self, command: Command) -> None:
-        self.sent.append(command)
-
-
-def test_the_board_follows_each_task_to_its_end(tmp_path: Path) -> None:
-    controller, notices, done = FakeController(), cast(list[Notice], []), cast(list[JobDone], [])
-    board = JobBoard(cast(Controller, controller), notices.append)
-    video = RenderPath(CameraPath(()), tmp_path / "a.mp4")
-    first = board.submit(video, done.append)
-    second = board.submit(replace(video, output=tmp_path / "b.mp4"))
-    third = board.submit(Export(tmp_path / "a.ply"))
-    assert first and second and third
-    jobs = [first.command.job, second.command.job, third.command.job]
-    assert len(set(jobs)) == 3 and [cast(Any, c).job for c in controller.sent] == jobs
-    newest = board.newest(RenderPath)
-    assert newest and newest is second and progress_text(newest) == "Rendering b.mp4 …"
-    board.follow(JobProgress(jobs[1], 3, 1200, 61.0))
-    newest = board.newest(RenderPath)
-    assert newest and progress_text(newest) == "Rendering b.mp4: 3 of 1,200, 1:01 min left"
-    board.follow(JobFailed(jobs[1], "The disk is full."))
-    assert notices[-1].bad and "b.mp4" in notices[-1].title and "disk" in notices[-1].text
-    newest = board.newest(RenderPath)
-    assert newest and newest.command.job == jobs[0], "the one in progress is shown"
-    board.follow(JobDone(jobs[0], tmp_path / "a.mp4", 2_000_000))
-    assert notices[-1].title == "Rendered a.mp4 (2.0 MB)" and [event.job for event in done] == jobs[:1]
-    board.cancel(jobs[2])
-    assert controller.sent[-1] == CancelJob(jobs[2])
-    controller.replacements.append("The training was resumed")
-    board.follow(JobCancelled(jobs[2]))
-    assert "cancelled" in notices[-1].title and not notices[-1].bad
-    assert notices[-1].text == "Nothing of it was kept.", "the user has cancelled it"
-    board.follow(JobDone(99, tmp_path, 1))  # of somebody else
-    assert len(notices) == 3
-    fourth = board.submit(video)
-    controller.replacements += ["The training was started anew", "Another model was opened"]
-    assert fourth is not None
-    board.follow(JobFailed(fourth.command.job, "The process ended."))  # it had no time to cancel
-    told = "The training was started anew, which put the model away; nothing of the file was kept."
-    assert notices[-1] == Notice("Rendering a.mp4: cancelled", told)
-    newest = board.newest(RenderPath)
-    assert newest and end_text(newest) == f"Rendering a.mp4: cancelled. {told}"
-    controller.has_model = False
-    assert board.submit(video) is None and notices[-1].bad

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import blobs
+from gui_parts import MANY, Steered
 from studio_page import PAGE_TEST, TIMEOUT, Screen
-from test_studio import MANY, WorkerContext, desk, own_folder  # noqa: F401  (fixtures)
 from test_studio_evaluate_page import Open, row, trained  # noqa: F401  (a fixture)
 
 from splatstudio.cameras.camera import Camera
@@ -22,7 +22,7 @@ from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import ViewOptions
 from splatstudio.scene.scene import Scene
 
-Desks = Callable[..., WorkerContext]
+Desks = Callable[..., Steered]
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -33,8 +33,8 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-def training(desk: Desks, blob_folder: Path) -> Iterator[WorkerContext]:  # noqa: F811
-    it = desk(blob_folder)
+def training(steered: Desks, blob_folder: Path) -> Iterator[Steered]:
+    it = steered(blob_folder)
     it.wait(lambda status: status.state == "ready", "ready")
     it.controller.press_primary()
     it.wait(lambda status: status.state == "training" and status.step > 2, "training")
@@ -49,21 +49,21 @@ def other(blob_scene: Scene, tmp_path: Path) -> Path:
     return tmp_path / "other.ply"
 
 
-def seen(it: WorkerContext, camera: Camera) -> np.ndarray:
+def seen(it: Steered, camera: Camera) -> np.ndarray:
     received = it.controller.render(1, camera, ViewOptions())
     assert received is not None
     return received.image.astype(int)
 
 
 def test_a_model_is_shown_while_the_training_goes_on_and_back(
-    training: WorkerContext, other: Path, blob_scene: Scene
+    training: Steered, other: Path, blob_scene: Scene
 ) -> None:
     controller, camera = training.controller, blob_scene.cameras[0]
     drawn: list[int] = []
-    controller.beside.redraw = lambda: drawn.append(1)
+    controller.preview.on_change = lambda: drawn.append(1)
     controller.view(other)
-    until(lambda: controller.beside.worker is not None and drawn, "it is read, and drawn")
-    assert controller.beside.path == other and not controller.model_state().training
+    until(lambda: controller.preview.worker is not None and drawn, "it is read, and drawn")
+    assert controller.preview.path == other and not controller.model_state().training
     model: Model = load_model(other).in_frame_of(blob_scene)
     expected = render_image(model.gaussians, camera, model.options).astype(int)
     assert np.abs(seen(training, camera) - expected).max() <= 1
@@ -71,22 +71,22 @@ def test_a_model_is_shown_while_the_training_goes_on_and_back(
     training.wait(lambda status: status.state == "training" and status.step > step + 5, "it goes on")
     # The figures, and what the buttons do, are the training's.
     assert controller.choice().label == "Pause" and controller.status.num_gaussians != 7
-    process = controller.beside.worker
-    controller.beside.leave()
-    assert len(drawn) > 1 and controller.beside.path is None and controller.model_state().training
+    process = controller.preview.worker
+    controller.preview.leave()
+    assert len(drawn) > 1 and controller.preview.path is None and controller.model_state().training
     assert np.abs(seen(training, camera) - expected).max() > 20
     assert process is not None
     until(lambda: not process.alive, "its process leaves")
 
 
 def test_a_file_that_cannot_be_read_leaves_the_training_in_the_view(
-    training: WorkerContext, tmp_path: Path, blob_scene: Scene
+    training: Steered, tmp_path: Path, blob_scene: Scene
 ) -> None:
     (tmp_path / "broken.ply").write_bytes(b"ply\nnonsense")
     controller = training.controller
     controller.view(tmp_path / "broken.ply")
     until(lambda: training.notices and training.notices[-1].bad, "it is told")
-    until(lambda: controller.beside.path is None, "it is given up")
+    until(lambda: controller.preview.path is None, "it is given up")
     assert (
         "broken.ply" in training.notices[-1].text
         and "The training is not touched" in training.notices[-1].text
@@ -97,12 +97,12 @@ def test_a_file_that_cannot_be_read_leaves_the_training_in_the_view(
 
 
 def test_a_process_that_cannot_start_is_told_and_the_one_before_stays(
-    training: WorkerContext, other: Path, monkeypatch: pytest.MonkeyPatch
+    training: Steered, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = training.controller
     controller.view(other)
-    until(lambda: controller.beside.worker is not None, "it is read")
-    before = controller.beside.worker
+    until(lambda: controller.preview.worker is not None, "it is read")
+    before = controller.preview.worker
 
     def no_process(self: WorkerClient) -> WorkerClient:
         raise OSError(11, "Resource temporarily unavailable")
@@ -110,7 +110,7 @@ def test_a_process_that_cannot_start_is_told_and_the_one_before_stays(
     monkeypatch.setattr(WorkerClient, "start", no_process)
     with pytest.raises(ValueError, match=r"cannot be shown: .*The training is not touched\."):
         controller.view(other.with_name("b.ply"))
-    assert controller.beside.worker is before and controller.status.state == "training"
+    assert controller.preview.worker is before and controller.status.state == "training"
 
 
 class TestOnThePage:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from splatstudio.devices.monitor import DeviceReading
-from splatstudio.gui.tabs.devices import UNEVEN_COLOR, balance_html, devices_html, imbalance, rank_rows
-from splatstudio.gui.tabs.ranks import ranks_html
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.tabs.devices import (
+    balance_html,
+    devices_html,
+    imbalance,
+    rank_rows,
+    ranks_html,
+)
 from splatstudio.runtime.ranks_report import RankFigures
 
 GPUS = tuple(DeviceReading(i, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, 250.0) for i in range(2))
@@ -20,16 +26,16 @@ def test_imbalance_is_the_largest_over_the_mean() -> None:
 
 def test_each_ranks_share_stands_beside_its_device() -> None:
     loads = (RankFigures(0, 1000, 0.050, 0.020), RankFigures(1, 3000, 0.050, 0.0))
-    page = devices_html(GPUS, rank_rows(loads))
+    page = devices_html(GPUS, rank_rows(Status(), 2, loads))
     first, second = page.split('data-splatstudio="device"')[1:]
     assert "1,000 · 50 ms, 20 ms" in first and "3,000 · 50 ms, 0 ms" in second
     assert "splats · step, waiting" in page
     balance = balance_html(loads)
     # Of splats 3000 over 2000; of work of its own 50 ms over 40 ms; of 100 ms the ranks waited 20.
     assert "1.50" in balance and "1.25" in balance and "waiting 20 %" in balance
-    assert balance.count(UNEVEN_COLOR) == 2, "what is uneven stands out"
+    assert balance.count("ss-warning") == 2, "what is uneven stands out"
     even = balance_html((RankFigures(0, 1000, 0.05, 0.0), RankFigures(1, 1010, 0.05, 0.001)))
-    assert UNEVEN_COLOR not in even
+    assert "ss-warning" not in even
 
 
 def test_one_rank_has_nothing_to_be_even_with() -> None:
@@ -39,6 +45,6 @@ def test_one_rank_has_nothing_to_be_even_with() -> None:
 
 def test_long_times_are_not_powers_of_ten() -> None:
     loads = (RankFigures(0, 1000, 0.2514, 0.1586), RankFigures(1, 3000, 1.2044, 0.0996))
-    page = devices_html(GPUS, rank_rows(loads))
+    page = devices_html(GPUS, rank_rows(Status(), 2, loads))
     assert "251 ms, 159 ms" in page and "1,204 ms, 100 ms" in page
     assert "1,204 ms a step, 100 ms of it" in ranks_html(loads)

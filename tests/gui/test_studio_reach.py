@@ -11,17 +11,16 @@ from typing import Any, cast
 import pytest
 import viser
 from conftest import blobs
-from test_studio_parts import fake_camera
+from gui_parts import fake_camera
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.evaluation.lpips import load_lpips
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.gui.state.frame_source import FrameSource, ModelState
-from splatstudio.gui.state.sky_probe import SkyThere
-from splatstudio.gui.state.stream import Stream
-from splatstudio.gui.state.view_settings import ViewSettings
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.stream import FrameSource, ModelState, Stream, Viewport, ViewSettings
 from splatstudio.gui.tabs.photo_list import tile_html
+from splatstudio.gui.tabs.view import ViewPanel
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
 from splatstudio.settings.config import TrainConfig
@@ -45,7 +44,9 @@ def test_what_two_change_at_once_both_holds() -> None:
     client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
     stream = Stream(client, Nothing(), ViewSettings())
     faint = Trim(min_opacity=0.5)
-    other = threading.Thread(target=stream.show_trim, args=(faint,))
+    hide = Viewport(cast(Any, SimpleNamespace(on_client_connect=id, on_client_disconnect=id)), Nothing())
+    hide._streams[7] = stream
+    other = threading.Thread(target=hide.show_trim, args=(faint,))
 
     def in_the_middle(look: ViewSettings) -> ViewSettings:
         other.start()
@@ -58,22 +59,27 @@ def test_what_two_change_at_once_both_holds() -> None:
     assert stream.look.options.trim == faint and stream.look.options.splat_scale == 0.5
 
 
-def test_the_sky_can_be_hidden_where_there_is_one(blob_scene: Scene, tmp_path: Path) -> None:
-    def controller(path: Path | None, config: TrainConfig = TrainConfig()) -> Any:
-        return SimpleNamespace(shown_path=path, project=SimpleNamespace(config=config))
+def test_the_sky_can_be_hidden_where_there_is_one(page: Page, blob_scene: Scene, tmp_path: Path) -> None:
+    controller: Any = page.controller
+    object.__setattr__(page, "viewport", SimpleNamespace(photos=None, listen=lambda *_: None))
+    panel = ViewPanel(page)
+
+    def offered(path: Path | None, config: TrainConfig = TrainConfig()) -> bool:
+        controller.shown_path = path
+        controller.project = replace(controller.project, config=config)
+        return panel._has_sky()
 
     wide = TrainConfig(sky=SkyConfig(enabled=True))
-    assert SkyThere(controller(None, wide)).there and not SkyThere(controller(None)).there
+    assert offered(None, wide) and not offered(None)
     write_ply(tmp_path / "model.ply", blobs())
-    assert not SkyThere(controller(tmp_path / "model.ply", wide)).there, "a file of others has none"
+    assert not offered(tmp_path / "model.ply", wide), "a file of others has none"
     trainer = Trainer(blob_scene, wide)
     trainer.train_step()
     saved = save_checkpoint(tmp_path, trainer.checkpoint())
     trainer.close()
-    assert SkyThere(controller(saved)).there
-    assert SkyThere(controller(next(saved.glob("rank*.safetensors")))).there
+    assert offered(saved) and offered(next(saved.glob("rank*.safetensors")))
     (saved / "manifest.json").write_text("{")
-    assert not SkyThere(controller(saved)).there
+    assert not offered(saved)
 
 
 def test_a_photograph_tells_its_name_and_score() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from test_studio_faults import controller_of
+from gui_parts import Steered
 
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Choice
@@ -14,9 +13,9 @@ from splatstudio.runtime.messages import Start, StateChanged, TrainJob
 
 
 @pytest.fixture
-def restarting(blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controller:
+def restarting(idle: Steered) -> Controller:
     """Return the controller of a training that was told to start, and whose process then died."""
-    controller, _ = controller_of(blob_folder, tmp_path, monkeypatch)
+    controller = idle.controller
     controller.send(Start())
     controller._worker.receive(StateChanged("restarting"))
     return controller
@@ -41,9 +40,7 @@ def test_the_same_holds_while_the_new_process_reads_the_scene(restarting: Contro
     assert restarting.choice() == Choice("Pause") and restarting.can_order
 
 
-def test_what_was_not_started_has_nothing_to_pause(
-    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    controller, _ = controller_of(blob_folder, tmp_path, monkeypatch)
+def test_what_was_not_started_has_nothing_to_pause(idle: Steered) -> None:
+    controller = idle.controller
     controller._worker.receive(StateChanged("restarting"))
     assert controller.choice() == Choice("Restarting …", enabled=False) and not controller.can_order

@@ -15,8 +15,8 @@ from splatstudio.devices.monitor import DeviceReading
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import History
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.status import Notice, RankRow, Status
-from splatstudio.gui.tabs.devices import devices_html
+from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.tabs.devices import RankRow, devices_html
 from splatstudio.gui.tabs.log import TAIL_BYTES, log_html, tail
 from splatstudio.gui.tabs.plot import from_zero
 from splatstudio.gui.tabs.settings import live_settings

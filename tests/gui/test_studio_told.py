@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gui_parts import trained_run
 from test_plateau import ANYHOW
-from test_studio import own_folder, trained_run  # noqa: F401  (a fixture)
-from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.files.run import Run
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.new_training import on_devices
-from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.project import on_devices, open_project
 from splatstudio.gui.state.setting_names import HELP, LABELS, label_of, setting_text
 from splatstudio.gui.state.status import Notice, notice_of
 from splatstudio.gui.tabs.settings import SettingsForm, hint_of, live_settings
@@ -193,7 +191,7 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
     )
     controller.change_settings({"ssim_weight": 0.5})
     jobs: list[Job] = []
-    monkeypatch.setattr(controller, "_replace_worker", lambda job, _: bool(jobs.append(job)))
+    monkeypatch.setattr(controller, "_replace_worker", lambda job, _: jobs.append(job))
     controller.press_primary()
     (job,) = jobs
     assert isinstance(job, TrainJob) and job.checkpoint is not None
@@ -234,7 +232,7 @@ def test_every_setting_has_a_plain_name_of_its_own_and_says_by_which_the_command
     assert hints["optim.scales_lr"] == told
 
 
-def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:  # noqa: F811
+def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:
     form = SettingsForm(page)
-    first = min(each._handle.order for each in form._inputs)
+    first = min(each.handle.order for each in form._inputs)
     assert form._apply.order < form._undo.order < form._answer.order < first

@@ -20,15 +20,13 @@ from conftest import ring_of_cameras, write_blob_scene
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
-from splatstudio.gui.state.camera_snap import CameraSnap
 from splatstudio.gui.state.compare import Comparison, compared, error_map, on_canvas, place_of
-from splatstudio.gui.state.legend import legend_html
-from splatstudio.gui.state.photo_cache import PhotoCache, Pixels
-from splatstudio.gui.state.photo_psnr import Errors, PhotoPsnr
+from splatstudio.gui.state.photos import Errors, PhotoCache, PhotoPixels, PhotoPsnr
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
-from splatstudio.gui.state.view_settings import ViewSettings, shot_for
-from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
+from splatstudio.gui.state.stream import ViewSettings, shot_for
+from splatstudio.gui.state.viewpoint import CameraSnap, Viewpoint, fitting_fov
 from splatstudio.gui.tabs.photo_list import tile_html
+from splatstudio.gui.tabs.view import legend_html
 from splatstudio.rendering.color_maps import color_table
 from splatstudio.rendering.modes import Legend
 from splatstudio.runtime.messages import ViewOptions
@@ -270,7 +268,7 @@ def test_an_unreadable_photo_is_told_and_ends_no_thread(tmp_path: Path) -> None:
     try:
         for _ in range(3):
             pixels = wait_for(lambda: shelf.pixels(2, (24, 20), (0, 0, 0), lambda: None))
-            assert isinstance(pixels, Pixels) and "view_03.png" in pixels.problem
+            assert isinstance(pixels, PhotoPixels) and "view_03.png" in pixels.problem
         assert wait_for(lambda: shelf.thumbnail(2, lambda: None)).uri == ""
         assert wait_for(lambda: shelf.thumbnail(3, lambda: None)).uri.startswith("data:image/jpeg;base64,")
     finally:
@@ -302,7 +300,7 @@ def test_two_thousand_cameras_are_quickly_drawn_and_hit() -> None:
     generator = np.random.default_rng(0)
     rotations = viser.transforms.SO3(generator.normal(size=(2000, 4))).normalize().as_matrix()
     positions = generator.normal(size=(2000, 3)) * 5
-    frustums = Frustums(rotations, positions, np.full((2000, 3), 0.01), 0.01, np.zeros((2000, 3), np.uint8))
+    frustums = Frustums(rotations, positions, np.full((2000, 3), 0.01), np.zeros((2000, 3), np.uint8))
     start = time.thread_time()
     lines = frustums.lines(2.0)
     assert lines.shape == (2000, 10, 2, 3) and time.thread_time() - start < 0.5

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import blobs, ring_of_cameras
-from test_studio_panels import notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
@@ -56,7 +55,7 @@ def test_other_ranks_are_told_so(trim: Trim) -> None:
     assert look.options == ViewOptions(trim=trim)
 
 
-def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(page: Any) -> None:  # noqa: F811
+def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(page: Any) -> None:
     panel = ExportPanel(page)
     page.controller.status = Status(state="viewing", has_model=True, num_gaussians=1000)
     panel.refresh()
@@ -69,7 +68,7 @@ def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(pa
     assert "a.ply: 755 splats" in panel._facts.content
 
 
-def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:  # noqa: F811
+def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:
     told: list[Trim] = []
     section = TrimSection(page.server, told.append)
     call: Callable[[], None] = section._tell

@@ -19,7 +19,7 @@ from splatstudio.cli.main import main
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.plateau_bar import offer_text
+from splatstudio.gui.dock.bars import offer_text
 from splatstudio.gui.state.status import Status, followed, notice_of
 from splatstudio.runtime.attached import EVENTS
 from splatstudio.runtime.client import plan_for

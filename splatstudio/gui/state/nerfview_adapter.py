@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gui.server import GatedServer, open_server
-from splatstudio.gui.state.frame_source import FrameSource, ModelState
-from splatstudio.gui.state.viewport import Viewport
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.network import Listen
+from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import Frame, ViewOptions
@@ -89,7 +89,7 @@ def show(render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None
     Raises ValueError when the address cannot be used.
     """
     source = ForeignSource(render_fn)
-    gated = open_server(host=host, port=port)
+    gated = open_server(Listen(host, "auto" if port is None else port))
     gated.server.gui.configure_theme(
         dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
     )

@@ -68,9 +68,7 @@ def open_(
     if devices.nodes > 1:
         studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen)
     else:
-        studio = open_studio(
-            path, network=listen, train=at_once.train, browser=at_once.browser, **asked
-        )
+        studio = open_studio(path, network=listen, train=at_once.train, browser=at_once.browser, **asked)
     studio.run_forever()
     return 0
 

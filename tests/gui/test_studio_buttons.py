@@ -130,8 +130,8 @@ PRESSED_ELSEWHERE = {
     "Download": (BROWSER, 'name=f"Download {ply.name}").click()'),
     "Render": (RENDER, '"Render 61 frames").click()'),
     "Stop": (BROWSER, '"Stop").click()'),
-    "Stop here": ("test_studio_flat_page.py", '"Stop here").click()'),
-    "Go on": ("test_studio_flat_page.py", '"Go on").click()'),
+    "Stop here": ("test_studio_plateau_page.py", '"Stop here").click()'),
+    "Go on": ("test_studio_plateau_page.py", '"Go on").click()'),
     "Save": (BROWSER, '"Save").click()'),
     "Evaluate now": (BROWSER, '"Evaluate now").click()'),
     "Export PLY": (BROWSER, '"Export PLY").click()'),
@@ -143,7 +143,7 @@ PRESSED_ELSEWHERE = {
     "Play": (RENDER, '"Play").click()'),
     "Go to": (RENDER, '"Go to").click()'),
     "Merge and open": ("test_studio_part_opened.py", 'button("Merge and open")'),
-    "Back to the training": ("test_studio_beside.py", 'name="Back to the training")'),
+    "Back to the training": ("test_studio_preview_model.py", 'name="Back to the training")'),
     "Take a picture": (RENDER, '"Take a picture").click()'),
 }
 
@@ -368,7 +368,7 @@ def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, traine
     seen(screen, "Merge").click()
     merged = run / "exports" / f"{run.name}-{STEPS + 5}-merged.ply"
     with screen.page.expect_download() as download:
-        seen(screen, f"Download {merged.name}").click()
+        row(screen, f"Download {merged.name} (").click()
     assert Path(download.value.path()).read_bytes() == merged.read_bytes()
     assert len(read_ply(merged)) == len(whole.population)
     screen.close_notices()

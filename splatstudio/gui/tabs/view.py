@@ -364,12 +364,8 @@ class BrowserView:
         for control in (compare, *sliders.values()):
             self._on(control, changed)
 
-        @walk.on_click
-        async def _(_: viser.GuiEvent) -> None:
-            if walk.value == NEAREST:
-                self.visit_nearest()
-            else:
-                self.walk(1 if walk.value == NEXT else -1)
+        steps = {PREVIOUS: lambda: self.walk(-1), NEXT: lambda: self.walk(1), NEAREST: self.visit_nearest}
+        self._on(walk, lambda button: steps[button]())
 
     def _show_cameras(self) -> None:
         """Show the cameras where they are wanted, and cover no comparison with them."""
@@ -454,12 +450,13 @@ class BrowserView:
         self._on(reset, lambda _: self._page.first_view.show(self._client))
 
     def _on(self, control: Any, action: Callable[[Any], None]) -> None:
-        """Call `action` with each new value of a control, in order."""
+        """Call `action` with each new value of a control, or press of a button, in order."""
 
-        @control.on_update
-        async def _(_: viser.GuiEvent) -> None:
+        async def update(_: viser.GuiEvent) -> None:
             action(control.value)
             self._changed()
+
+        (control.on_click if hasattr(control, "on_click") else control.on_update)(update)
 
     def _set(self, **changes: Any) -> None:
         self._stream.change(lambda look: replace(look, options=replace(look.options, **changes)))

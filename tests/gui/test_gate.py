@@ -114,13 +114,7 @@ def test_the_redirect_cannot_lead_to_another_server(gated: GatedServer) -> None:
 def test_through_a_tunnel_the_cookie_has_the_name_of_the_port_in_the_browser(gated: GatedServer) -> None:
     cookie = cookie_of(gated, "localhost:9000")
     assert cookie.startswith("splatstudio_9000=")
-    code, _, _ = get(
-        gated.port,
-        "/",
-        Host="localhost:9000",
-        Origin="http://localhost:9000",
-        Cookie=cookie,
-    )
+    code, _, _ = get(gated.port, "/", Host="localhost:9000", Origin="http://localhost:9000", Cookie=cookie)
     assert code == 200
     assert get(gated.port, "/", Host=f"localhost:{gated.port}", Cookie=cookie)[0] == 403
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import viser
 from gate_client import TOKEN, wait
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, PAGE_TEST
 
 from splatstudio.gui.server.gate import GatedServer, open_server
 from splatstudio.gui.server.network import Listen

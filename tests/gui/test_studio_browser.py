@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import NUM_VIEWS
-from studio_page import CANVAS, DRAWN, PAGE_TEST, TIMEOUT, Screen
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 import viser
 from conftest import write_blob_scene
-from gui_parts import wait_until
-from studio_page import CANVAS, MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
+from gui_parts import MANY, TIMEOUT, wait_until
+from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import blobs
-from studio_page import MANY, PAGE_TEST, Screen
+from gui_parts import MANY
+from studio_page import PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
 from splatstudio.files.run import Run

@@ -224,10 +224,7 @@ def test_eight_gpus_are_readable_at_once(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [(1440, 900), (1280, 720)])
 def test_pictures_of_the_page(
-    open_page: Callable[..., Screen],
-    nvml: FakeNvml,
-    monkeypatch: pytest.MonkeyPatch,
-    size: tuple[int, int],
+    open_page: Callable[..., Screen], nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
     folder = Path(os.environ["SPLATSTUDIO_SCREENSHOTS"])
     folder.mkdir(parents=True, exist_ok=True)

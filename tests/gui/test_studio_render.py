@@ -12,7 +12,8 @@ import cv2
 import imageio.v3 as iio
 import numpy as np
 import viser.transforms
-from studio_page import PAGE_TEST, TIMEOUT, Screen
+from gui_parts import TIMEOUT
+from studio_page import PAGE_TEST, Screen
 from test_studio_browser import likeness
 
 from splatstudio.cameras.path_file import read_camera_path

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from studio_page import DRAWN, MANY, PAGE_TEST, Screen
+from gui_parts import MANY
+from studio_page import DRAWN, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.compare import on_canvas, place_of

@@ -40,8 +40,7 @@ class Unacceptable(Exception):
 def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> Any:
     """Return the input on the page (shared, or private to this browser) with a uuid.
 
-    Raises:
-        Unacceptable: there is no such input, or nobody can use it now: it is disabled or hidden.
+    Raises Unacceptable: there is no such input, or nobody can use it now: it is disabled or hidden.
     """
     for gui in _guis(server, client):
         handle = gui._gui_input_handle_from_uuid.get(uuid)
@@ -56,8 +55,7 @@ def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, u
 def find_command(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> None:
     """Check that a uuid is that of a command of the palette which is enabled.
 
-    Raises:
-        Unacceptable: there is no such command, or it is disabled.
+    Raises Unacceptable: there is no such command, or it is disabled.
     """
     for gui in _guis(server, client):
         handle = gui._command_handle_from_uuid.get(uuid)
@@ -94,8 +92,7 @@ def _containers_visible(server: viser.ViserServer, handle: Any) -> bool:
 def acceptable_value(handle: Any, value: object, limits: GateLimits) -> object:
     """Return the value for an input: itself, or the nearest bound where the page has rounded beyond it.
 
-    Raises:
-        Unacceptable: it is not of the kind of the present value, not finite, out of bounds, not an option.
+    Raises Unacceptable: it is not of the kind of the present value, not finite, out of bounds, not an option.
     """
     present, props = handle._impl.value, handle._impl.props
     if isinstance(present, bool):
@@ -210,12 +207,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "modifier": _or_none(_text(32)),
         "owner": _OWNER,
     },
-    "TransformControlsUpdateMessage": {
-        "name": _NAME,
-        "wxyz": _QUAT,
-        "position": _vector(3),
-        "owner": _OWNER,
-    },
+    "TransformControlsUpdateMessage": {"name": _NAME, "wxyz": _QUAT, "position": _vector(3), "owner": _OWNER},
     "TransformControlsDragStartMessage": {"name": _NAME, "owner": _OWNER},
     "TransformControlsDragEndMessage": {"name": _NAME, "owner": _OWNER},
     "FileTransferStartUpload": {
@@ -259,15 +251,9 @@ class MessageFilter:
         self._uploads: dict[str, _Upload] = {}
 
     def passed(self, raw: bytes | str, server: viser.ViserServer, client: viser.ClientHandle | None) -> bytes:
-        """Return a message as viser may have it.
+        """Return a message, which is msgpack, as viser may have it; `client` is None before its first camera.
 
-        Args:
-            raw: the message as it came, msgpack.
-            server: holds the shared controls.
-            client: holds the private controls of the browser; None before its first camera.
-
-        Raises:
-            Unacceptable: it is damaged, of a kind that the studio does not need, or asks for too much.
+        Raises Unacceptable: it is damaged, of a kind that the studio does not need, or asks for too much.
         """
         message = _decoded(raw)
         kind = message["type"]

@@ -218,14 +218,9 @@ def open_server(
 ) -> GatedServer:
     """Start a viser server behind the gate, and try the gate before returning.
 
-    Args:
-        listen: where, and under which further names it may be reached.
-        token: the secret in the URL, at least 8 characters; None for a new random one.
-        limits: what one browser may do.
-
-    Raises:
-        ValueError: the port or address cannot be had, or an argument is wrong.
-        RuntimeError: the gate does not hold with the installed viser; nothing is left open.
+    `token` is the secret in the URL, at least 8 characters; None: a new random one. Raises ValueError where
+    the port or address cannot be had, or an argument is wrong, and RuntimeError where the gate does not hold
+    with the installed viser; nothing is left open then.
     """
     token = secrets.token_urlsafe(24) if token is None else token
     if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:

@@ -65,7 +65,7 @@ class PathEditor:
 
     @property
     def can_undo(self) -> bool:
-        """Say whether there is a step to take back."""
+        """Return whether there is a step to take back."""
         return bool(self._past)
 
     def listen(self, listener: Callable[[Draft], None]) -> None:
@@ -164,7 +164,7 @@ def _with_keys(draft: Draft, keyframes: tuple[Keyframe, ...], selected: int | No
     return replace(draft, path=replace(draft.path, keyframes=keyframes), selected=selected)
 
 
-QUICK_FRAMES = 3000  # beyond, the frames' cameras are left out of what is saved after every change
+QUICK_FRAMES = 3000  # beyond, the frames' cameras are omitted from what is saved after every change
 SAVE_SECONDS = 1.0  # without another change, after which a change is written
 RETRY_SECONDS = 10.0  # after a change that could not be written
 FLUSH_SECONDS = 20.0  # for the disk to take what is unsaved

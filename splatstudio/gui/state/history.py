@@ -86,7 +86,7 @@ class History:
         self.test_psnr = Curve()
         self.num_gaussians = Curve()
         self.rate = Curve()  # steps a second
-        self.densified = Curve()  # the number of Gaussians after each densification
+        self.densified = Curve()  # the number of splats after each densification
         self.resets = Curve()  # the loss where the opacities were reset
 
     @property

@@ -235,7 +235,7 @@ class PhotoPsnr:
     def load(self, run_dir: Path, last_step: int | None = None) -> None:
         """Take what an earlier training noted in its folder until `last_step`: what came later is lost.
 
-        What cannot be read is left out.
+        What cannot be read is omitted.
         """
         try:
             rows = Run.open(run_dir).metrics().rows
@@ -248,7 +248,7 @@ class PhotoPsnr:
         self._note_scores(newest_scores(run_dir, last_step))
 
     def note(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Take pairs of view name and PSNR in dB at `step`; names that are not in the scene are left out."""
+        """Take pairs of view name and PSNR in dB at `step`; names that are not in the scene are ignored."""
         with self._lock:
             self._take(step, pairs)
             current = self._test | (self._steps >= self._step / 2)

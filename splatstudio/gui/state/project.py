@@ -83,12 +83,12 @@ class Project:
 
     @property
     def can_train(self) -> bool:
-        """Say whether there are photographs to train on."""
+        """Return whether there are photographs to train on."""
         return self.scene is not None and self.run_dir is not None
 
     @property
     def can_evaluate(self) -> bool:
-        """Say whether there are photographs that are held out for the test."""
+        """Return whether there are photographs that are held out for the test."""
         return self.scene is not None and len(self.scene.test_indices) > 0
 
     def checkpoint(self) -> Path | None:
@@ -106,12 +106,12 @@ class Project:
 
     @property
     def run_folder_taken(self) -> bool:
-        """Say whether the run's folder holds something already, so that no new training can use it."""
+        """Return whether the run's folder holds something already, so that no new training can use it."""
         assert self.run_dir is not None
         return is_taken(self.run_dir)
 
     def owns(self, job: Job) -> bool:
-        """Say whether a job is of this project's run: its training, or one of its checkpoints on view."""
+        """Return whether a job is of this project's run: its training, or one of its checkpoints on view."""
         if isinstance(job, TrainJob) or self.run_dir is None:
             return isinstance(job, TrainJob)
         return job.model_path.resolve().parent == (self.run_dir / "ckpts").resolve()
@@ -192,7 +192,7 @@ def open_project(
     given = frozenset(differing(config, TrainConfig()) if given is None else given)
     asked = given | applied_settings(config, given)
     if not path.exists():
-        raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
+        raise ValueError(f"{path} does not exist; open a scene folder, a file of splats or a run folder")
     project = replace(_opened(path, config, run_dir, asked), given=given)
     if project.can_train:
         project = replace(project, notes=(*project.notes, *notes_on_settings(project.config, given)))
@@ -393,7 +393,7 @@ def with_settings(project: Project, values: Mapping[str, Any]) -> tuple[Project,
 
 
 def _moves_what_fits(project: Project, values: Mapping[str, Any]) -> bool:
-    """Say whether what fits, or how many splats *fast* chooses, depends on one of `values`."""
+    """Return whether what fits, or how many splats *fast* chooses, depends on one of `values`."""
     chooses = project.config.strategy == "fast" and project.fit.options.max_splats is None
     return not values.keys().isdisjoint({LIMIT, "downscale", "steps"} if chooses else {LIMIT, "downscale"})
 

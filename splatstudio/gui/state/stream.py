@@ -90,11 +90,11 @@ class ViewSettings:
 
     @property
     def wants_photo(self) -> bool:
-        """Say whether there is something to see only from a photograph's camera."""
+        """Return whether there is something to see only from a photograph's camera."""
         return self.comparison.kind != "off" or self.options.mode == "error"
 
     def draws_like(self, other: ViewSettings) -> bool:
-        """Say whether a picture that was rendered for `other` will do: the model is drawn the same way."""
+        """Return whether a picture that was rendered for `other` will do: the model is drawn the same way."""
         mine, its = self.comparison, other.comparison
         return replace(self, comparison=replace(its, kind=mine.kind)) == other
 
@@ -109,7 +109,7 @@ class FrameRequest:
     place: CanvasPlace | None = None
 
 
-def shot_for(
+def frame_request(
     look: ViewSettings, viewpoint: Viewpoint, scale: float, standing: tuple[int, Camera] | None
 ) -> FrameRequest:
     """Return what to render at `scale` times the canvas's pixels a side.
@@ -146,7 +146,7 @@ MOVING_QUALITY, STILL_QUALITY = 70, 90
 
 
 @dataclass(frozen=True)
-class Wish:
+class PictureOrder:
     """A picture that a browser should get."""
 
     viewpoint: Viewpoint
@@ -159,18 +159,18 @@ class Wish:
 
 
 class Stream:
-    """The pictures of one browser. `standpoint` and `photos` are None where there is no scene."""
+    """The pictures of one browser. `camera_snap` and `photos` are None where there is no scene."""
 
     def __init__(
         self,
         client: viser.ClientHandle,
         source: FrameSource,
         look: ViewSettings,
-        standpoint: CameraSnap | None = None,
+        camera_snap: CameraSnap | None = None,
         photos: PhotoCache | None = None,
     ):
         self.client = client
-        self.standpoint = standpoint
+        self.camera_snap = camera_snap
         self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
@@ -184,9 +184,9 @@ class Stream:
         self._on_news: Callable[[], None] = lambda: None
         self._moving_pace = Pace(MOVING_TARGET, 0.5)
         self._training_pace = Pace(TRAINING_TARGET, 0.5)
-        self._shown: Wish | None = None
+        self._shown: PictureOrder | None = None
         self._shown_step: int | None = None
-        self._received: tuple[Wish, ReceivedFrame] | None = None
+        self._received: tuple[PictureOrder, ReceivedFrame] | None = None
         self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
@@ -224,7 +224,7 @@ class Stream:
         viewpoint = read_viewpoint(self.client.camera)
         if viewpoint is None:
             return
-        turned = self.standpoint is not None and self.standpoint.moved(viewpoint)
+        turned = self.camera_snap is not None and self.camera_snap.moved(viewpoint)
         with self._changed:
             self._viewpoint = viewpoint
             self._moved = time.monotonic()
@@ -254,7 +254,7 @@ class Stream:
 
     def _run(self) -> None:
         while (wish := self._next_wish()) is not None:
-            shot = shot_for(wish.look, wish.viewpoint, wish.scale, wish.standing)
+            shot = frame_request(wish.look, wish.viewpoint, wish.scale, wish.standing)
             alone = shot.place is not None and self._source.model_state().step is None
             received = None if alone else self._rendered(wish, shot)
             if received is None and not alone:
@@ -284,7 +284,7 @@ class Stream:
         # Once more: `close` may have come while a picture was being asked for.
         self._source.forget(self.client.client_id)
 
-    def _rendered(self, wish: Wish, shot: FrameRequest) -> ReceivedFrame | None:
+    def _rendered(self, wish: PictureOrder, shot: FrameRequest) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""
         if self._received is not None:
             before, received = self._received
@@ -333,7 +333,7 @@ class Stream:
             self._version += 1
             self._changed.notify_all()
 
-    def _learn(self, wish: Wish, seconds: float) -> None:
+    def _learn(self, wish: PictureOrder, seconds: float) -> None:
         now = time.monotonic()
         self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
         self._moving_due = now + (MOVING_SHARE * seconds if self._source.model_state().training else 0.0)
@@ -342,7 +342,7 @@ class Stream:
         elif self._source.model_state().training:
             self._training_pace.measured(wish.scale, seconds)
 
-    def _next_wish(self) -> Wish | None:
+    def _next_wish(self) -> PictureOrder | None:
         """Wait until a picture is due and return it; None at the end."""
         while True:
             with self._changed:
@@ -362,12 +362,12 @@ class Stream:
         model_shown = self._shown is not None and self._shown_step is not None
         return model_shown and self._source.model_state().anew
 
-    def _due(self, now: float) -> tuple[Wish | None, float]:
+    def _due(self, now: float) -> tuple[PictureOrder | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
         state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
         look = self._look
-        here = self.standpoint.here if self.standpoint is not None else None
-        standing = None if here is None or self.standpoint is None else (here, self.standpoint.camera(here))
+        here = self.camera_snap.here if self.camera_snap is not None else None
+        standing = None if here is None or self.camera_snap is None else (here, self.camera_snap.camera(here))
         photo_alone = standing is not None and look.comparison.kind != "off"
         if viewpoint is None or not look.splats or (state.step is None and not photo_alone):
             return None, 0.5
@@ -376,7 +376,7 @@ class Stream:
         pace = self._moving_pace if moving else self._training_pace
         fast = max(pace.scale, viewpoint.scale_of(LEAST_PIXELS))
         scale = min(look.max_scale, fast if moving or state.training else 1.0)
-        wish = Wish(viewpoint, look, standing, scale, moving, self._version, self._render_version)
+        wish = PictureOrder(viewpoint, look, standing, scale, moving, self._version, self._render_version)
         if moving and now < self._moving_due:
             return None, self._moving_due - now
         if shown is None or shown.version != self._version:
@@ -479,8 +479,8 @@ class Viewport:
             return list(self._streams.values())
 
     async def _connect(self, client: viser.ClientHandle) -> None:
-        standpoint = CameraSnap(client, self._scene) if self._scene is not None else None
-        stream = Stream(client, self._source, ViewSettings(), standpoint, self.photos)
+        camera_snap = CameraSnap(client, self._scene) if self._scene is not None else None
+        stream = Stream(client, self._source, ViewSettings(), camera_snap, self.photos)
         with self._lock:
             self._streams[client.client_id] = stream
         for on_open, _on_close in self._listeners:

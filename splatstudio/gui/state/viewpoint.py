@@ -124,7 +124,7 @@ class CameraSnap:
 
     @property
     def on_the_way(self) -> bool:
-        """Say whether the browser was just sent and has not told yet that it is there."""
+        """Return whether the browser was just sent and has not told yet that it is there."""
         return not self._here and self._wanted is not None and time.monotonic() - self._sent < ARRIVAL_SECONDS
 
     def camera(self, index: int) -> Camera:

@@ -89,10 +89,7 @@ CAPTURE_OPTIONS = (
         _tells_who_sees_points,
     ),
     CaptureOption(
-        "Floaters",
-        "shapes.min_views",
-        2,
-        "Removes what fewer than two photographs show, now and then.",
+        "Floaters", "shapes.min_views", 2, "Removes what fewer than two photographs show, now and then."
     ),
 )
 

@@ -56,14 +56,7 @@ COMPARISONS: dict[str, Comparing] = {
     "Difference": "difference",
 }
 RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
-UP_AXES: dict[str, Axis] = {
-    "-y (COLMAP)": "-y",
-    "+y": "+y",
-    "+z": "+z",
-    "-z": "-z",
-    "+x": "+x",
-    "-x": "-x",
-}
+UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
 PAINT_SECONDS = 5.0  # between two colourings of the cameras, which the browser builds anew each time
 PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 NUM_STOPS = 12  # of the gradient that shows a colour map
@@ -215,9 +208,9 @@ class BrowserView:
 
     def visit(self, index: int) -> None:
         """Fly to where photograph `index` was taken."""
-        if self._stream.standpoint is not None:
+        if self._stream.camera_snap is not None:
             self._turn_to_photo = True
-            self._stream.standpoint.enter(index)
+            self._stream.camera_snap.enter(index)
             self._changed()
 
     def compare_at(self, index: int) -> None:
@@ -228,14 +221,14 @@ class BrowserView:
 
     def walk(self, step: int) -> None:
         """Fly to the next photograph of the list, or with `step` -1 to the one before."""
-        if self._list is not None and self._stream.standpoint is not None:
-            self.visit(self._list.neighbour(self._stream.standpoint.last, step))
+        if self._list is not None and self._stream.camera_snap is not None:
+            self.visit(self._list.neighbour(self._stream.camera_snap.last, step))
 
     def visit_nearest(self) -> None:
         """Fly to the photograph that was taken nearest to here."""
-        viewpoint, standpoint = self._stream.viewpoint, self._stream.standpoint
-        if standpoint is not None and viewpoint is not None:
-            self.visit(standpoint.nearest(viewpoint))
+        viewpoint, camera_snap = self._stream.viewpoint, self._stream.camera_snap
+        if camera_snap is not None and viewpoint is not None:
+            self.visit(camera_snap.nearest(viewpoint))
 
     def next_mode(self) -> None:
         """Show the next mode of the list."""
@@ -271,10 +264,10 @@ class BrowserView:
             frame, looks = self._stream.frame, self._stream.look.splats
             self._legend.content = legend_html(frame.legend, frame.notice) if frame and looks else ""
             self._sky.visible = has_sky
-            parts, standpoint = self._parts, self._stream.standpoint
-            if parts is None or self._list is None or self._overlay is None or standpoint is None:
+            parts, camera_snap = self._parts, self._stream.camera_snap
+            if parts is None or self._list is None or self._overlay is None or camera_snap is None:
                 return
-            errors, here = parts.psnr.errors, standpoint.here
+            errors, here = parts.psnr.errors, camera_snap.here
             turn, self._turn_to_photo = self._turn_to_photo and here is not None, False
             self._list.show(here, turn=turn)
             self._overlay.leave_out(here)
@@ -288,7 +281,7 @@ class BrowserView:
 
     @contextmanager
     def _while_open(self) -> Iterator[None]:
-        """Leave off where the browser has left: viser takes its controls away before it tells of that."""
+        """Stop where the browser has left: viser takes its controls away before it tells of that."""
         try:
             yield
         except RuntimeError:
@@ -300,11 +293,11 @@ class BrowserView:
 
     def _standing_html(self, parts: SceneParts) -> str:
         """Return in which photograph's camera this browser stands, or that it does not."""
-        standpoint, look = self._stream.standpoint, self._stream.look
-        assert standpoint is not None
-        last = standpoint.last
+        camera_snap, look = self._stream.camera_snap, self._stream.look
+        assert camera_snap is not None
+        last = camera_snap.last
         name = "" if last is None else html.escape(parts.scene.views[last].name)
-        if last is not None and (standpoint.here is not None or standpoint.on_the_way):
+        if last is not None and (camera_snap.here is not None or camera_snap.on_the_way):
             errors, problem = parts.psnr.errors, self._stream.photo_problem
             test = " · test photo" if last in parts.scene.test_indices else ""
             figure = f" · {decibels(errors, last)}" if errors.known[last] else ""
@@ -369,14 +362,14 @@ class BrowserView:
 
     def _show_cameras(self) -> None:
         """Show the cameras where they are wanted, and cover no comparison with them."""
-        assert self._overlay is not None and self._stream.standpoint is not None
-        compared = self._stream.standpoint.here is not None and self._stream.look.wants_photo
+        assert self._overlay is not None and self._stream.camera_snap is not None
+        compared = self._stream.camera_snap.here is not None and self._stream.look.wants_photo
         self._overlay.show_cameras(self._cameras.value and not compared)
 
     def _go_to_a_photo(self) -> None:
         """Stand in a photograph's camera if what is wanted can be seen only from there."""
-        standpoint = self._stream.standpoint
-        if standpoint is None or standpoint.here is not None or standpoint.on_the_way:
+        camera_snap = self._stream.camera_snap
+        if camera_snap is None or camera_snap.here is not None or camera_snap.on_the_way:
             return
         if self._stream.look.wants_photo:
             self.visit_nearest()

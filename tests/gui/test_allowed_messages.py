@@ -1,4 +1,4 @@
-"""What a browser may say: hostile messages on the wire change nothing, and the honest ones all arrive."""
+"""What a browser may say: messages, values, files, and how much of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ from websockets.sync.connection import Connection
 from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
 from splatstudio.gui.server.gate import GatedServer, open_server
 from splatstudio.gui.server.network import Listen
+
+BAD_VALUES: list[tuple[str, object]] = [
+    *(("slider", value) for value in (1e9, -0.2, math.nan, math.inf, "abc", "0.5", None, True, [0.5], {})),
+    *(("int slider", value) for value in (11, -1, 2.5, False)),
+    *(("multi", value) for value in ([2], [2, 8, 9], [8, 2], [2, 11], [2, math.nan], 5, "28")),
+    *(("number", value) for value in (math.nan, -math.inf, "1", None, 1e300)),
+    *(("bounded", value) for value in (0, 101, 3.5)),
+    *(("text", value) for value in (5, None, "x" * 20_000, b"bytes")),
+    *(("check", value) for value in (1, "true", None)),
+    *(("choice", value) for value in ("normals", "", None, ["rgb"], 0)),
+    *(("group", value) for value in ("blend", True)),
+    *(("button", value) for value in (False, 1, "x")),
+    *(("upload", value) for value in (True, b"", {"name": "x", "content": b""})),
+    *(("rgb", value) for value in ([256, 0, 0], [-1, 0, 0], [0.5, 0, 0], [0, 0])),
+    *(("vector", value) for value in ([-2, 0, 0], [math.nan, 0, 0], [0, 0], ["a", 0, 0])),
+]
 
 
 @pytest.fixture(scope="module")
@@ -180,23 +196,6 @@ def inputs(gui: viser.GuiApi) -> dict[str, Any]:
         "rgb": gui.add_rgb("rgb", (1, 2, 3)),
         "vector": gui.add_vector3("v", (0.0, 0.0, 0.0), min=(-1.0, -1.0, -1.0)),
     }
-
-
-BAD_VALUES: list[tuple[str, object]] = [
-    *(("slider", value) for value in (1e9, -0.2, math.nan, math.inf, "abc", "0.5", None, True, [0.5], {})),
-    *(("int slider", value) for value in (11, -1, 2.5, False)),
-    *(("multi", value) for value in ([2], [2, 8, 9], [8, 2], [2, 11], [2, math.nan], 5, "28")),
-    *(("number", value) for value in (math.nan, -math.inf, "1", None, 1e300)),
-    *(("bounded", value) for value in (0, 101, 3.5)),
-    *(("text", value) for value in (5, None, "x" * 20_000, b"bytes")),
-    *(("check", value) for value in (1, "true", None)),
-    *(("choice", value) for value in ("normals", "", None, ["rgb"], 0)),
-    *(("group", value) for value in ("blend", True)),
-    *(("button", value) for value in (False, 1, "x")),
-    *(("upload", value) for value in (True, b"", {"name": "x", "content": b""})),
-    *(("rgb", value) for value in ([256, 0, 0], [-1, 0, 0], [0.5, 0, 0], [0, 0])),
-    *(("vector", value) for value in ([-2, 0, 0], [math.nan, 0, 0], [0, 0], ["a", 0, 0])),
-]
 
 
 def test_values_that_do_not_fit_are_dropped(gated: GatedServer, browser: Connection) -> None:

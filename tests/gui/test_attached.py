@@ -1,14 +1,14 @@
-"""The page of a training elsewhere whose disks are not this machine's: what it shows, and what it leaves."""
+"""The page of a training elsewhere: what it shows, and what it leaves."""
 
 from __future__ import annotations
 
 import json
 import queue
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gui_parts import TIMEOUT, wait_until
 
 from splatstudio.gui.attached import AttachedStudio, open_attached, project_of
 from splatstudio.gui.server.network import Listen
@@ -30,7 +30,6 @@ from splatstudio.runtime.ranks_report import RankFigures, RanksReport
 from splatstudio.runtime.remote_server import RemoteServer
 from splatstudio.settings.config import TrainConfig, to_json
 
-TIMEOUT = 120.0
 RUN = Path("/cluster/runs/garden")
 ROWS = [{"step": step, "loss": 1.0 / step, "num_gaussians": 9} for step in (10, 20, 30)]
 
@@ -50,9 +49,7 @@ def training() -> Iterator[tuple[RemoteServer, queue.Queue[Command]]]:
 
 @pytest.fixture
 def studio(
-    training: tuple[RemoteServer, queue.Queue[Command]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    training: tuple[RemoteServer, queue.Queue[Command]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[AttachedStudio]:
     monkeypatch.chdir(tmp_path)
     server, _ = training
@@ -62,16 +59,8 @@ def studio(
     opened.close()
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_training_elsewhere_is_steered_without_its_disks(
-    training: tuple[RemoteServer, queue.Queue[Command]],
-    studio: AttachedStudio,
+    training: tuple[RemoteServer, queue.Queue[Command]], studio: AttachedStudio
 ) -> None:
     server, orders = training
     controller = studio.controller

@@ -1,26 +1,61 @@
-"""What an export leaves out is hidden in the views, which then show what the file will hold."""
+"""What a view is drawn with: what an export omits is hidden, and the sky or the background is behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from conftest import blobs, ring_of_cameras
+from test_worker_errors import finish
 
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.sky import Sky
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
-from splatstudio.gui.state.status import Status
-from splatstudio.gui.tabs.export import ExportPanel, TrimSection
+from splatstudio.models.model import Model
 from splatstudio.rendering.modes import DrawnMode
-from splatstudio.rendering.render import RenderOptions
+from splatstudio.rendering.render import RenderOptions, render_image
+from splatstudio.runtime.jobs import Jobs
 from splatstudio.runtime.looks import ViewRequest, decoded_looks, encoded_looks
-from splatstudio.runtime.messages import Exported, ViewOptions
+from splatstudio.runtime.messages import Event, Snapshot, ViewOptions
 from splatstudio.runtime.painter import Painter
 
+RED = (1.0, 0.0, 0.0)
+OPTIONS = RenderOptions(sky=Sky(((0.3, 0.9, 1.2), (0.1, 0.4, 0.0), (0.0, 0.3, 0.2), (0.2, 0.0, 0.1))))
 CAMERA = ring_of_cameras()[2]
+
+
+@pytest.mark.parametrize("sky", [True, False])
+def test_a_view_has_the_sky_until_its_user_wants_the_background(sky: bool) -> None:
+    camera = ring_of_cameras()[2]
+    picture, notice = Painter().paint(blobs(), camera, OPTIONS, ViewOptions(RED, sky=sky))
+    expected = render_image(blobs(), camera, OPTIONS if sky else RenderOptions(background=RED))
+    assert notice is None and np.array_equal(picture.image, expected)
+
+
+def test_a_model_without_a_sky_is_before_the_background() -> None:
+    picture, _ = Painter().paint(blobs(), ring_of_cameras()[2], RenderOptions(), ViewOptions(RED))
+    expected = render_image(blobs(), ring_of_cameras()[2], RenderOptions(background=RED))
+    assert np.array_equal(picture.image, expected)
+
+
+def test_other_ranks_are_told_of_the_sky() -> None:
+    for sky in (True, False):
+        (look,) = decoded_looks(encoded_looks([ViewRequest(ring_of_cameras()[0], ViewOptions(RED, sky=sky))]))
+        assert look.options == ViewOptions(RED, sky=sky)
+
+
+def test_a_snapshot_is_as_the_view(tmp_path: Path) -> None:
+    camera, events = ring_of_cameras()[2], list[Event]()
+    jobs, model = Jobs(events.append, lambda: False), Model(blobs(), options=OPTIONS)
+    file = tmp_path / "shot.png"
+    jobs.start(Snapshot(camera, file, ViewOptions(RED, sky=False)), lambda: model)
+    finish(jobs)
+    stored = cv2.imread(str(file))
+    assert stored is not None
+    expected = render_image(blobs(), camera, RenderOptions(background=RED))
+    assert np.array_equal(stored[..., ::-1], expected)
 
 
 def middle_half(gaussians: Gaussians) -> Trim:
@@ -53,32 +88,3 @@ def test_a_trim_that_leaves_nothing_shows_nothing() -> None:
 def test_other_ranks_are_told_so(trim: Trim) -> None:
     (look,) = decoded_looks(encoded_looks([ViewRequest(CAMERA, ViewOptions(trim=trim))]))
     assert look.options == ViewOptions(trim=trim)
-
-
-def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(page: Any) -> None:
-    panel = ExportPanel(page)
-    page.controller.status = Status(state="viewing", has_model=True, num_gaussians=1000)
-    panel.refresh()
-    assert "at most" not in panel._facts.content
-    panel._trim._opacity.value = 0.3
-    panel.refresh()
-    assert "at most 1,000" in panel._facts.content
-    panel.follow(Exported(Path("a.ply"), 755, 10))
-    panel.refresh()
-    assert "a.ply: 755 splats" in panel._facts.content
-
-
-def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:
-    told: list[Trim] = []
-    section = TrimSection(page.server, told.append)
-    call: Callable[[], None] = section._tell
-    section._opacity.value = 0.3
-    call()
-    assert told[-1] == Trim(0.3) and section._hide.visible
-    section._hide.value = False
-    call()
-    assert told[-1] == KEEP_ALL and section.trim == Trim(0.3)
-    section._hide.value = True
-    section._opacity.value = 0.0
-    call()
-    assert told[-1] == KEEP_ALL and not section._hide.visible

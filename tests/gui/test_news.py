@@ -1,19 +1,79 @@
-"""What the Log tab tells of a training in which all goes well."""
+"""What is told: to who watches, to who comes back, in the Log tab, and as milestones of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from splatstudio.gui.state.news import Milestones, News
+import viser
+from gui_parts import FakeBrowsers
+
+from splatstudio.gui.state.news import MAX_MISSED_SHOWN, Milestones, News
 from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.tabs.log import TAIL_BYTES, log_html, news_html, tail
 from splatstudio.runtime.messages import Densified, Evaluated, Event, Progress, Started, StateChanged
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.strategy import Change
 
 NO_PATH: Any = None
+
+
+def test_what_nobody_saw_is_shown_once_to_who_comes_first() -> None:
+    server = FakeBrowsers()
+    news = News(cast(viser.ViserServer, server))
+    news.tell(Notice("Exported a.ply", "/data/a.ply"))
+    news.tell(Notice("Exporting b.ply: failed", "No space left on device.", bad=True))
+    first, second = server.open(), server.open()
+    assert [title for title, _, _ in first] == ["Exported a.ply", "Exporting b.ply: failed"] and not second
+    assert [seconds for _, _, seconds in first] == [None, None], "it went away before it was read"
+    news.tell(Notice("Saved", "/run"))
+    assert first[-1] == second[-1] == ("Saved", "/run", 8.0)
+    server.clients.clear()
+    assert not server.open()
+
+
+def test_of_much_that_nobody_saw_the_failures_are_shown_and_the_rest_is_counted() -> None:
+    server = FakeBrowsers()
+    news = News(cast(viser.ViserServer, server))
+    news.tell(Notice("Failed", "first", bad=True))
+    for number in range(300):
+        news.tell(Notice(f"Saved step {number}", ""))
+        if number == 200:
+            news.tell(Notice("Failed", "second", bad=True))
+    shown = server.open()
+    assert len(shown) == MAX_MISSED_SHOWN + 1 and ("Failed", "second", None) in shown
+    assert shown[-1][1] == "They are in the Log tab." and shown[-2][0] == "Saved step 299"
+    assert len(news.items) == 200
+
+
+def test_what_fails_again_and_again_is_on_the_page_once_and_in_the_log_each_time() -> None:
+    server = FakeBrowsers()
+    news = News(cast(viser.ViserServer, server))
+    full, saved = Notice("Please note", "Not saved: the disk is full.", bad=True), Notice("Saved", "/run")
+    for notice in (full, full, full):
+        news.tell(notice)
+    watching = server.open()
+    assert [text for _, text, _ in watching] == [full.text]
+    for notice in (full, full, saved, full, saved, saved):
+        news.tell(notice)
+    assert [text for _, text, _ in watching] == [
+        text.text for text in (full, full, saved, full, saved, saved)
+    ]
+    assert len(news.items) == 9
+
+
+def test_the_log_tab_lists_it_with_its_time_and_escaped() -> None:
+    news = News(cast(viser.ViserServer, FakeBrowsers()))
+    assert news_html(news.items) == ""
+    news.tell(Notice("Exported <b>.ply", "/data/<b>.ply"))
+    news.tell(Notice("Failed", "why", bad=True))
+    page = news_html(news.items)
+    assert "/data/&lt;b&gt;.ply" in page and "<b>" not in page and page.count('"bad"') == 1
+    assert f"{news.items[0].time:%H:%M:%S}" in page
+    assert log_html([]) != log_html([], with_news=True)
 
 
 def told_of(config: TrainConfig, events: Sequence[Event], state: Any = "training") -> list[str]:
@@ -78,3 +138,14 @@ def test_what_is_noted_is_in_the_log_and_covers_no_picture() -> None:
     news = News(cast(Any, server))
     news.note(Notice("Step 7: paused", ""))
     assert [item.notice.title for item in news.items] == ["Step 7: paused"]
+
+
+def test_the_end_of_a_log_is_read_whatever_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_bytes(b"start\n" + "".join(f"\x1b[31mline {i}\x1b[0m\n" for i in range(50_000)).encode())
+    assert path.stat().st_size > TAIL_BYTES
+    assert tail(path) == [f"line {i}" for i in range(49_800, 50_000)]
+    path.write_bytes(b"10 %\r50 %\r100 %\nna\xffme <script>\n")
+    assert tail(path) == ["10 %", "50 %", "100 %", "na\ufffdme <script>"]
+    page = log_html(["RuntimeError: <b>", "all is well", "worker got SIGKILL"])
+    assert page.count('data-splatstudio="bad"') == 2 and "&lt;b&gt;" in page and "<b>" not in page

@@ -1,4 +1,4 @@
-"""What a browser may send in bulk: uploads as announced, messages of bounded size, at a bounded rate."""
+"""Files that browsers send, and how fast they may talk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `splatstudio open` says of reaching the page, and which addresses it takes."""
+"""Where the page can be reached, what `splatstudio open` says of it, and who is told that it is gone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gate_client import get
 
-from splatstudio.gui.server.network import advice, ssh_line
+from splatstudio.gui.server.gate import STILL_HERE, GatedServer, open_server
+from splatstudio.gui.server.network import Listen, advice, ssh_line
 
 SSH = {"SSH_CONNECTION": "203.0.113.9 52210 192.0.2.7 22", "USER": "ada"}
 URL = "http://127.0.0.1:8080/?token=secret"
@@ -97,3 +100,15 @@ def test_a_port_in_use_is_an_error_that_names_it_and_what_to_do(blob_folder: Pat
     assert result.returncode == 2
     assert f"Port {port} is already in use" in result.stderr and "--port auto" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def gated() -> Any:
+    server = open_server(Listen(port=0))
+    yield server
+    server.stop()
+
+
+def test_a_page_that_would_not_be_let_in_any_more_is_told_so(gated: GatedServer) -> None:
+    assert get(gated.port, STILL_HERE)[0] == 403
+    assert get(gated.port, STILL_HERE, Authorization=f"Bearer {gated.url.rpartition('=')[2]}")[0] == 200

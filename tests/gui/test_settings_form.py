@@ -1,33 +1,35 @@
-"""What the page says of settings, of what fits into the memory, and of a run that only is on view."""
+"""Settings on the page: their names, words and presets, and what fits into the memory."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from gui_parts import trained_run
+from gui_parts import MANY, TIMEOUT, trained_run
 from test_plateau import ANYHOW
 
 from splatstudio.files.run import Run
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import on_devices, open_project
-from splatstudio.gui.state.setting_names import HELP, LABELS, label_of, setting_text
-from splatstudio.gui.state.status import Notice, notice_of
-from splatstudio.gui.tabs.settings import SettingsForm, hint_of, live_settings
-from splatstudio.gui.tabs.train import settings_html
+from splatstudio.gui.state.setting_names import HELP, LABELS, WORDS, label_of, setting_text
+from splatstudio.gui.state.status import Notice, Status, notice_of
+from splatstudio.gui.tabs.settings import SettingInput, SettingsForm, hint_of, live_settings
+from splatstudio.gui.tabs.train import preset_html, settings_html
 from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
 from splatstudio.runtime.plateau_report import plateau_reached
-from splatstudio.runtime.reports import failure_sentence
 from splatstudio.scene import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig, changed
+from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
 from splatstudio.settings.plateau_curve import Plateau
 from splatstudio.settings.presets import PRESETS
 from splatstudio.train import memory_plan
 from splatstudio.train.device_options import DeviceOptions
-from splatstudio.train.memory_plan import SPARE, plan_memory, sizes_of, splats_wanted
+from splatstudio.train.memory_plan import SPARE, plan_memory, sizes_of, splats_chosen, splats_wanted
 from splatstudio.train.plateau import PlateauNews
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -39,9 +41,6 @@ def controller_of(path: Path, config: TrainConfig, told: list[Notice], state: An
     controller = Controller(open_project(path, config, None), told.append)
     controller.status = replace(controller.status, state=state)
     return controller
-
-
-# ---- what fits
 
 
 def test_a_preset_that_is_chosen_on_the_page_fits_the_memory(
@@ -160,9 +159,6 @@ def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
     assert controller.project.config == small and told == []
 
 
-# ---- a run that is on view
-
-
 @pytest.fixture
 def flat_run(blob_scene: Scene) -> Run:
     trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
@@ -198,21 +194,6 @@ def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
     assert dict(job.settings) == {"densify.max_gaussians": 4321, "ssim_weight": 0.5}
 
 
-def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
-    project = open_project(blob_folder, TrainConfig(), None)
-    assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
-    again = project.started_over()
-    sentence = failure_sentence("It died.", again.training_job(resume=False))
-    assert sentence.endswith(
-        f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
-    )
-    Path("runs/blobs-2").mkdir()
-    assert again.started_over().before == flat_run.path, "what holds nothing is not spoken of"
-
-
-# ---- settings
-
-
 def test_settings_are_called_as_in_the_form() -> None:
     notice = notice_of(SettingChanged(75, "densify.max_gaussians", 225_000))
     assert notice == Notice("Changed", "Densification: Max splats is 225,000 from step 76 on.")
@@ -236,3 +217,103 @@ def test_the_button_that_applies_stands_above_the_settings(page: Any) -> None:
     form = SettingsForm(page)
     first = min(each.handle.order for each in form._inputs)
     assert form._apply.order < form._undo.order < form._answer.order < first
+
+
+class FakeHandle:
+    """A field of the page, as far as the form uses it."""
+
+    def __init__(self, _label: str, value: Any, **_settings: Any):
+        self.value, self.visible = value, True
+
+    def on_update(self, _told: Any) -> None: ...
+
+
+def field_of(path: str) -> SettingInput:
+    setting = next(each for each in live_settings(TrainConfig()) if each.path == path)
+    gui = SimpleNamespace(add_text=FakeHandle, add_number=FakeHandle, add_checkbox=FakeHandle)
+    return SettingInput(cast(Any, gui), setting, value_of(TrainConfig(), path))
+
+
+def test_a_live_setting_says_in_words_what_is_no_number() -> None:
+    paths = [each.path for each in live_settings(TrainConfig())]
+    assert {"eval_every", "save_minutes", "keep"} <= set(WORDS) & set(paths)
+    for path, words in WORDS.items():
+        for number in words:
+            assert value_of(changed(TrainConfig(), path, number), path) == number, "it may be chosen"
+    every = field_of("eval_every")
+    assert every.handle.value == "auto" and not every.edited
+    every.handle.value = " Never"
+    assert every.edited and every.read() == 0
+    every.show(0)
+    assert every.handle.value == "never" and not every.edited
+    every.handle.value = "250"
+    assert (every.read(), type(every.read())) == (250, int)
+    every.handle.value = "often"
+    with pytest.raises(ValueError, match="eval_every must be a whole number or auto or never, not 'often'"):
+        every.read()
+    assert type(field_of("save_minutes").read()) is float and field_of("keep").read() == 0
+    assert field_of("steps").read() == 30_000
+    assert setting_text("eval_every", -1) == "Evaluate every is auto"
+    assert setting_text("shapes.max_ratio", 4.0) == "Shapes of splats: Max ratio is 4"
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Controller]]:
+    """Make controllers in an empty folder; their workers are ended after the test."""
+    monkeypatch.chdir(tmp_path)
+    made: list[Controller] = []
+
+    def make(path: Path, config: TrainConfig = MANY, notices: list[Notice] | None = None) -> Controller:
+        told = [] if notices is None else notices
+        made.append(Controller(open_project(path, config, None), told.append))
+        made[-1].open()
+        return made[-1]
+
+    yield make
+    for controller in made:
+        controller.close()
+
+
+def wait(controller: Controller, condition: Callable[[Status], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition(controller.status):
+        assert time.monotonic() < deadline, f"never: {what}; {controller.status}"
+        time.sleep(0.02)
+
+
+def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
+    config = TrainConfig()
+    found = [setting.path for setting in live_settings(config)]
+    assert len(found) == len(set(found)) and {"steps", "optim.means_lr", "densify.enabled"} <= set(found)
+    assert all(declaration(TrainConfig, path).live for path in found)
+    assert not {"seed", "downscale", "densify.every", "optim.means_lr_decay"} & set(found)
+    assert value_of(config, "optim.means_lr") == config.optim.means_lr
+
+
+def test_a_preset_leaves_what_the_user_asked_for(
+    control: Callable[..., Controller], blob_folder: Path
+) -> None:
+    controller = control(blob_folder, TrainConfig())
+    wait(controller, lambda status: status.state == "ready", "ready")
+    controller.change_settings({"steps": 77})
+    controller.choose_preset("preview")
+    config = controller.project.config
+    assert (config.steps, config.strategy, config.coarse.first) == (77, "fast", 4.0)
+    scene = controller.project.scene
+    assert scene is not None
+    assert preset_html("preview", config, scene).count("Changed: steps.") == 1
+    controller.choose_preset("mcmc")
+    config = controller.project.config
+    assert (config.steps, config.strategy, config.coarse.first) == (77, "mcmc", 1.0)
+    assert controller.status.total_steps == 77
+
+
+def test_a_preset_tells_how_many_splats_it_comes_to_with_the_photographs_as_chosen(blob_folder: Path) -> None:
+    half = load_scene(blob_folder, downscale=2)
+    for scene in (half, load_scene(blob_folder)):
+        config = PRESETS["mcmc"].apply(TrainConfig(downscale=2))
+        text = preset_html("mcmc", config, scene)
+        assert f"Here at most {splats_chosen(config, half):,} splats." in text
+        limited = changed(config, "densify.max_gaussians", 7)
+        assert "Here at most 7 splats." in preset_html("mcmc", limited, scene)
+        assert "at most" not in preset_html("default", TrainConfig(downscale=2), scene)

@@ -1,15 +1,13 @@
-"""One rank's part of a model that is opened: it is told on the page, and merged and opened from there."""
+"""One rank's part of a model that is opened: told, merged and opened by one command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import blobs
-from studio_page import PAGE_TEST, Screen
 from test_parts_named import part, shard  # noqa: F401  (fixtures)
 
 from splatstudio.checkpoints.rank_parts import part_of
@@ -18,10 +16,6 @@ from splatstudio.gui import app
 from splatstudio.gui.dock.bars import part_html
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
-
-TOLD = (
-    "ckpt_9_rank0.pt is rank 0 of 2: about half of the scene; merge with ckpt_9_rank1.pt (found beside it)?"
-)
 
 
 @pytest.fixture
@@ -92,38 +86,3 @@ def test_a_file_name_cannot_inject_html(tmp_path: Path) -> None:
     found = part_of(folder / "ckpt_1_rank0.pt")
     assert found is not None and "<img" not in part_html(found)
     assert place_of_merged(found.path) == folder / "exports" / "<img src=x>-1-merged.pt"
-
-
-class TestOnThePage:
-    """The same with the mouse."""
-
-    pytestmark = PAGE_TEST
-
-    def test_the_notice_stays_until_the_whole_model_is_shown(
-        self,
-        open_page: Callable[..., Screen],
-        part: Path,  # noqa: F811
-    ) -> None:
-        other = part.parent / "ckpt_9_rank1.pt"
-        content = torch.load(other, weights_only=True)
-        other.unlink()
-        (part.parent / "ckpt_8_rank1.pt").touch()  # that there were two ranks is known
-        screen = open_page(part, height=700)
-        missing = "the file of rank 1 is not beside it. Copy it there to merge them."
-        screen.wait(lambda: missing in screen.text("part"), "what is missing is told")
-        merge = screen.button("Merge and open")
-        assert merge.count() == 0 and screen.text("name") == part.name
-        torch.save(content, other)
-        merge.wait_for()
-        assert screen.text("part") == TOLD
-        half = screen.studio.controller.status.num_gaussians
-        merge.click()
-        merged = place_of_merged(part).name
-        screen.wait(lambda: screen.text("name") == merged, "the whole model is open")
-        controller = screen.studio.controller
-        screen.wait(lambda: controller.status.num_gaussians == len(blobs()) != half, "and shown")
-        shown = screen.page.locator('[data-splatstudio="part"]')
-        screen.wait(lambda: shown.count() == 0 and merge.count() == 0, "the notice is gone")
-        assert controller.project.export_path(None).parent == (part.parent / "exports").resolve()
-        screen.wait(lambda: screen.page.get_by_text("Written").count() > 0, "it is told where it lies")
-        assert screen.errors == []

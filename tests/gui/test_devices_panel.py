@@ -1,12 +1,16 @@
-"""What the Devices tab says of several ranks."""
+"""What the Devices tab says of GPUs, of processes on the CPU, and of several ranks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from splatstudio.devices.monitor import DeviceReading
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import (
+    DevicesPanel,
+    RankRow,
     balance_html,
     devices_html,
     imbalance,
@@ -48,3 +52,32 @@ def test_long_times_are_not_powers_of_ten() -> None:
     page = devices_html(GPUS, rank_rows(Status(), 2, loads))
     assert "251 ms, 159 ms" in page and "1,204 ms, 100 ms" in page
     assert "1,204 ms a step, 100 ms of it" in ranks_html(loads)
+
+
+def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
+    known = DeviceReading(0, "GPU <1>", 10**9, 2 * 10**9, 8 * 10**9, 55.0, 61.0, 250.0)
+    page = devices_html((known,), (RankRow(1234, 0.02),))
+    assert "GPU &lt;1&gt;" in page and "<1>" not in page
+    for text in ("55 %", "61 °C", "250 W", "1.0 ours + 2.0 others’ of 8.0 GB", "1,234 splats, 20 ms/step"):
+        assert text in page
+    dead = devices_html((DeviceReading(0, "GPU"), DeviceReading(1, "GPU")), ())
+    assert dead.count("not available") == 8 and "0 %" not in dead
+    # In a container the driver does not tell which processes are ours.
+    hidden = devices_html((DeviceReading(0, "GPU", None, 2 * 10**9, 8 * 10**9),), (RankRow(7, None),))
+    assert "2.0 of 8.0 GB, ours not available" in hidden and "Rank 0: 7 splats" in hidden
+    cpu = devices_html((DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0),), ())
+    assert "°C" not in cpu and "CPU rank 0" in cpu and "not available" not in cpu
+
+
+def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:
+    page.controller.pids = ()
+    tab = page.server.gui.add_tab_group().add_tab("Devices")
+    panel = DevicesPanel(page, tab)
+    panel.close()
+    cpu = DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0)
+    panel._offer((cpu,))
+    assert panel._choice.options == ("Utilization", "Memory of ours")
+    panel._offer((DeviceReading(0, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, None),))
+    assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
+    panel._offer((cpu,))
+    assert "Temperature" in panel._choice.options, "what was told once is offered on"

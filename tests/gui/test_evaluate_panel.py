@@ -1,4 +1,4 @@
-"""Panels of the page without a browser: what they delete, write over, compare with, and when one fails."""
+"""The Evaluate tab: which model is chosen, compared and deleted, and what is written over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import blobs
-from gui_parts import evaluate_panel
+from gui_parts import as_user, evaluate_panel
 from test_checkpoint import example
 
 from splatstudio.checkpoints.catalog import CatalogEntry
@@ -26,6 +26,8 @@ from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, FileWorker
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+
+NAMELESS = ("", " ", "/", ".", "..", "a/..")
 
 
 def steps(run: Path) -> list[str]:
@@ -134,3 +136,44 @@ def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, r
     panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
     panel._show_choice()
     assert not named.button.visible and panel._evaluate.visible
+
+
+def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
+    """Return the run and the step that are chosen; not while a callback of the page is changing them."""
+    with panel._lock:
+        return panel._list._run.value, panel._list.selected and panel._list.selected.step
+
+
+def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:
+    other, anew = run.parent / "a run", run.parent / "started over"
+    for folder in (other, anew):
+        Run.create(folder, page.controller.project.path, TrainConfig())
+    save_checkpoint(run, example(10))
+    save_checkpoint(other, example(20))
+    panel = evaluate_panel(page)
+    assert chosen(panel) == (run.name, 10)
+    as_user(panel._list._run, other.name)
+    assert chosen(panel) == (other.name, 20), "the user's choice stays"
+    page.controller.project = replace(page.controller.project, run_dir=anew)
+    panel._list.scan()
+    assert chosen(panel) == (other.name, 20), "there is nothing to see yet"
+    save_checkpoint(anew, example(30))
+    panel._list.scan()
+    assert chosen(panel) == (anew.name, 30)
+
+
+@pytest.mark.parametrize("text", NAMELESS)
+def test_nothing_is_evaluated_or_exported_into_a_file_without_a_name(
+    page: Any, run: Path, notices: list[Notice], sent: list[Any], text: str
+) -> None:
+    save_checkpoint(run, example(10))
+    panel = evaluate_panel(page)
+    panel._exported.value = text
+    panel._do_more("Export")
+    assert not page.tasks.is_busy("evaluate") and notices[-1].title == "Not started" and notices[-1].bad
+    export = ExportPanel(page)
+    export._path.value = text
+    export._format.value = "SPZ"
+    export._choose()
+    export._write()
+    assert sent == [] and notices[-1].title == "Not exported" and "names no file" in notices[-1].text

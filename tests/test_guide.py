@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,12 @@ def test_a_model_is_trained_and_written_in_two_formats(tmp_path: Path) -> None:
 def test_a_renderer_of_ones_own_draws() -> None:
     from nerfview import CameraState, RenderTabState
 
-    namespace: dict[str, object] = {"__name__": "example"}
+    namespace: dict[str, Any] = {"__name__": "example"}
     exec(compile((EXAMPLES / "own_renderer.py").read_text(), "own_renderer.py", "exec"), namespace)
     import numpy as np
 
     state = RenderTabState(viewer_width=32, viewer_height=16)
-    render = namespace["render"]
-    assert callable(render)
-    image = render(CameraState(fov=1.0, aspect=2.0, c2w=np.eye(4)), state)
+    image = namespace["render"](CameraState(fov=1.0, aspect=2.0, c2w=np.eye(4)), state)
     assert image.shape == (16, 32, 3) and image.dtype == np.uint8
     assert tuple(image[8, 16]) == pytest.approx((127, 127, 254), abs=6), "straight ahead is z"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -41,6 +42,9 @@ LAYERS = [
     "cli",
     "__main__",
 ]
+
+# The same inside of the page: the gate and viser's insides below what a browser looks at, panels above.
+GUI_LAYERS = ["theme", "server", "state", "panel", "dock", "tabs", "app", "attached"]
 
 # An outside library that only one part or module may know, so that it is exchanged or upgraded in one place.
 HOMES = {
@@ -105,6 +109,40 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         modules = imported_modules(ast.parse(path.read_text()))
         imports[f"splatstudio.{module_of(path)}"] = MODULES.intersection(modules)
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_imports_inside_of_the_page_point_downwards() -> None:
+    for path in sorted((PACKAGE / "gui").rglob("*.py")):
+        own = module_of(path).split(".")[1:2]
+        for module in imported_modules(ast.parse(path.read_text())):
+            prefix, _, rest = module.partition("splatstudio.gui.")
+            if not prefix and rest and own:
+                layer = rest.split(".")[0]
+                assert GUI_LAYERS.index(layer) <= GUI_LAYERS.index(own[0]), f"{path.name} imports {module}"
+
+
+def test_only_the_server_of_the_page_knows_the_inside_of_viser() -> None:
+    inside: list[str] = []
+    for path in sorted((PACKAGE / "gui").rglob("*.py")):
+        if path.parent.name == "server":
+            continue
+        tree = ast.parse(path.read_text())
+        inside += [f"{path.name}: {name}" for name in imported_modules(tree) if "viser._" in name]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or not re.match(r"_[^_]", node.attr):
+                continue
+            if ast.unparse(node.value) not in {"self", "cls", "super()"}:
+                inside.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not inside, "\n".join(inside)
+
+
+@pytest.mark.parametrize("script", sorted(PACKAGE.rglob("*.js")), ids=lambda path: path.name)
+def test_scripts_of_the_page_are_read_by_a_browsers_engine(script: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    checked = subprocess.run([node, "--check", str(script)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_every_folder_says_what_it_is_for() -> None:

@@ -58,7 +58,7 @@ def open_(
     """
     _say_starting()
     from splatstudio.gui.app import open_studio
-    from splatstudio.gui.state.nodes import nodes_asked_for
+    from splatstudio.gui.attached import nodes_asked_for
 
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
@@ -66,11 +66,9 @@ def open_(
         path = _whole(path)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     if devices.nodes > 1:
-        studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen.network)
+        studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen)
     else:
-        studio = open_studio(
-            path, network=listen.network, train=at_once.train, browser=at_once.browser, **asked
-        )
+        studio = open_studio(path, network=listen, train=at_once.train, browser=at_once.browser, **asked)
     studio.run_forever()
     return 0
 
@@ -298,7 +296,7 @@ def attach_(
         return attach(address, token, sys.stdin)
     from splatstudio.gui.attached import open_attached
 
-    open_attached(address, token, network=listen.network, browser=browser).run_forever()
+    open_attached(address, token, network=listen, browser=browser).run_forever()
     return 0
 
 

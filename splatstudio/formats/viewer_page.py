@@ -44,20 +44,7 @@ its package names the MIT License. It contains React, three.js, Mantine and furt
 License; viser's repository lists them.
 -->
 """
-# Chromium starts no module worker of a blob in a page from a disk, without a word: the splats would be drawn
-# in the order of the file. Where the constructor fails, the client hands it the source itself, which works.
-WORKER_FROM_DISK = """<script>
-if (location.protocol === "file:") {
-  const Native = window.Worker;
-  window.Worker = class extends Native {
-    constructor(url, options) {
-      if (String(url).startsWith("blob:") && options?.type === "module") throw new Error("no blobs here");
-      super(url, options);
-    }
-  };
-}
-</script>
-"""
+WORKER_FROM_DISK = f"<script>\n{Path(__file__).with_suffix('.js').read_text('utf-8')}</script>\n"
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,22 +15,19 @@ from shlex import quote
 import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.dock.hotkeys import Hotkeys
 from splatstudio.gui.dock.status import StatusPanel
-from splatstudio.gui.panel_context import Page, Panel
-from splatstudio.gui.server import open_server
-from splatstudio.gui.server.network import LOOPBACK, Network, advice
-from splatstudio.gui.server.viser_private import on_failed_callback
-from splatstudio.gui.state.controller import Controller, Notice, Status
-from splatstudio.gui.state.first_view import FirstView
-from splatstudio.gui.state.last_save import save_before_closing
-from splatstudio.gui.state.milestones import Milestones
-from splatstudio.gui.state.new_training import on_devices
-from splatstudio.gui.state.news import News
-from splatstudio.gui.state.project import Project, open_project
-from splatstudio.gui.state.tasks import JobBoard
-from splatstudio.gui.state.viewport import Viewport
-from splatstudio.gui.tabs.devices import DevicesPanel
+from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
+from splatstudio.gui.server.gate import open_server
+from splatstudio.gui.server.network import THIS_MACHINE, Listen, advice
+from splatstudio.gui.server.viser_private import after_callbacks
+from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.news import Milestones, News
+from splatstudio.gui.state.project import Project, on_devices, open_project
+from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.stream import Viewport
+from splatstudio.gui.state.tasks import TaskBoard
+from splatstudio.gui.state.viewpoint import FirstView
+from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.log import LogPanel
@@ -45,7 +42,6 @@ from splatstudio.train.device_options import AS_FOUND, DeviceOptions
 
 RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300
-REFRESH_SECONDS = 0.25
 LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 
 log = logging.getLogger(__name__)
@@ -58,46 +54,39 @@ class Studio:
         self,
         path: Path,
         *,
-        network: Network = LOOPBACK,
+        network: Listen = THIS_MACHINE,
         config: TrainConfig = TrainConfig(),
         given: Collection[str] | None = None,
         run_dir: Path | None = None,
         devices: DeviceOptions = AS_FOUND,
     ):
-        self._serve(on_devices(open_project(path, config, run_dir, given), devices), network)
+        self._serve(on_devices(open_project(path, config, run_dir, given), devices), network, Controller)
 
-    def _serve(self, project: Project, network: Network) -> None:
+    def _serve(
+        self,
+        project: Project,
+        network: Listen,
+        new_controller: Callable[[Project, Callable[[Notice], None]], Controller],
+    ) -> None:
         """Open the page of a project."""
-        self.project = project
-        self._gated = open_server(
-            host=network.host,
-            port=network.port,
-            allow_hosts=network.allow_hosts,
-            allow_origins=network.allow_origins,
-        )
-        self.port = self._gated.port
-        self._server = self._gated.server
-        self.url = self._gated.url
-        self._news = News(self._server)
-        on_failed_callback(self._server, self._news.tell_failure)
-        self.controller = self._new_controller()
-        self._jobs = JobBoard(self.controller, self._news.tell)
-        # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
-        self._first_view = FirstView(self._server, "-y" if self.project.path.is_file() else "+z")
-        self._viewport = Viewport(self._server, self.controller, self.project.scene)
-        self.controller.beside.redraw = self._viewport.invalidate
-        self._stopped = threading.Event()
-        self._panels: list[Panel] = []
+        self._gated = open_server(network)
+        self._server, self.port, self.url = self._gated.server, self._gated.port, self._gated.url
         self._failures: dict[str, bool] = {}  # panels that could not be refreshed; whether that was told
-        self._build_page()
+        self._refresher = Refresher(self._tell_of)
+        changed = self._refresher.changed
+        self._news = News(self._server, changed)
+        after_callbacks(self._server, changed, self._news.tell_failure)
+        self.controller = new_controller(project, self._news.tell)
+        self._tasks = TaskBoard(self.controller, self._news.tell, changed)
+        # Where no cameras say which way is up, COLMAP's frame is the likely one for a file.
+        self._first_view = FirstView(self._server, "-y" if project.path.is_file() else "+z")
+        self._viewport = Viewport(self._server, self.controller, project.scene)
+        self.controller.preview.on_change = self._another_model
+        self._build_page(project)
         self.controller.listen(Milestones(self.controller, self._news.note).follow)
         self.controller.listen(self._follow)
         self.controller.open()
-        self._ticker = threading.Thread(target=self._tick, name="page", daemon=True)
-        self._ticker.start()
-
-    def _new_controller(self) -> Controller:
-        return Controller(self.project, self._news.tell)
+        self._refresher.start()
 
     def start_training(self) -> None:
         """Start or resume at once; a run with all steps done is started over.
@@ -114,14 +103,14 @@ class Studio:
         run_dir, unsaved = controller.project.run_dir, False
         try:
             ended.wait()
-            run_dir, unsaved = controller.project.run_dir, self._unsaved
+            run_dir, unsaved = controller.project.run_dir, controller.unsaved
             for number, handler in before.items():
                 signal.signal(number, handler)
             # A shell's background job inherits that Ctrl-C is ignored; here it has a meaning.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
             if unsaved:
-                save_before_closing(controller)
+                controller.save_and_stop()
             self.close()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,80 +122,64 @@ class Studio:
         if unsaved and run_dir is not None:
             print(last_words(controller.status, controller.last_saved, run_dir))
 
-    @property
-    def _unsaved(self) -> bool:
-        """Say whether there is something that to close the studio must save."""
-        return self.controller.status.state in ("training", "paused")
-
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
         self.controller.send(Close())  # it saves while the rest is closed
-        self._stopped.set()
-        self._ticker.join()
-        for panel in self._panels:
+        self._refresher.close()
+        self._tasks.close()
+        for panel in self._refresher.panels:
             panel.close()
         self._viewport.close()
         self.controller.close()
         self._gated.stop()
 
-    def _build_page(self) -> None:
-        server, scene = self._server, self.project.scene
-        gui = server.gui
+    def _build_page(self, project: Project) -> None:
+        server, gui = self._server, self._server.gui
         gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT)
         gui.set_panel_label("splatstudio")
         gui.main_panel.dock_right()
         gui.main_panel.set_width(RIGHT_WIDTH)
         _light(server.scene)
-        if scene is not None:
-            self._first_view.of_scene(scene)
+        if project.scene is not None:
+            self._first_view.of_scene(project.scene)
         page = Page(
             server,
             self.controller,
             self._viewport,
             self._first_view,
             Hotkeys(server),
-            self._jobs,
+            self._tasks,
             self._news.tell,
+            self._refresher.changed,
         )
-        self._panels.append(StatusPanel(page))
+        add = self._refresher.add
+        add(StatusPanel(page))
         tabs = gui.add_tab_group()
-        for title, build in self._tabs(page):
-            with tabs.add_tab(title) as tab:
-                self._panels.append(build(tab))
+        if project.can_train:
+            with tabs.add_tab("Train") as tab:
+                add(train := TrainPanel(page, tab))
+                add(train.plots)
+        with tabs.add_tab("View"):
+            add(view := ViewPanel(page))
+        with tabs.add_tab("Evaluate"):
+            add(EvaluatePanel(page, view.compare))
+        with tabs.add_tab("Render"):
+            add(RenderPanel(page))
+        with tabs.add_tab("Export"):
+            add(ExportPanel(page))
         left = gui.add_panel()
         with left.add_tab("Devices") as tab:
-            self._panels.append(self._devices_panel(page, tab))
+            add(RanksPanel(page) if self.controller.elsewhere else DevicesPanel(page, tab))
         with left.add_tab("Log"):
-            self._panels.append(LogPanel(page, self._news))
+            add(LogPanel(page, self._news))
         left.dock_left()
         left.set_width(LEFT_WIDTH)
-        self._refresh()
-
-    def _devices_panel(self, page: Page, tab: viser.GuiTabHandle) -> Panel:
-        return DevicesPanel(page, tab)
-
-    def _tabs(self, page: Page) -> list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]]:
-        """Return title and builder of each tab of the right dock, in their order."""
-        tabs: list[tuple[str, Callable[[viser.GuiTabHandle], Panel]]] = []
-        if self.project.can_train:
-            tabs.append(("Train", lambda tab: TrainPanel(page, tab)))
-        views: list[ViewPanel] = []
-
-        def build_view(_: viser.GuiTabHandle) -> Panel:
-            views.append(ViewPanel(page))
-            return views[0]
-
-        tabs.append(("View", build_view))
-        tabs.append(("Evaluate", lambda _: EvaluatePanel(page, views[0].compare)))
-        tabs.append(("Render", lambda _: RenderPanel(page)))
-        tabs.append(("Export", lambda _: ExportPanel(page)))
-        return tabs
 
     def _follow(self, event: Event) -> None:
-        if isinstance(event, ModelLoaded) and self.project.scene is None:
+        if isinstance(event, ModelLoaded) and self.controller.project.scene is None:
             self._first_view.of_model(event.center, event.radius)
-        self._jobs.follow(event)
-        for panel in self._panels:
+        self._tasks.follow(event)
+        for panel in self._refresher.panels:
             try:
                 panel.follow(event)
             except Exception as error:  # the worker's other news, and the other panels, do not depend on it
@@ -215,17 +188,11 @@ class Studio:
             self._viewport.invalidate()  # another model may have the same step
         else:
             self._viewport.model_changed()
+        self._refresher.changed()
 
-    def _tick(self) -> None:
-        while not self._stopped.wait(REFRESH_SECONDS):
-            self._refresh()
-
-    def _refresh(self) -> None:
-        for panel in self._panels:
-            try:
-                panel.refresh()
-            except Exception as error:  # a mistake in one part of the page must not stop the others
-                self._tell_of(panel, error)
+    def _another_model(self) -> None:
+        self._viewport.invalidate()
+        self._refresher.changed()
 
     def _tell_of(self, panel: Panel, error: Exception) -> None:
         """Log a panel's first failure with its traceback, and tell it once there is somebody to tell."""
@@ -242,7 +209,7 @@ class Studio:
 def open_studio(
     path: str | Path,
     *,
-    network: Network = LOOPBACK,
+    network: Listen = THIS_MACHINE,
     train: bool = False,
     browser: bool = True,
     config: TrainConfig = TrainConfig(),
@@ -270,17 +237,17 @@ def open_studio(
     return studio
 
 
-def say_where(studio: Studio, network: Network) -> None:
+def say_where(studio: Studio, network: Listen) -> None:
     """Print a studio's address, and what its user should know."""
     print(f"The studio is open at {studio.url}", flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
-    for note in (*told, *studio.project.notes):
+    for note in (*told, *studio.controller.project.notes):
         print(note, flush=True)
 
 
 def show_in_browser(studio: Studio) -> None:
     """Open the default browser, where there is a display."""
-    if _has_display():
+    if platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(studio.url)
 
 
@@ -304,9 +271,3 @@ def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
         return "No step was done yet, so nothing had to be saved."
     words = f"{status.message} {saved_sentence(run_dir, status.step)}".lstrip()
     return words if newest_checkpoint(run_dir) is None else f"{words} {go_on}"
-
-
-def _has_display() -> bool:
-    if platform.system() != "Linux":
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

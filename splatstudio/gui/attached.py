@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shlex
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import viser
-
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.app import Studio, say_where, show_in_browser
-from splatstudio.gui.panel_context import Page, Panel
-from splatstudio.gui.server.network import LOOPBACK, Network
+from splatstudio.gui.server.network import THIS_MACHINE, Listen
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.news import News
 from splatstudio.gui.state.project import Project
-from splatstudio.gui.state.status import Choice
-from splatstudio.gui.tabs.ranks import RanksPanel
+from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Job, TrainJob
-from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
-from splatstudio.scene import load_training_scene
+from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
+from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
+from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
+from splatstudio.train.device_options import DeviceOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,20 +38,9 @@ class AttachedProject(Project):
         """Return what the user calls it."""
         return self.path.name
 
-    @property
-    def can_train(self) -> bool:
-        """Say that it is trained, whether or not its photographs are here."""
-        return True
-
-    @property
-    def can_evaluate(self) -> bool:
-        """Say that it can be evaluated, where its photographs are."""
-        return True
-
-    @property
-    def resume_step(self) -> None:
-        """Return None: who started it elsewhere resumes it there."""
-        return None
+    # It is trained, and can be evaluated, whether or not its photographs are here; who started it resumes it.
+    can_train = can_evaluate = property(lambda _: True)
+    resume_step = property(lambda _: None)
 
     def first_job(self) -> TrainJob:
         """Return the training."""
@@ -97,9 +86,11 @@ def project_of(card: RunCard) -> AttachedProject:
 class AttachedController(Controller):
     """Steers a training that is not this studio's: it is neither started here nor ended by closing."""
 
-    def __init__(self, project: AttachedProject, news: News, plan: RemotePlan):
+    elsewhere = True
+
+    def __init__(self, project: Project, notify: Callable[[Notice], None], plan: RemotePlan):
         self._plan = plan
-        super().__init__(project, news.tell)
+        super().__init__(project, notify)
 
     def choice(self) -> Choice:
         """Return what the primary button says and whether it can be pressed."""
@@ -107,27 +98,13 @@ class AttachedController(Controller):
             return super().choice()
         return Choice("Ended", enabled=False)
 
-    @property
-    def can_start_over(self) -> bool:
-        """Say no: a new run is started where the machines are."""
-        return False
-
-    @property
-    def can_set_up(self) -> bool:
-        """Say no: it has begun."""
-        return False
-
-    @property
-    def can_train_more(self) -> bool:
-        """Say no: its processes leave at the end."""
-        return False
+    # A new run is started where the machines are; this one has begun, and its processes leave at the end.
+    can_start_over = can_set_up = can_train_more = property(lambda _: False)
 
     def _new_worker(self, job: Job) -> WorkerClient:
         if not isinstance(job, TrainJob):
             return super()._new_worker(job)
-        worker = WorkerClient(job, self._plan)
-        worker.subscribe(lambda event: self._take(worker, event))
-        return worker
+        return self._heard(WorkerClient(job, self._plan))
 
     def _load_history(self) -> None:
         rows: list[dict[str, Any]] = json.loads(self._plan.line.card.rows)
@@ -138,23 +115,11 @@ class AttachedController(Controller):
 class AttachedStudio(Studio):
     """A studio for a training elsewhere, which goes on when it is closed."""
 
-    def __init__(self, plan: RemotePlan, network: Network = LOOPBACK):
-        self._plan = plan
-        self._attached = project_of(plan.line.card)
-        self._serve(self._attached, network)
-
-    def _new_controller(self) -> Controller:
-        return AttachedController(self._attached, self._news, self._plan)
-
-    def _devices_panel(self, page: Page, tab: viser.GuiTabHandle) -> Panel:
-        return RanksPanel(page)
-
-    @property
-    def _unsaved(self) -> bool:
-        return False
+    def __init__(self, plan: RemotePlan, network: Listen = THIS_MACHINE):
+        self._serve(project_of(plan.line.card), network, partial(AttachedController, plan=plan))
 
 
-def attached_studio(dialled: Callable[[], RemoteLine], network: Network) -> AttachedStudio:
+def attached_studio(dialled: Callable[[], RemoteLine], network: Listen) -> AttachedStudio:
     """Return the studio of the training that `dialled` connects to, as often as it has to."""
     line = dialled()
     try:
@@ -165,7 +130,7 @@ def attached_studio(dialled: Callable[[], RemoteLine], network: Network) -> Atta
 
 
 def open_attached(
-    address: str, token: str, *, network: Network = LOOPBACK, browser: bool = True
+    address: str, token: str, *, network: Listen = THIS_MACHINE, browser: bool = True
 ) -> AttachedStudio:
     """Open the studio of the training at `address`, HOST:PORT, and print where.
 
@@ -178,3 +143,95 @@ def open_attached(
     if browser:
         show_in_browser(studio)
     return studio
+
+
+# What is for the studio, of the words of a command line; all else is for the training.
+OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
+OWN |= {"train", "no-train", "no-browser", "attach", "attach-via"}
+MAX_RESTARTS = 100  # a machine that is replaced counts, too
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """A training that several machines come together for; `host` is this one's address, as they see it."""
+
+    scene_path: Path
+    run_dir: Path
+    num_nodes: int
+    host: str
+    per_node: str = "gpu"  # ranks on each: a number, or "gpu" for one on each GPU
+    words: tuple[str, ...] = ()  # further ones for `splatstudio train`
+
+    def command(self, port: int) -> str:
+        """Return what to start on each machine, where the store is at `port` of this one."""
+        launch = ["torchrun", "--nnodes", str(self.num_nodes), "--nproc-per-node", self.per_node]
+        launch += ["--max-restarts", str(MAX_RESTARTS), "--rdzv-backend", "c10d"]
+        launch += ["--rdzv-endpoint", f"{self.host}:{port}", "--rdzv-id", self.run_dir.name]
+        launch += ["--rdzv-conf", "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"]
+        train = ["splatstudio", "train", str(self.scene_path), "--run", str(self.run_dir), *self.words]
+        train += ["--attach-via", f"{self.host}:{port}"]
+        # Else the ranks of a restart read the addresses of those before (pytorch#135712).
+        shared = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+        return shared + shlex.join([*launch, "--no-python", "--", *train])
+
+
+def words_for_training(arguments: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Return those words of an `open` command that are settings of the training."""
+    kept, words = False, []
+    for word in arguments:
+        if word.startswith("--"):
+            kept = word[2:].partition("=")[0].replace("_", "-") not in OWN
+        if kept and Path(word) != path:
+            words.append(word)
+    return tuple(words)
+
+
+def nodes_asked_for(
+    words: Sequence[str], path: Path, run_dir: Path | None, devices: DeviceOptions, network: Listen
+) -> AttachedStudio:
+    """Open the page of what an `open` command with --nodes asks for; see `open_nodes`.
+
+    Raises ValueError with one sentence for what is missing in it.
+    """
+    if run_dir is None:
+        raise ValueError("--nodes needs --run: one folder that all machines see")
+    devices.check_spread()
+    if devices.gpus is not None:
+        raise ValueError(
+            "--gpus names those of this machine: with --nodes choose on each by CUDA_VISIBLE_DEVICES, or give"
+            " --ranks"
+        )
+    host, port = devices.meeting_at
+    kept = words_for_training(words, path)
+    per_node = "gpu" if devices.ranks is None else str(devices.ranks)
+    gathering = Gathering(path.resolve(), run_dir.resolve(), devices.nodes, host, per_node, kept)
+    return open_nodes(gathering, port, network=network, browser="--no-browser" not in words)
+
+
+def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: bool) -> AttachedStudio:
+    """Say what to start on the machines, wait for them, and open the page of their training.
+
+    Raises ValueError with one sentence for a port that cannot be had. The store lives as long as the
+    studio, and the agents of torchrun end without: their ranks save, and leave.
+    """
+    host = StoreHost(port, gathering.host)
+    print(f"Start this on each of {gathering.num_nodes} machines, which all see {gathering.run_dir}:\n")
+    print(f"  {gathering.command(host.port)}\n", flush=True)
+    print(f"The machines meet {_where(host)}, without a password: in a network that you trust.", flush=True)
+    while True:
+        try:
+            studio = attached_studio(host.dialled, network)
+            break
+        except Unreachable:
+            time.sleep(REDIAL_SECONDS)
+    say_where(studio, network)
+    print("When this studio is closed the training saves and ends: its machines meet here.", flush=True)
+    if browser:
+        show_in_browser(studio)
+    return studio
+
+
+def _where(host: StoreHost) -> str:
+    if host.address == EVERYWHERE:
+        return f"at port {host.port} of all networks of this machine"
+    return f"at {host.address}:{host.port} alone"

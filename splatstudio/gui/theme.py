@@ -1,6 +1,9 @@
-"""Colours and words that all panels share."""
+"""Colours, words and small pieces of HTML that all panels share; the page's style sheet is page/page.css."""
 
 from __future__ import annotations
+
+import html
+from collections.abc import Sequence
 
 from splatstudio.runtime.messages import State
 
@@ -8,7 +11,6 @@ ACCENT = (64, 160, 255)
 TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
 MUTED = "#8b95a5"
 GOOD = (62, 207, 122)
-BAD = "#ff8a8a"
 
 # What the user reads, and the colour of the dot beside it.
 STATE_WORDS: dict[State, tuple[str, str]] = {
@@ -25,9 +27,26 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
 }
 
 
-def css(color: tuple[int, int, int]) -> str:
-    """Return a colour as CSS."""
-    return f"rgb({color[0]},{color[1]},{color[2]})"
+def css(color: Sequence[int]) -> str:
+    """Return a colour, three bytes, as CSS."""
+    return f"rgb({','.join(str(int(channel)) for channel in color)})"
+
+
+def note_html(text: str, kind: str = "", mark: str = "note") -> str:
+    """Return a sentence in small grey letters; `kind` "warning" or "bad" gives it another colour."""
+    look = f"ss-note ss-{kind}" if kind else "ss-note"
+    return f'<div class="{look}" data-splatstudio="{mark}">{html.escape(text)}</div>'
+
+
+def box_html(text: str, kind: str, mark: str) -> str:
+    """Return a sentence in a box, of the colour of a "warning" or of something "bad"."""
+    return f'<div class="ss-box ss-{kind}" data-splatstudio="{mark}">{html.escape(text)}</div>'
+
+
+def table_html(rows: Sequence[tuple[str, str]], mark: str = "table") -> str:
+    """Return label and value pairs as a table; values are escaped."""
+    cells = "".join(f"<div>{html.escape(cell)}</div>" for row in rows for cell in row)
+    return f'<div class="ss-table" data-splatstudio="{mark}">{cells}</div>'
 
 
 def duration(seconds: float | None) -> str:
@@ -49,3 +68,8 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit != "MB" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.2f} GB"
+
+
+def counted(num: int, noun: str) -> str:
+    """Return a number of things: "1 change", "2 changes"."""
+    return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"

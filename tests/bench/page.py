@@ -28,7 +28,7 @@ import psutil
 from playwright.sync_api import Error as PlaywrightError
 
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Network
+from splatstudio.gui.server.network import Listen
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +144,7 @@ def measure(scenes: list[Path], size: tuple[int, int], rounds: int, seconds: flo
         for scene in scenes:
             start = time.monotonic()
             config = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), downscale=2)
-            studio = Studio(scene, network=Network(port=0), config=config)
+            studio = Studio(scene, network=Listen(port=0), config=config)
             try:
                 figures[f"open_s_{scene.name}"] = round(time.monotonic() - start, 2)
                 times = [seconds_to_points(browser, studio.url, size) for _ in range(rounds)]

@@ -14,7 +14,8 @@ from conftest import blobs
 from test_cli import command
 
 from splatstudio.formats import FORMATS, read_splats
-from splatstudio.gui.state.tasks import JobStatus, _notice
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.status import Notice
 from splatstudio.models.exporter import BLURRED, BLURRED_PAGE
 from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
@@ -116,11 +117,14 @@ def test_the_page_writes_files_that_tell(tmp_path: Path) -> None:
         assert read_splats(tmp_path / f"a{ending}").antialiased
 
 
-def test_who_exports_on_the_page_reads_what_the_file_does_not_keep(tmp_path: Path) -> None:
-    done = JobDone(1, tmp_path / "a.glb", 7, BLURRED)
-    notice = _notice(JobStatus(Export(tmp_path / "a.glb", job=1)), done)
-    assert notice.bad and notice.text == f"{tmp_path / 'a.glb'}. {BLURRED}"
-    assert not _notice(JobStatus(Export(tmp_path / "a.ply", job=1)), replace(done, note="")).bad
+def test_who_exports_on_the_page_reads_what_the_file_does_not_keep(
+    page: Page, notices: list[Notice], tmp_path: Path
+) -> None:
+    for job, name, note in ((1, "a.glb", BLURRED), (2, "a.ply", "")):
+        page.tasks.submit(Export(tmp_path / name))
+        page.tasks.follow(JobDone(job, tmp_path / name, 7, note))
+    bad, good = notices
+    assert bad.bad and bad.text == f"{tmp_path / 'a.glb'}. {BLURRED}" and not good.bad
 
 
 def note_of(task: Export, model: Model) -> str:

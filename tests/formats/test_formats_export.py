@@ -20,7 +20,7 @@ from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
 SHARED = Path(__file__).parents[3] / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"

@@ -37,7 +37,7 @@ from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import RenderOptions, render_image
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import Tasks
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 
 SHARED = Path(__file__).parents[3] / "shared"

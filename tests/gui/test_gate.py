@@ -19,21 +19,18 @@ from gate_client import CAMERA, TOKEN, client, get, send, wait, websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.connection import Connection
 
-from splatstudio.gui.server import GatedServer, GateLimits, open_server
 from splatstudio.gui.server.access import Access
-from splatstudio.gui.server.connection import GatedConnection
+from splatstudio.gui.server.allowed_messages import GateLimits
+from splatstudio.gui.server.gate import GatedConnection, GatedServer, open_server
+from splatstudio.gui.server.network import Listen
 
 PAGE_WORDS = "open the URL printed in the terminal"
 
 
 @pytest.fixture(scope="module")
 def gated() -> Iterator[GatedServer]:
-    server = open_server(
-        port=0,
-        token=TOKEN,
-        allow_hosts=["studio.example.org"],
-        allow_origins=["https://portal.example.org"],
-    )
+    names, pages = ("studio.example.org",), ("https://portal.example.org",)
+    server = open_server(Listen(port=0, allow_host=names, allow_origin=pages), token=TOKEN)
     yield server
     server.stop()
 
@@ -117,13 +114,7 @@ def test_the_redirect_cannot_lead_to_another_server(gated: GatedServer) -> None:
 def test_through_a_tunnel_the_cookie_has_the_name_of_the_port_in_the_browser(gated: GatedServer) -> None:
     cookie = cookie_of(gated, "localhost:9000")
     assert cookie.startswith("splatstudio_9000=")
-    code, _, _ = get(
-        gated.port,
-        "/",
-        Host="localhost:9000",
-        Origin="http://localhost:9000",
-        Cookie=cookie,
-    )
+    code, _, _ = get(gated.port, "/", Host="localhost:9000", Origin="http://localhost:9000", Cookie=cookie)
     assert code == 200
     assert get(gated.port, "/", Host=f"localhost:{gated.port}", Cookie=cookie)[0] == 403
 
@@ -165,7 +156,7 @@ def test_the_token_is_never_written_anywhere(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        gated = open_server(port=0, token=TOKEN)
+        gated = open_server(Listen(port=0), token=TOKEN)
         get(gated.port, f"/?token={TOKEN}")
         get(gated.port, f"/{TOKEN} {TOKEN} {TOKEN}")
         assert status(gated) == 101
@@ -197,7 +188,7 @@ def test_the_33rd_browser_is_told_and_the_others_go_on(gated: GatedServer) -> No
 
 
 def test_browsers_that_come_at_once_are_never_too_many() -> None:
-    gated = open_server(port=0, token=TOKEN, limits=GateLimits(max_clients=2))
+    gated = open_server(Listen(port=0), token=TOKEN, limits=GateLimits(max_clients=2))
     outcomes: list[object] = []
     most = 0
     done = threading.Event()
@@ -228,7 +219,7 @@ def test_browsers_that_come_at_once_are_never_too_many() -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no TCP_USER_TIMEOUT")
 def test_a_browser_that_never_reads_is_dropped_and_hurts_nobody() -> None:
-    gated = open_server(port=0, token=TOKEN, limits=GateLimits(silent_seconds=2.0))
+    gated = open_server(Listen(port=0), token=TOKEN, limits=GateLimits(silent_seconds=2.0))
     points, colors = np.zeros((300_000, 3), np.float32), np.zeros((300_000, 3), np.uint8)
     try:
         with websocket(gated.port) as reader, _stalled(gated.port):
@@ -270,17 +261,17 @@ def _stalled(port: int) -> Iterator[socket.socket]:
 
 
 def test_a_port_in_use_is_named_and_otherwise_the_next_one_is_taken() -> None:
-    first = open_server(port=None)
-    second = open_server(port=None)
+    first = open_server()
+    second = open_server()
     try:
         assert first.port != second.port and second.port > first.port >= 8080
         with pytest.raises(ValueError, match=f"Port {first.port} is already in use"):
-            open_server(port=first.port)
+            open_server(Listen(port=first.port))
         assert first.url != second.url and len(first.url.partition("token=")[2]) >= 30
     finally:
         first.stop()
         second.stop()
-    open_server(port=first.port).stop()  # it is free again
+    open_server(Listen(port=first.port)).stop()  # it is free again
 
 
 @pytest.mark.parametrize(
@@ -293,21 +284,22 @@ def test_a_port_in_use_is_named_and_otherwise_the_next_one_is_taken() -> None:
         ({"host": "a" * 100}, "is not known"),
         ({"token": "short"}, "at least 8"),
         ({"token": "with a space"}, "without spaces"),
-        ({"allow_hosts": ["https://x.org"]}, "a name without port"),
-        ({"allow_hosts": ["x.org:80"]}, "a name without port"),
-        ({"allow_origins": ["x.org"]}, "looks like https://"),
-        ({"allow_origins": ["https://x.org/page"]}, "looks like https://"),
+        ({"allow_host": ("https://x.org",)}, "a name without port"),
+        ({"allow_host": ("x.org:80",)}, "a name without port"),
+        ({"allow_origin": ("x.org",)}, "looks like https://"),
+        ({"allow_origin": ("https://x.org/page",)}, "looks like https://"),
     ],
 )
 def test_bad_arguments_are_explained_at_once(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        open_server(**{"port": 0, **settings})
+        token = settings.pop("token", TOKEN)
+        open_server(Listen(**{"port": 0, **settings}), token=token)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "localhost", "::1", "::"])
 def test_other_addresses_work_and_keep_the_token(host: str) -> None:
     try:
-        gated = open_server(host=host, port=0, token=TOKEN)
+        gated = open_server(Listen(host, 0), token=TOKEN)
     except ValueError:
         if ":" in host:
             pytest.skip("this machine has no IPv6")
@@ -351,7 +343,7 @@ def test_a_gate_with_a_hole_does_not_open(monkeypatch: pytest.MonkeyPatch, hole:
         monkeypatch.setattr("viser.infra._infra.websockets", other)
     port = free_port(2)
     with contextlib.redirect_stdout(io.StringIO()), pytest.raises(RuntimeError, match=found):
-        open_server(port=port, token=TOKEN)
+        open_server(Listen(port=port), token=TOKEN)
     for reachable in (port, port + 1):
         with socket.socket() as visitor:
             assert visitor.connect_ex(("127.0.0.1", reachable)) != 0

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import viser
 from gate_client import TOKEN, wait
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, PAGE_TEST
 
-from splatstudio.gui.server import GatedServer, open_server
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.network import Listen
 
 pytestmark = PAGE_TEST
 
@@ -39,7 +41,7 @@ Promise.all([socket("127.0.0.1"), socket("localhost"), page("127.0.0.1"), page("
 
 @pytest.fixture
 def gated() -> Iterator[GatedServer]:
-    server = open_server(port=0, token=TOKEN)
+    server = open_server(Listen(port=0), token=TOKEN)
     yield server
     server.stop()
 

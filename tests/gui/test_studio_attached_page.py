@@ -15,7 +15,7 @@ from free_ports import free_port
 from studio_page import PAGE_TEST, close_screen, screen_of
 
 from splatstudio.gui.attached import open_attached
-from splatstudio.gui.server.network import Network
+from splatstudio.gui.server.network import Listen
 
 pytestmark = PAGE_TEST
 
@@ -52,7 +52,7 @@ def training(blob_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
 def test_a_training_elsewhere_is_watched_and_paused_in_its_page(
     browser: Any, training: tuple[str, str]
 ) -> None:
-    studio = open_attached(*training, network=Network(port=0), browser=False)
+    studio = open_attached(*training, network=Listen(port=0), browser=False)
     screen = screen_of(browser, studio)
     try:
         screen.wait(lambda: screen.step > 20, "the page shows how it gets on")

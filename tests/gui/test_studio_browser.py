@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import NUM_VIEWS
-from studio_page import CANVAS, DRAWN, PAGE_TEST, TIMEOUT, Screen
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
@@ -153,7 +154,7 @@ def test_frames_lie_exactly_under_the_points(open_page: Callable[..., Screen], b
     screen.switch("Points").click()
     screen.wait(lambda: bool((screen.picture() != splats).any()), "points in place of splats")
     points = resting_picture(screen)
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     camera = screen.viewpoint.camera(1.0)
     local = scene.points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
@@ -203,7 +204,7 @@ def test_a_click_on_a_camera_flies_there_and_two_browsers_look_apart(
     open_page: Callable[..., Screen], blob_folder: Path, browser: Any
 ) -> None:
     screen = open_page(blob_folder)
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     screen.settle()
     # The camera whose pyramid is nearest to the middle of the picture.

@@ -23,16 +23,16 @@ import numpy as np
 import pytest
 import viser
 from conftest import write_blob_scene
-from studio_page import CANVAS, MANY, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
+from gui_parts import MANY, TIMEOUT, wait_until
+from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.state.keyframes import Draft
-from splatstudio.gui.tabs.evaluate import EvaluatePanel
+from splatstudio.gui.state.camera_paths import Draft
+from splatstudio.gui.state.tasks import TaskBoard
 from splatstudio.gui.tabs.log import LogPanel
 from splatstudio.gui.tabs.render import RenderPanel
-from splatstudio.runtime.file_tasks import FileWorker
 from splatstudio.settings.config import TrainConfig
 
 pytestmark = PAGE_TEST
@@ -75,7 +75,7 @@ def seen(screen: Screen, name: str) -> Any:
 
 
 def draft_of(screen: Screen) -> Draft:
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, RenderPanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, RenderPanel))
     return panel._editor.draft
 
 
@@ -130,8 +130,8 @@ PRESSED_ELSEWHERE = {
     "Download": (BROWSER, 'name=f"Download {ply.name}").click()'),
     "Render": (RENDER, '"Render 61 frames").click()'),
     "Stop": (BROWSER, '"Stop").click()'),
-    "Stop here": ("test_studio_flat_page.py", '"Stop here").click()'),
-    "Go on": ("test_studio_flat_page.py", '"Go on").click()'),
+    "Stop here": ("test_studio_plateau_page.py", '"Stop here").click()'),
+    "Go on": ("test_studio_plateau_page.py", '"Go on").click()'),
     "Save": (BROWSER, '"Save").click()'),
     "Evaluate now": (BROWSER, '"Evaluate now").click()'),
     "Export PLY": (BROWSER, '"Export PLY").click()'),
@@ -143,7 +143,7 @@ PRESSED_ELSEWHERE = {
     "Play": (RENDER, '"Play").click()'),
     "Go to": (RENDER, '"Go to").click()'),
     "Merge and open": ("test_studio_part_opened.py", 'button("Merge and open")'),
-    "Back to the training": ("test_studio_beside.py", 'name="Back to the training")'),
+    "Back to the training": ("test_studio_preview_model.py", 'name="Back to the training")'),
     "Take a picture": (RENDER, '"Take a picture").click()'),
 }
 
@@ -287,7 +287,7 @@ def test_the_log_stands_still_and_is_downloaded(screen: Screen) -> None:
     screen.tab("Log")
     log, path = screen.page.locator('[data-splatstudio="log"]'), screen.studio.controller.log_path
     screen.wait(lambda: "trains here" in log.inner_text(), "the worker's log")
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, LogPanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, LogPanel))
     screen.switch("Follow").click()
     screen.wait(lambda: not panel._follow.value, "the studio knows")
     time.sleep(1.0)  # the log may be being read at this moment
@@ -317,10 +317,12 @@ def row(screen: Screen, start: str) -> Any:
     return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
 
 
-def hold_process_of(worker: FileWorker) -> None:
-    """Stop the process of the next task as soon as it is there."""
-    while (process := worker._process) is None or process.pid is None:
+def hold_process_of(tasks: TaskBoard) -> None:
+    """Stop the process of the first task of the Evaluate tab as soon as it is there."""
+    while (files := tasks._files.get("evaluate")) is None or (process := files._process) is None:
         time.sleep(0.001)
+    wait_until(lambda: process.pid is not None)
+    assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
 
 
@@ -334,9 +336,8 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: P
     screen.wait(lambda: "step_00000005" in screen.text("entry"), "the oldest one is chosen")
     scores = run / "eval" / "step_00000005.json"
     assert not scores.exists()
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, EvaluatePanel))
     # Small as it is, it could be done before there is time to press Cancel.
-    holder = threading.Thread(target=hold_process_of, args=(panel._worker,))
+    holder = threading.Thread(target=hold_process_of, args=(screen.studio._tasks,))
     holder.start()
     seen(screen, "Evaluate").click()
     holder.join(TIMEOUT)
@@ -367,7 +368,7 @@ def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, traine
     seen(screen, "Merge").click()
     merged = run / "exports" / f"{run.name}-{STEPS + 5}-merged.ply"
     with screen.page.expect_download() as download:
-        seen(screen, f"Download {merged.name}").click()
+        row(screen, f"Download {merged.name} (").click()
     assert Path(download.value.path()).read_bytes() == merged.read_bytes()
     assert len(read_ply(merged)) == len(whole.population)
     screen.close_notices()

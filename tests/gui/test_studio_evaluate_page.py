@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import blobs
-from studio_page import MANY, PAGE_TEST, Screen
+from gui_parts import MANY
+from studio_page import PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
 from splatstudio.files.run import Run
@@ -26,7 +27,7 @@ Open = Callable[..., Screen]
 
 
 def panel_of(screen: Screen) -> EvaluatePanel:
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, EvaluatePanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, EvaluatePanel))
     return panel
 
 
@@ -84,7 +85,7 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
     merged = trained / "exports" / "blobs-20-merged.ply"
-    assert len(read_ply(merged)) == len(screen.studio.project.scene.points)  # type: ignore[union-attr]
+    assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
     screen.close_notices()
     if os.environ.get("SCREENSHOT"):
         screen.page.screenshot(path=os.environ["SCREENSHOT"])

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import RECORD, FakeNvml
-from studio_page import MANY, PAGE_TEST, TIMEOUT, Screen
+from gui_parts import MANY, TIMEOUT
+from studio_page import PAGE_TEST, Screen
 
 from splatstudio.gui.state.controller import Controller
 from splatstudio.runtime.messages import RankFigures, RanksReport
@@ -76,10 +77,7 @@ TOO_WIDE = """
 
 @pytest.mark.timeout(600)
 def test_nothing_is_cut_off_in_any_tab(
-    open_page: Callable[..., Screen],
-    blob_folder: Path,
-    nvml: FakeNvml,
-    monkeypatch: pytest.MonkeyPatch,
+    open_page: Callable[..., Screen], blob_folder: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Controller, "pids", tuple(RECORD["our_pids"]))
     scene = DEMO if SCREENSHOTS else blob_folder

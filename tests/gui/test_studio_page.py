@@ -15,9 +15,10 @@ from studio_page import CANVAS, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.tabs.capture_options import options_on
-from splatstudio.settings.config import DensifyConfig, TrainConfig, from_json, value_of
+from splatstudio.gui.tabs.train import options_on
+from splatstudio.settings.config import TrainConfig, from_json, value_of
 from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.strategy_config import DensifyConfig
 
 pytestmark = PAGE_TEST
 SHORT = TrainConfig(steps=400, eval_steps=(), save_steps=(), sh_degree=1)
@@ -224,10 +225,7 @@ def test_eight_gpus_are_readable_at_once(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [(1440, 900), (1280, 720)])
 def test_pictures_of_the_page(
-    open_page: Callable[..., Screen],
-    nvml: FakeNvml,
-    monkeypatch: pytest.MonkeyPatch,
-    size: tuple[int, int],
+    open_page: Callable[..., Screen], nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
 ) -> None:
     folder = Path(os.environ["SPLATSTUDIO_SCREENSHOTS"])
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from studio_page import PAGE_TEST, TIMEOUT, Screen
+from gui_parts import TIMEOUT
+from studio_page import PAGE_TEST, Screen
 from test_plateau import ANYHOW
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.messages import Start
 
 pytestmark = PAGE_TEST

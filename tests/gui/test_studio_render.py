@@ -12,12 +12,13 @@ import cv2
 import imageio.v3 as iio
 import numpy as np
 import viser.transforms
-from studio_page import PAGE_TEST, TIMEOUT, Screen
+from gui_parts import TIMEOUT
+from studio_page import PAGE_TEST, Screen
 from test_studio_browser import likeness
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.state.keyframes import Draft
+from splatstudio.gui.state.camera_paths import Draft
 from splatstudio.gui.state.viewpoint import read_viewpoint
 from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.models.model import load_model
@@ -29,7 +30,7 @@ Open = Callable[..., Screen]
 
 def draft_of(screen: Screen) -> Draft:
     """Return the path that the studio holds."""
-    (panel,) = (panel for panel in screen.studio._panels if isinstance(panel, RenderPanel))
+    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, RenderPanel))
     return panel._editor.draft
 
 
@@ -85,7 +86,7 @@ def test_keyframes_are_made_kept_and_played_in_one_browser(
     # Every change is in a file, in the coordinates of the scene's own files.
     file = tmp_path / "runs" / "blobs" / "camera_paths" / "path.json"
     screen.wait(file.exists, "the path is saved by itself")
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     screen.wait(lambda: len(read_camera_path(file).keyframes) == 3, "all of it is saved")
     kept = read_camera_path(file, scene.transform)

@@ -25,8 +25,8 @@ from worker_watcher import MANY, TIMEOUT
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Network
-from splatstudio.gui.state import worker_session as present_worker
+from splatstudio.gui.server.network import Listen
+from splatstudio.gui.state import controller as present_worker
 from splatstudio.runtime.channel.frame_slots import NUM_SLOTS
 from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.heartbeat import Limits
@@ -78,7 +78,7 @@ def training(
 ) -> Iterator[Training]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(present_worker, "plan_for", lambda *_: QUICK)
-    studio = Studio(blob_folder, network=Network(port=0), config=MANY)
+    studio = Studio(blob_folder, network=Listen(port=0), config=MANY)
     made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
     wait(lambda: studio.controller.status.state == "ready", "the process is there")
     studio.start_training()

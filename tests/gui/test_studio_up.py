@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import blobs
-from studio_page import CANVAS, PAGE_TEST, TIMEOUT, Screen, close_screen, open_screen
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen
 
 from splatstudio.formats.ply import write_ply
 

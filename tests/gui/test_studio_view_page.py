@@ -10,11 +10,12 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from studio_page import DRAWN, MANY, PAGE_TEST, Screen
+from gui_parts import MANY
+from studio_page import DRAWN, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.compare import on_canvas, place_of
-from splatstudio.gui.tabs.browser_view import MODES
+from splatstudio.gui.tabs.view import MODES
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
 from splatstudio.runtime.messages import Evaluate
@@ -104,7 +105,7 @@ def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
 
 def test_the_photo_and_the_model_in_one_picture(open_page: Callable[..., Screen], blob_folder: Path) -> None:
     screen = open_page(blob_folder, replace(MANY, background=(0.2, 0.4, 0.6)), width=1280, height=720)
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     screen.tab("View")
     screen.switch("Points").click()
@@ -166,7 +167,7 @@ def test_photos_by_error_and_a_click_flies_there(open_page: Callable[..., Screen
     name = tiles(screen)[2][0]
     screen.page.locator(f'[data-photo="{name}"]').click()
     screen.wait(lambda: f"At {name}" in screen.text("standing"), "the click flies there")
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     standing_in(screen, scene)
     screen.choose("Order", "Worst test photos")
@@ -182,7 +183,7 @@ def test_every_mode_shows_another_picture_and_what_its_colors_mean(
     screen.tab("View")
     screen.switch("Cameras").click()
     press(screen, "n")
-    scene = screen.studio.project.scene
+    scene = screen.studio.controller.project.scene
     assert scene is not None
     standing_in(screen, scene)
     looks_like(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.sentences import saved_sentence
 
 TIMEOUT = 120.0
@@ -271,7 +272,7 @@ def test_ctrl_c_in_open_while_nothing_is_unsaved(
 
 def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path) -> None:
     from splatstudio.files.run import Run
-    from splatstudio.scene import load_scene
+    from splatstudio.scene.load import load_scene
     from splatstudio.settings.config import TrainConfig
     from splatstudio.train.trainer import Trainer
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from test_interrupt import TIMEOUT, read_to, training_process, wait_for
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 
 # In the background process: there is no room for a checkpoint while FLAG is there. It is a sitecustomize.py,
 # which Python loads before anything else.

@@ -20,9 +20,8 @@ import pytest
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.checkpoints.manifest import read_manifest
-from splatstudio.gui.attached import AttachedStudio, attached_studio
-from splatstudio.gui.server.network import Network
-from splatstudio.gui.state.nodes import Gathering
+from splatstudio.gui.attached import AttachedStudio, Gathering, attached_studio
+from splatstudio.gui.server.network import Listen
 from splatstudio.runtime.messages import Export, ViewOptions
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import StoreHost
@@ -133,7 +132,7 @@ def attached(nodes: Nodes) -> AttachedStudio:
 
     def attach() -> bool:
         with suppress(Unreachable):
-            opened.append(attached_studio(nodes.store.dialled, Network(port=0)))
+            opened.append(attached_studio(nodes.store.dialled, Listen(port=0)))
         return bool(opened)
 
     nodes.wait_until(attach)
@@ -170,7 +169,7 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
 
     try:
         nodes.wait_until(lambda: step() > 30)
-        assert studio.project.scene is not None, "its photographs are on this machine"
+        assert studio.controller.project.scene is not None, "its photographs are on this machine"
         nodes.wait_until(lambda: picture_step() > 30)
         controller.save()
         nodes.wait_until(lambda: controller.last_saved is not None and controller.last_saved.step > 20)

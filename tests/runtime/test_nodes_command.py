@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli.train import train_scene
-from splatstudio.gui.server.network import LOOPBACK
-from splatstudio.gui.state.nodes import Gathering, nodes_asked_for, words_for_training
+from splatstudio.gui.attached import Gathering, nodes_asked_for, words_for_training
+from splatstudio.gui.server.network import THIS_MACHINE
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig
@@ -41,16 +41,16 @@ def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None
 
 def test_what_is_missing_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--nodes needs --run"):
-        nodes_asked_for([], tmp_path, None, DeviceOptions(nodes=2), LOOPBACK)
+        nodes_asked_for([], tmp_path, None, DeviceOptions(nodes=2), THIS_MACHINE)
     with pytest.raises(ValueError, match="--nodes-at needs HOST:PORT"):
-        nodes_asked_for([], tmp_path, tmp_path, DeviceOptions(nodes=2), LOOPBACK)
+        nodes_asked_for([], tmp_path, tmp_path, DeviceOptions(nodes=2), THIS_MACHINE)
     for asked, sentence in (
         (DeviceOptions(nodes=2, gpus="0,1"), "CUDA_VISIBLE_DEVICES"),
         (DeviceOptions(nodes=2, max_splats="auto"), "as numbers"),
         (DeviceOptions(nodes=2, fit_batch=True), "as numbers"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            nodes_asked_for([], tmp_path, tmp_path, asked, LOOPBACK)
+            nodes_asked_for([], tmp_path, tmp_path, asked, THIS_MACHINE)
     for alone in (DeviceOptions(nodes_at="h:1"), DeviceOptions(nodes=0)):
         with pytest.raises(ValueError, match="--nodes says how many, 2 or more"):
             train_scene(tmp_path, TrainConfig(), None, resume=False, given=(), devices=alone)

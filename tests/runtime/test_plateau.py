@@ -13,13 +13,14 @@ from msgspec import structs
 from worker_watcher import Launch
 
 import splatstudio as ss
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.cli.attach import described
 from splatstudio.cli.main import main
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.plateau_bar import offer_text
+from splatstudio.gui.dock.bars import offer_text
 from splatstudio.gui.state.status import Status, followed, notice_of
 from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import (
@@ -37,9 +38,10 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.sentences import plateau_sentence, stopped_sentence
-from splatstudio.scene import Scene
-from splatstudio.settings.config import DensifyConfig, OptimConfig, TrainConfig
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import PlateauConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.session import Advance, Session
 from splatstudio.train.trainer import Trainer
 

@@ -26,16 +26,10 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
 )
 from splatstudio.runtime.training_news import plateau_reached
-from splatstudio.scene import Scene
-from splatstudio.settings.config import (
-    DensifyConfig,
-    FastConfig,
-    McmcConfig,
-    OptimConfig,
-    TrainConfig,
-    from_json,
-)
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import OptimConfig, TrainConfig, from_json
 from splatstudio.settings.plateau_curve import RISEN, Score
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.choice import make_strategy
 from splatstudio.train.plateau import PlateauNews, PlateauWatch, evaluation_interval, settled_after

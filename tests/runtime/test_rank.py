@@ -17,7 +17,7 @@ from splatstudio.runtime.heartbeat import Heartbeats, Phase
 from splatstudio.runtime.messages import Command, EvaluateShare, Leave, Wait
 from splatstudio.runtime.rank import Rank
 from splatstudio.runtime.rank_group import RankSpec, process_context
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
 
 def test_every_photograph_of_an_evaluation_shows_that_the_rank_gets_on(

@@ -33,7 +33,7 @@ from splatstudio.runtime.messages import (
 from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 
 
 def paused(worker: Watcher) -> int:

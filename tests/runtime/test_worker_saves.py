@@ -11,8 +11,9 @@ from worker_faults import faulty, plan_fault
 from worker_watcher import MANY, Launch
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.state.controller import Choice, Controller, Notice
+from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.runtime.heartbeat import Limits, Phase
 from splatstudio.runtime.messages import (
     Command,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import viser
+from gui_parts import as_user, evaluate_panel
 from path_builder import random_keys
 
-from splatstudio.gui.state.controller import Notice
-from splatstudio.gui.state.keyframes import PathEditor
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.camera_paths import PathEditor
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.tabs.evaluate import EvaluatePanel
-from splatstudio.gui.tabs.export import CHOICES, ExportPanel
-from splatstudio.gui.tabs.model_list import ModelList
+from splatstudio.gui.state.status import Notice
+from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.render_output import OutputSection
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
@@ -46,50 +44,28 @@ def test_scene_project_and_first_model_are_refused_by_it() -> None:
             use()
 
 
-def section(kind: Any, **parts: Any) -> tuple[Any, list[Notice]]:
-    """Return a part of the page without a page, and what it tells."""
-    made, notices = kind.__new__(kind), []
-    page = SimpleNamespace(notify=notices.append)
-    vars(made).update({"_page": page, "_notify": notices.append, **parts})
-    return made, notices
-
-
 def refused(notices: list[Notice]) -> bool:
     return len(notices) == 1 and notices[0].bad and "~no-such-user-here" in notices[0].text
 
 
-def test_fields_of_the_page_say_it_and_start_nothing() -> None:
-    sent: list[Any] = []
-    board = SimpleNamespace(submit=lambda command, then=None: sent.append(command))
+def test_fields_of_the_page_say_it_and_start_nothing(
+    page: Page, notices: list[Notice], sent: list[Any]
+) -> None:
     editor = PathEditor()
     for key in random_keys(1, 2):
         editor.add(key)
-    field = SimpleNamespace(value=NOBODY)
-    render, told = section(OutputSection, _editor=editor, _file=field, _board=board)
+    render, export, evaluate = OutputSection(page, editor), ExportPanel(page), evaluate_panel(page)
+    render._file.value = export._path.value = NOBODY
     render._start(cast(viser.ClientHandle, object()))
-    assert refused(told)
-    controller = SimpleNamespace(project=SimpleNamespace(scene=None))
-    chosen = SimpleNamespace(value=next(iter(CHOICES)))
-    export, told = section(ExportPanel, _path=field, _controller=controller, _jobs=board, _format=chosen)
     export._write()
-    assert refused(told)
-    evaluate, told = section(EvaluatePanel)
-    assert evaluate._output(NOBODY) is None and refused(told)
-    assert not sent
+    assert evaluate._output(NOBODY) is None
+    assert all(refused([notice]) for notice in notices) and len(notices) == 3 and not sent
 
 
-def test_a_folder_of_models_that_is_none_is_said_once() -> None:
-    run = SimpleNamespace(options=("old",), value="old")
-    panel, told = section(
-        ModelList,
-        _root=SimpleNamespace(value=NOBODY),
-        _run=run,
-        _folders=(Path("old"),),
-        selected=None,
-        _refused="",
-        _lock=threading.RLock(),
-        _draw=lambda: None,
-    )
-    panel.scan()
-    panel.scan()
-    assert refused(told) and run.options == ("–",) and panel.entries == ()
+def test_a_folder_of_models_that_is_none_is_said_once(page: Page, notices: list[Notice]) -> None:
+    panel = evaluate_panel(page)
+    as_user(panel._list._root, NOBODY)
+    for _ in range(2):
+        panel.look()
+        panel.refresh()
+    assert refused(notices) and panel._list._run.options == ("–",) and panel._list.entries == ()

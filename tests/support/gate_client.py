@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 from websockets.typing import Origin, Subprotocol
 
-from splatstudio.gui.server import GatedServer
+from splatstudio.gui.server.gate import GatedServer
 
 TOKEN = "a-token-for-tests"
 stamps = itertools.count(100)  # numbers that nothing else uses

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Network
+from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.settings.config import TrainConfig
 
@@ -203,7 +203,7 @@ def open_screen(
     **settings: Any,
 ) -> Screen:
     """Open the studio and its page; who opened it calls `close_screen`."""
-    studio = Studio(path, network=Network(port=0), config=config, **settings)
+    studio = Studio(path, network=Listen(port=0), config=config, **settings)
     return screen_of(browser, studio, width, height)
 
 

@@ -12,8 +12,7 @@ import pytest
 from splatstudio.cli.main import main
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.run import Run
-from splatstudio.gui.state.new_training import on_devices, with_settings
-from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.project import on_devices, open_project, with_settings
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
 from splatstudio.train import memory_plan

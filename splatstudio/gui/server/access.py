@@ -48,8 +48,7 @@ class Access:
 
         Any port is right, so that a tunnel (ssh -L 9000:localhost:8080) works.
 
-        Raises:
-            Refusal: 421 for a foreign or damaged Host, 403 for a page of another origin.
+        Raises Refusal: 421 for a foreign or damaged Host, 403 for a page of another origin.
         """
         hosts = request.headers.get_all("Host")
         match = _HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
@@ -129,8 +128,7 @@ class Access:
 def make_access(host: str, token: str, allow_hosts: Iterable[str], allow_origins: Iterable[str]) -> Access:
     """Return the rules for a server that listens on `host` and is also known under the allowed names.
 
-    Raises:
-        ValueError: an allowed host is not a bare name, or an allowed origin is not scheme://name.
+    Raises ValueError: an allowed host is not a bare name, or an allowed origin is not scheme://name.
     """
     names = {"localhost", "127.0.0.1", "[::1]"}
     if not is_wildcard(host):

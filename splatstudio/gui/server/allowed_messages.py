@@ -8,13 +8,141 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 import viser
 
-from splatstudio.gui.server.limits import GateLimits
-from splatstudio.gui.server.values import Unacceptable, acceptable_value, find_command, find_control
+
+@dataclass(frozen=True)
+class GateLimits:
+    """Bounds on what browsers may do, far above what the page itself needs."""
+
+    max_clients: int = 32
+    max_message_bytes: int = 4 * 2**20
+    messages_per_second: float = 500.0  # a browser that sends faster is read more slowly, nothing is lost
+    silent_seconds: float = 10.0  # a browser that takes nothing for so long is dropped (Linux only)
+    max_pixels: int = 16384  # width and height of a browser's view
+    max_text: int = 10_000  # characters in a text field
+    max_upload_bytes: int = 16 * 2**20
+    max_uploads: int = 4  # at the same time, of one browser
+
+
+class Unacceptable(Exception):
+    """A message that is not passed on; `reason` is the counter it adds to."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> Any:
+    """Return the input on the page (shared, or private to this browser) with a uuid.
+
+    Raises Unacceptable: there is no such input, or nobody can use it now: it is disabled or hidden.
+    """
+    for gui in _guis(server, client):
+        handle = gui._gui_input_handle_from_uuid.get(uuid)
+        if handle is not None:
+            props = handle._impl.props
+            if props.disabled or not props.visible or not _containers_visible(server, handle):
+                raise Unacceptable("control off")
+            return handle
+    raise Unacceptable("control")
+
+
+def find_command(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> None:
+    """Check that a uuid is that of a command of the palette which is enabled.
+
+    Raises Unacceptable: there is no such command, or it is disabled.
+    """
+    for gui in _guis(server, client):
+        handle = gui._command_handle_from_uuid.get(uuid)
+        if handle is not None:
+            if handle._impl.props.disabled:
+                raise Unacceptable("control off")
+            return
+    raise Unacceptable("control")
+
+
+def _guis(server: viser.ViserServer, client: viser.ClientHandle | None) -> list[Any]:
+    return [server.gui] if client is None else [server.gui, client.gui]
+
+
+def _containers_visible(server: viser.ViserServer, handle: Any) -> bool:
+    """Whether all folders around an input are shown."""
+    state = handle._impl
+    while True:
+        container_id = state.parent_container_id
+        container = state.gui_api._container_handle_from_uuid.get(container_id)
+        if container is None:
+            container = server.gui._container_handle_from_uuid.get(container_id)
+        # Tabs, dialogs and the root have no visibility, and a folder inside of them has been looked at.
+        state = getattr(container, "_impl", None)
+        if state is None:
+            parent = getattr(container, "_parent", None)  # of a tab: its group
+            state = getattr(parent, "_impl", None)
+        if state is None or not hasattr(state, "parent_container_id"):
+            return True
+        if not getattr(state.props, "visible", True):
+            return False
+
+
+def acceptable_value(handle: Any, value: object, limits: GateLimits) -> object:
+    """Return the value for an input: itself, or the nearest bound where the page has rounded beyond it.
+
+    Raises Unacceptable: it is not of the kind of the present value, not finite, out of bounds, not an option.
+    """
+    present, props = handle._impl.value, handle._impl.props
+    if isinstance(present, bool):
+        # A button can only be pressed.
+        fine = isinstance(value, bool) and (value or not handle._impl.is_button)
+    elif isinstance(present, str):
+        options = getattr(props, "options", None)
+        fine = isinstance(value, str) and len(value) <= limits.max_text
+        fine = fine and (options is None or value in options)
+    elif isinstance(present, Real):
+        return _bounded(present, value, props.min, props.max, props)
+    elif isinstance(present, tuple):
+        return _bounded_each(handle, present, value)
+    else:
+        fine = False  # the content of an upload button comes by an upload
+    if not fine:
+        raise Unacceptable("value")
+    return value
+
+
+def _bounded_each(handle: Any, present: tuple[Any, ...], value: object) -> list[int | float]:
+    if not isinstance(value, (list, tuple)) or len(value) != len(present):
+        raise Unacceptable("value")
+    props = handle._impl.props
+    if isinstance(handle, (viser.GuiRgbHandle, viser.GuiRgbaHandle)):
+        low, high = 0, 255
+    else:
+        low, high = props.min, props.max
+    lows = low if isinstance(low, tuple) else (low,) * len(present)
+    highs = high if isinstance(high, tuple) else (high,) * len(present)
+    numbers = [_bounded(*each, props) for each in zip(present, value, lows, highs, strict=True)]
+    if isinstance(handle, viser.GuiMultiSliderHandle) and numbers != sorted(numbers):
+        raise Unacceptable("value")
+    return numbers
+
+
+def _bounded(present: Real, value: object, low: float | None, high: float | None, props: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Unacceptable("value")
+    if isinstance(present, Integral) and not isinstance(value, int):
+        raise Unacceptable("value")
+    low = -1e15 if low is None else low
+    high = 1e15 if high is None else high
+    # The page rounds to `precision` digits, which may end beyond a bound that has more digits.
+    rounding = 0.5 * 10.0 ** -getattr(props, "precision", 15)
+    if not low - rounding <= value <= high + rounding:
+        raise Unacceptable("value")
+    bounded = min(max(value, low), high)
+    return int(bounded) if isinstance(present, Integral) else float(bounded)
+
 
 Check = Callable[[Any], bool]
 
@@ -79,12 +207,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "modifier": _or_none(_text(32)),
         "owner": _OWNER,
     },
-    "TransformControlsUpdateMessage": {
-        "name": _NAME,
-        "wxyz": _QUAT,
-        "position": _vector(3),
-        "owner": _OWNER,
-    },
+    "TransformControlsUpdateMessage": {"name": _NAME, "wxyz": _QUAT, "position": _vector(3), "owner": _OWNER},
     "TransformControlsDragStartMessage": {"name": _NAME, "owner": _OWNER},
     "TransformControlsDragEndMessage": {"name": _NAME, "owner": _OWNER},
     "FileTransferStartUpload": {
@@ -128,15 +251,9 @@ class MessageFilter:
         self._uploads: dict[str, _Upload] = {}
 
     def passed(self, raw: bytes | str, server: viser.ViserServer, client: viser.ClientHandle | None) -> bytes:
-        """Return a message as viser may have it.
+        """Return a message, which is msgpack, as viser may have it; `client` is None before its first camera.
 
-        Args:
-            raw: the message as it came, msgpack.
-            server: holds the shared controls.
-            client: holds the private controls of the browser; None before its first camera.
-
-        Raises:
-            Unacceptable: it is damaged, of a kind that the studio does not need, or asks for too much.
+        Raises Unacceptable: it is damaged, of a kind that the studio does not need, or asks for too much.
         """
         message = _decoded(raw)
         kind = message["type"]

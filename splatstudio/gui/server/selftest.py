@@ -24,11 +24,8 @@ class Prober:
     def check(self, num_refused: Callable[[], int]) -> None:
         """Check that strangers stay outside, that the token opens, and that messages are looked at.
 
-        Args:
-            num_refused: says how many messages have been refused so far.
-
-        Raises:
-            RuntimeError: one of these does not hold.
+        `num_refused` returns how many messages have been refused so far. Raises RuntimeError where that does
+        not hold.
         """
         strangers = {
             "without the token": self._status(token=None),

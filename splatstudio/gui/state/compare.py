@@ -33,7 +33,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Place:
+class CanvasPlace:
     """Where the photograph lies on a canvas: its upper left corner and the sizes of both, px."""
 
     left: int
@@ -44,7 +44,7 @@ class Place:
     canvas_height: int
 
 
-def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> Place:
+def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> CanvasPlace:
     """Return where a photograph lies for a browser that stands in its camera, at `scale` times its canvas.
 
     Both cameras look the same way from the same place, so each pixel of one is a shift and a stretch of the
@@ -55,7 +55,7 @@ def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> Place:
     y_stretch = canvas.K[1, 1] / photo_camera.K[1, 1]
     left = canvas.K[0, 2] - x_stretch * photo_camera.K[0, 2]
     top = canvas.K[1, 2] - y_stretch * photo_camera.K[1, 2]
-    return Place(
+    return CanvasPlace(
         left=round(left),
         top=round(top),
         width=max(1, round(left + x_stretch * photo_camera.width) - round(left)),
@@ -65,7 +65,7 @@ def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> Place:
     )
 
 
-def on_canvas(image: np.ndarray, place: Place) -> np.ndarray:
+def on_canvas(image: np.ndarray, place: CanvasPlace) -> np.ndarray:
     """Return `image` [H, W, 3], of the photograph's size, on a black canvas; what lies beyond is cut off."""
     canvas = np.zeros((place.canvas_height, place.canvas_width, 3), np.uint8)
     left, top = max(0, place.left), max(0, place.top)

@@ -1,28 +1,273 @@
-"""What the buttons do: decides what is possible in each state, and gives the worker its orders."""
+"""What the buttons do: the worker that the page steers now, what is known of it, and what is possible."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from splatstudio.gui.state.history import History
-from splatstudio.gui.state.new_training import with_preset, with_settings
-from splatstudio.gui.state.project import Project
-from splatstudio.gui.state.status import Choice, Notice, Status, choice_of
-from splatstudio.gui.state.worker_session import WorkerSession
-from splatstudio.runtime.client import plan_for
-from splatstudio.runtime.messages import Pause, Resume, Save, Start, Stop, TrainJob, UpdateSettings, ViewJob
+from splatstudio.cameras.camera import Camera
+from splatstudio.files.run import Run
+from splatstudio.gui.state.history import History, evaluated_in, run_so_far
+from splatstudio.gui.state.project import Project, with_preset, with_settings
+from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, followed, notice_of
+from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
+from splatstudio.runtime.client import ReceivedFrame, WorkerClient, plan_for
+from splatstudio.runtime.messages import (
+    Close,
+    Command,
+    Event,
+    Failed,
+    Frame,
+    Job,
+    JobCancelled,
+    JobDone,
+    JobFailed,
+    ModelLoaded,
+    Pause,
+    Resume,
+    Save,
+    Saved,
+    SettingChanged,
+    SetView,
+    Start,
+    Started,
+    StateChanged,
+    Stop,
+    TrainJob,
+    UpdateSettings,
+    ViewJob,
+    ViewOptions,
+    Warned,
+)
+from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
+from splatstudio.runtime.supervisor import Plan
+from splatstudio.settings.config import changed, value_of
+
+POLL_SECONDS = 0.1  # between two looks at a training that saves before the studio closes
+
+log = logging.getLogger(__name__)
 
 
-class Controller(WorkerSession):
-    """The studio's side of the worker. Methods may be called from any thread."""
+class PreviewModel:
+    """Another model in the view while a training goes on: a second worker that only shows it, at most one.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, notify: Callable[[Notice], None]):
+        self.on_change: Callable[[], None] = lambda: None  # every picture is of another model now
+        self._notify = notify
+        self._lock = threading.RLock()
+        self._client: WorkerClient | None = None
+        self._loaded = False
+
+    @property
+    def path(self) -> Path | None:
+        """Return which model is in the view, or is about to be; None: that of the training."""
+        client = self._client
+        return client.job.model_path if client is not None and isinstance(client.job, ViewJob) else None
+
+    @property
+    def worker(self) -> WorkerClient | None:
+        """Return whose pictures are shown; None: the training's, also while the model is still being read."""
+        return self._client if self._loaded else None
+
+    def show(self, job: ViewJob, plan: Plan) -> None:
+        """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
+        before = self._client, self._loaded
+        try:
+            client = WorkerClient(job, plan)
+            client.subscribe(lambda event: self._follow(client, event))
+            with self._lock:
+                before = self._client, self._loaded
+                # Known before it starts: the events of another one are dropped.
+                self._client, self._loaded = client, False
+            client.start()
+        except OSError as error:
+            log.exception("no worker for a model beside the training")
+            with self._lock:
+                self._client, self._loaded = before
+            sentence = f"{job.model_path} cannot be shown: {error}. The training is not touched."
+            raise ValueError(sentence) from error
+        _close_later(before[0])
+
+    def leave(self) -> None:
+        """Bring the training's own model back into the view."""
+        old = self._take_away()
+        if old is not None:
+            self.on_change()
+            _close_later(old)
+
+    def close(self) -> None:
+        """End the worker, where there is one, and wait for it."""
+        if (old := self._take_away()) is not None:
+            old.close()
+
+    def kill(self) -> None:
+        """End the worker at once, where there is one."""
+        if (old := self._take_away()) is not None:
+            old.kill()
+
+    def _take_away(self) -> WorkerClient | None:
+        with self._lock:
+            old, self._client, self._loaded = self._client, None, False
+        return old
+
+    def _follow(self, client: WorkerClient, event: Event) -> None:
+        with self._lock:
+            if client is not self._client or not isinstance(event, (ModelLoaded, Failed)):
+                return
+            self._loaded = isinstance(event, ModelLoaded)
+        if isinstance(event, Failed):
+            self._notify(Notice("Not opened", f"{event.sentence} The training is not touched.", bad=True))
+            self.leave()
+        else:
+            self.on_change()
+
+
+def _close_later(client: WorkerClient | None) -> None:
+    if client is not None:
+        # It may be one of the client's own threads that asks for it.
+        threading.Thread(target=client.close, name="preview-ends", daemon=True).start()
+
+
+class Controller(FrameSource):
+    """The studio's side of the worker, one at a time. Methods may be called from any thread."""
+
+    elsewhere = False  # whether the training is not this studio's: it goes on when that is closed
 
     def __init__(self, project: Project, notify: Callable[[Notice], None]):
+        self.project = project
+        self.history = History()
+        self.status = Status(total_steps=project.config.steps if project.can_train else 0)
+        self.last_saved: Saved | None = None
+        self.last_step: int | None = None  # of which the run that was opened has something; None: of all
+        self.replacements: list[str] = []  # why the worker was replaced, each time
+        self.preview = PreviewModel(notify)
+        self._notify = notify
+        self._lock = threading.RLock()
+        self._following = threading.Lock()  # news come from more than one process
+        self._seq = count(1)
+        self._listeners: list[Callable[[Event], None]] = []
+        self._resume_step = project.resume_step
+        self._anew = False  # whether a new run was begun, and the model that was seen last is of another one
         self._untrained = False  # whether another model is on view before the training was ever started
         self._to_set: dict[str, Any] = {}  # live settings for when the training goes on
-        super().__init__(project, notify)
+        self._told_damaged: set[str] = set()
+        self._worker = self._new_worker(project.first_job())
+        self._load_history()
+        self._tell_damaged(project.passed_over)
+
+    def open(self) -> None:
+        """Start the worker, with what the project has to show; call it when all listeners are there."""
+        self._worker.start()
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with every event of the worker, after the status has taken it in."""
+        self._listeners.append(listener)
+
+    def send(self, command: Command) -> None:
+        """Give the worker an order."""
+        self._worker.send(command)
+
+    def stop(self) -> None:
+        """Save and end the training."""
+        self.send(Stop())
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self.send(Save())
+
+    def close(self) -> None:
+        """Let the worker save what is unsaved and leave."""
+        self._worker.send(Close())  # a model beside the training does not keep it waiting
+        self.preview.close()
+        self._worker.close()
+
+    def kill(self) -> None:
+        """End the worker at once; what is unsaved is lost."""
+        self.preview.kill()
+        self._worker.kill()
+
+    @property
+    def unsaved(self) -> bool:
+        """Return whether there is something that to close the studio must save."""
+        return self.status.state in ("training", "paused") and not self.elsewhere
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file with everything that the worker printed."""
+        return self._worker.log_path
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the ranks, empty while there are none."""
+        worker = self._worker
+        return worker.pids if worker.alive else ()
+
+    # ---- what is in the view
+
+    def model_state(self) -> ModelState:
+        """Return whether there is a model to see, its step, and whether it trains now."""
+        other, status = self.preview.worker, self.status
+        if other is not None:
+            return ModelState(other.step, False)
+        step = status.step if status.has_model else None
+        return ModelState(step, status.state == "training", anew=step is None and self._anew)
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Return a picture of the model, None when there was none within FRAME_SECONDS."""
+        seq, worker = next(self._seq), self.preview.worker or self._worker
+        worker.send(SetView(view, seq, camera, options))
+        return worker.wait_for_frame(view, seq, FRAME_SECONDS)
+
+    def forget(self, view: int) -> None:
+        """Note that nobody looks at this view any more."""
+        for worker in (self.preview.worker, self._worker):
+            if worker is not None:
+                worker.drop_view(view)
+
+    @property
+    def shown_path(self) -> Path | None:
+        """Return which model from the disk is in the view, or is about to be; None: that of the training."""
+        job = self._worker.job
+        return self.preview.path or (job.model_path if isinstance(job, ViewJob) else None)
+
+    @property
+    def other_model(self) -> Path | None:
+        """Return the model in the view where it is not of this project's run, None where it is."""
+        job = self._worker.job
+        if not isinstance(job, ViewJob) or not self.project.can_train or self.project.owns(job):
+            return None
+        return job.model_path
+
+    def view(self, path: Path) -> None:
+        """Show a model from the disk in place of the present one; a training in progress goes on behind it.
+
+        Raises ValueError when its process cannot be started.
+        """
+        with self._lock:
+            scene = self.project.scene
+            frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
+            job = ViewJob(path, frame)
+            if self._trains and self.status.state != "finished":
+                self.preview.show(job, plan_for(job, self.project.devices))
+                return
+            self.preview.leave()
+            self._resume_step = self.project.resume_step
+            self._untrained = self.project.can_train and not self.project.run_folder_taken
+            self.status = replace(self.status, state="loading", message="", has_model=False)
+            old = self._replace_worker(job, "Another model was opened")
+            if old is not None and not self.project.can_train:
+                self.project = replace(self.project, path=path, model_path=path)
+        if old is not None:
+            old.close()
 
     # ---- what the user can do
 
@@ -32,12 +277,12 @@ class Controller(WorkerSession):
 
     @property
     def can_order(self) -> bool:
-        """Say whether a training can be told to save, to pause or to stop, now or as soon as it is back."""
+        """Return whether a training can be told to save, pause or stop, now or as soon as it is back."""
         return self.status.state in ("training", "paused") or self._will_pause is not None
 
     @property
     def _will_pause(self) -> bool | None:
-        """Say of a training that is being started again whether it will stand still; else None."""
+        """Return of a training that is being started again whether it will stand still; else None."""
         job, state = self._worker.job, self.status.state
         retried = isinstance(job, TrainJob) and job.attempt > 0
         again = state == "restarting" or (state == "loading" and retried)
@@ -50,9 +295,9 @@ class Controller(WorkerSession):
             if not self.choice().enabled:
                 return
             if state == "training" or self._will_pause is False:
-                self._worker.send(Pause())
+                self.send(Pause())
             elif state in ("paused", "finished") or self._will_pause:
-                self._worker.send(Resume())
+                self.send(Resume())
             elif state == "ready":
                 self._start_first()
             elif self._resume_step is not None:
@@ -65,16 +310,16 @@ class Controller(WorkerSession):
 
     @property
     def can_start_over(self) -> bool:
-        """Say whether there is something that a new run could leave behind."""
+        """Return whether there is something that a new run could leave behind."""
         return self.project.can_train and self.status.state in ("viewing", "finished", "failed", "ended")
 
     def start_over(self) -> None:
         """Make a new run ready to start, with all its settings to choose; the old one stays as it is."""
         with self._lock:
             if self.can_start_over:
-                old = self._worker
                 self._turn_to_new_run()
-                if self._replace_worker(self.project.first_job(), "A new run was begun with Start over"):
+                old = self._replace_worker(self.project.first_job(), "A new run was begun with Start over")
+                if old is not None:
                     old.close()
 
     def train_at_once(self) -> None:
@@ -93,58 +338,8 @@ class Controller(WorkerSession):
                 self._start_anew()
 
     @property
-    def can_set_up(self) -> bool:
-        """Say whether the training has not begun, so that every setting can still be chosen."""
-        lost = self.status.state in ("failed", "ended") and self._resume_step is None
-        return self.project.can_train and (self.status.state == "ready" or lost)
-
-    def change_settings(self, values: Mapping[str, Any]) -> None:
-        """Change settings, given by their dotted paths.
-
-        A running training takes them from its next step on, which a SettingChanged confirms; what is still
-        to be started or resumed begins with them. Raises ValueError, and changes nothing, where one is wrong.
-        """
-        with self._lock:
-            if not self.can_set_up:
-                self._change_later(values)
-                return
-            project, notice = with_settings(self.project, values)
-            self._set_up(project)
-        self._tell(notice)
-
-    def choose_preset(self, name: str) -> None:
-        """Take the settings of a preset, but for those that the user asked for.
-
-        Raises ValueError, and changes nothing, after the start.
-        """
-        with self._lock:
-            if not self.can_set_up:
-                raise ValueError("a preset is chosen before the start, and this training has begun")
-            project, notice = with_preset(self.project, name)
-            self._set_up(project)
-        self._tell(notice)
-
-    def _set_up(self, project: Project) -> None:
-        self.project = project
-        self.status = replace(self.status, total_steps=project.config.steps)
-
-    def _tell(self, notice: Notice | None) -> None:
-        if notice is not None:
-            self._notify(notice)
-
-    def _change_later(self, values: Mapping[str, Any]) -> None:
-        config = self.project.config_later(values, self.status.step)
-        if self._trains:
-            self._worker.send(UpdateSettings(tuple(values.items())))
-            return
-        self.project = replace(self.project, config=config, given=self.project.given | values.keys())
-        self.status = replace(self.status, total_steps=config.steps)
-        self._to_set |= values
-        self._resume_step = self.project.resume_step
-
-    @property
     def can_train_more(self) -> bool:
-        """Say whether all steps that were planned are done, and their model is the one on view."""
+        """Return whether all steps that were planned are done, and their model is the one on view."""
         status = self.status
         done = status.state in ("viewing", "finished") and status.step >= status.total_steps
         own = self.project.can_train and self.project.owns(self._worker.job)
@@ -156,87 +351,100 @@ class Controller(WorkerSession):
             if self.can_train_more:
                 self.change_settings({"steps": self.status.step + num_steps})
                 if self._trains:
-                    self._worker.send(Resume())
+                    self.send(Resume())
                 else:
                     self._begin(resume=True)
 
-    @property
-    def _trains(self) -> bool:
-        """Say whether the worker has a training that can take new settings."""
-        under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
-        return under_way and isinstance(self._worker.job, TrainJob)
+    def save_and_stop(self) -> None:
+        """Let a training save and end before the studio closes; where the disk has no room, try it again.
+
+        Returns when it has ended, has been told often enough, or has died over it.
+        """
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.listen(events.put)
+        self.stop()
+        retries, warned = SaveRetries(), ""
+        # The state is asked for, too: it may have ended by itself before it was told to.
+        while self.unsaved or not events.empty():
+            if retries.take_due():
+                self.stop()
+            try:
+                event = events.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(event, Warned):
+                warned = event.sentence
+            elif isinstance(event, StateChanged) and event.state == "restarting":
+                self.kill()  # it died while it saved; another one in its place has nothing more to save
+                return
+            elif isinstance(event, StateChanged) and event.unsaved:
+                if not retries.fail():
+                    return
+                if retries.num_failed == 1:
+                    print(warned, retry_sentence(told=True), sep="\n", flush=True)
+
+    # ---- settings
 
     @property
-    def shown_path(self) -> Path | None:
-        """Return which model from the disk is in the view, or is about to be; None: that of the training."""
-        job = self._worker.job
-        return self.beside.path or (job.model_path if isinstance(job, ViewJob) else None)
+    def can_set_up(self) -> bool:
+        """Return whether the training has not begun, so that every setting can still be chosen."""
+        lost = self.status.state in ("failed", "ended") and self._resume_step is None
+        return self.project.can_train and (self.status.state == "ready" or lost)
 
-    @property
-    def other_model(self) -> Path | None:
-        """Return the model in the view where it is not of this project's run, None where it is."""
-        job = self._worker.job
-        if not isinstance(job, ViewJob) or not self.project.can_train or self.project.owns(job):
-            return None
-        return job.model_path
+    def change_settings(self, values: Mapping[str, Any]) -> None:
+        """Change settings, given by their dotted paths.
 
-    def view(self, path: Path) -> None:
-        """Show a model from the disk in place of the present one; a training in progress goes on behind it.
-
-        Raises ValueError when its process cannot be started.
+        A running training takes them from its next step on, which a SettingChanged confirms; what is still
+        to be started or resumed begins with them. Raises ValueError, and changes nothing, where one is wrong.
         """
         with self._lock:
-            scene = self.project.scene
-            frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
-            if self._trains and self.status.state != "finished":
-                job = ViewJob(path, frame)
-                self.beside.show(job, plan_for(job, self.project.devices))
+            if self.can_set_up:
+                self._set_up(*with_settings(self.project, values))
                 return
-            self.beside.leave()
-            old = self._worker
+            config = self.project.config_later(values, self.status.step)
+            if self._trains:
+                self.send(UpdateSettings(tuple(values.items())))
+                return
+            self._to_set |= values
+            given = self.project.given | values.keys()
+            self._set_up(replace(self.project, config=config, given=given))
             self._resume_step = self.project.resume_step
-            self._untrained = self.project.can_train and not self.project.run_folder_taken
-            self.status = replace(self.status, state="loading", message="", has_model=False)
-            if not self._replace_worker(ViewJob(path, frame), "Another model was opened"):
-                return
-            if not self.project.can_train:
-                self.project = replace(self.project, path=path, model_path=path)
-        old.close()
 
-    def stop(self) -> None:
-        """Save and end the training."""
-        self.send(Stop())
+    def choose_preset(self, name: str) -> None:
+        """Take the settings of a preset, but for those that the user asked for.
 
-    def save(self) -> None:
-        """Write a checkpoint now."""
-        self.send(Save())
+        Raises ValueError, and changes nothing, after the start.
+        """
+        with self._lock:
+            if not self.can_set_up:
+                raise ValueError("a preset is chosen before the start, and this training has begun")
+            self._set_up(*with_preset(self.project, name))
+
+    def _set_up(self, project: Project, notice: Notice | None = None) -> None:
+        self.project = project
+        self.status = replace(self.status, total_steps=project.config.steps)
+        if notice is not None:
+            self._notify(notice)
 
     # ---- the worker
 
-    def _begin(self, *, resume: bool) -> None:
-        """Train in a new process; the one before, which only shows a model or has died, leaves."""
-        old = self._worker
-        self.status = replace(self.status, state="loading", message="", has_model=False)
-        if not resume:
-            job = self.project.training_job(resume=False)
-        else:
-            job, damaged = self.project.resumed_job()
-            self._tell_damaged(damaged)
-            job = replace(job, settings=(*job.settings, *self._to_set.items()))
-        why = "The training was resumed" if resume else "The training was started anew"
-        if not self._replace_worker(job, why):
-            return
-        self._to_set, self._untrained = {}, False
-        self._worker.send(Start())
-        old.close()
+    @property
+    def _trains(self) -> bool:
+        """Return whether the worker has a training that can take new settings."""
+        under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
+        return under_way and isinstance(self._worker.job, TrainJob)
 
     def _start_first(self) -> None:
         """Start the training that the worker waits with, or another one if its settings have been changed."""
         job = self._worker.job
         if isinstance(job, TrainJob) and job.config == self.project.config:
-            self._worker.send(Start())
+            self.send(Start())
         else:
             self._begin(resume=False)
+
+    def _start_anew(self) -> None:
+        self._turn_to_new_run()
+        self._begin(resume=False)
 
     def _turn_to_new_run(self) -> None:
         self.project = self.project.started_over()
@@ -245,6 +453,109 @@ class Controller(WorkerSession):
         self._anew, self.last_step = True, None
         self._resume_step, self._to_set, self._untrained = None, {}, False
 
-    def _start_anew(self) -> None:
-        self._turn_to_new_run()
-        self._begin(resume=False)
+    def _begin(self, *, resume: bool) -> None:
+        """Train in a new process; the one before, which only shows a model or has died, leaves."""
+        self.status = replace(self.status, state="loading", message="", has_model=False)
+        if not resume:
+            job = self.project.training_job(resume=False)
+        else:
+            job, damaged = self.project.resumed_job()
+            self._tell_damaged(damaged)
+            job = replace(job, settings=(*job.settings, *self._to_set.items()))
+        old = self._replace_worker(
+            job, "The training was resumed" if resume else "The training was started anew"
+        )
+        if old is not None:
+            self._to_set, self._untrained = {}, False
+            self.send(Start())
+            old.close()
+
+    def _new_worker(self, job: Job) -> WorkerClient:
+        return self._heard(WorkerClient(job, plan_for(job, self.project.devices)))
+
+    def _heard(self, worker: WorkerClient) -> WorkerClient:
+        worker.subscribe(lambda event: self._take(worker, event))
+        return worker
+
+    def _replace_worker(self, job: Job, why: str) -> WorkerClient | None:
+        """Start another worker and return the one before; where it cannot start, tell it and return None.
+
+        `why`, a clause as "The training was resumed", is for whoever has work with the present one.
+        """
+        old = self._worker
+        try:
+            # Known before it starts: the events of a worker that is not the present one are dropped.
+            self._worker = self._new_worker(job)
+            self._worker.start()
+        except OSError as error:
+            self._worker = old
+            sentence = f"The worker could not be started: {error}. What is saved is safe; try it again."
+            log.exception("no new worker")
+            self.status = replace(self.status, state="failed", message=sentence)
+            self._notify(Notice("Failed", sentence, bad=True))
+            return None
+        self.replacements.append(why)
+        return old
+
+    def _take(self, worker: WorkerClient, event: Event) -> None:
+        """Follow an event; those of a worker that has been replaced no longer matter."""
+        # The long tasks of a worker that has been replaced end as well.
+        replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
+        if replaced or isinstance(event, Frame):
+            return
+        if isinstance(event, Failed) or (isinstance(event, StateChanged) and event.state == "ended"):
+            # Known before the status changes: from then on the button may be pressed.
+            self._resume_step = self.project.resume_step
+        with self._following:
+            known = event == self.status.flat  # told again after a restart, or when a run goes on
+            self.status = followed(self.status, event)
+            self.history.follow(event)
+            if isinstance(event, Started):
+                self._show_last_figures()
+            elif isinstance(event, ModelLoaded):
+                self._anew = False
+        if isinstance(event, SettingChanged):
+            # It may only be set again after a restart.
+            known = value_of(self.project.config, event.path) == event.value
+            config = changed(self.project.config, event.path, event.value)
+            self.project = self.project if known else replace(self.project, config=config)
+        elif isinstance(event, Saved):
+            self.last_saved = event
+        elif isinstance(event, Failed):
+            log.error("%s (log: %s)", event.sentence, event.log_path)
+        notice = None if known else notice_of(event)
+        if notice is not None:
+            self._notify(notice)
+        for listener in self._listeners:
+            listener(event)
+
+    def _tell_damaged(self, sentences: Iterable[str]) -> None:
+        """Tell of damaged checkpoints that are not used, of each once."""
+        for sentence in sentences:
+            if sentence not in self._told_damaged:
+                self._told_damaged.add(sentence)
+                self._notify(Notice("A checkpoint is damaged", f"{sentence}.", bad=True))
+
+    # ---- what the disk tells
+
+    def take_scores(self, file: Path) -> None:
+        """Take in an evaluation by another process, where it is the newest one of this project's run."""
+        run_dir, scores = self.project.run_dir, evaluated_in(file)
+        own = run_dir is not None and file.resolve().parent == (run_dir / "eval").resolve()
+        if own and scores is not None and not scores.step < self.history.test_psnr.last_step:
+            self._take(self._worker, scores)
+
+    def _load_history(self) -> None:
+        run_dir = self.project.run_dir
+        if run_dir is None or not (run_dir / "metrics.jsonl").exists():
+            return
+        so_far = run_so_far(Run.open(run_dir), self.project.config, self._resume_step)
+        self.history, self.last_step = so_far.history, so_far.last_step
+        self._show_last_figures()
+        self.status = replace(self.status, flat=so_far.flat)
+        if so_far.scores is not None:
+            self.take_scores(so_far.scores)
+
+    def _show_last_figures(self) -> None:
+        history = self.history
+        self.status = replace(self.status, test_psnr=history.last_test_psnr, loss=history.last_loss)

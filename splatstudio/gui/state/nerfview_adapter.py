@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gui.server import GatedServer, open_server
-from splatstudio.gui.state.frame_source import FrameSource, ModelState
-from splatstudio.gui.state.viewport import Viewport
+from splatstudio.gui.server.gate import GatedServer, open_server
+from splatstudio.gui.server.network import Listen
+from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import Frame, ViewOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
 
 
-class ForeignSource(FrameSource):
+class RenderFunctionSource(FrameSource):
     """Pictures made by a function in this process; `revision` is raised to have them drawn again."""
 
     def __init__(self, render_fn: RenderFunction):
@@ -61,10 +61,10 @@ class ForeignSource(FrameSource):
         """Do nothing: nothing is kept for a view."""
 
 
-class ForeignViewer:
+class RenderFunctionViewer:
     """A page that shows a render function; `refresh` after what it draws has changed, `close` at the end."""
 
-    def __init__(self, gated: GatedServer, source: ForeignSource):
+    def __init__(self, gated: GatedServer, source: RenderFunctionSource):
         self._gated = gated
         self._source = source
         self._viewport = Viewport(gated.server, source)
@@ -81,17 +81,19 @@ class ForeignViewer:
         self._gated.stop()
 
 
-def show(render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None) -> ForeignViewer:
+def show(
+    render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None
+) -> RenderFunctionViewer:
     """Show `render_fn(nerfview.CameraState, nerfview.RenderTabState) -> image` in a browser page.
 
     The function is called in threads of this process, for each browser on its own, with the size wanted in
     the tab state's viewer_width and viewer_height. A pair (image, depth) is taken too; the depth is not used.
     Raises ValueError when the address cannot be used.
     """
-    source = ForeignSource(render_fn)
-    gated = open_server(host=host, port=port)
+    source = RenderFunctionSource(render_fn)
+    gated = open_server(Listen(host, "auto" if port is None else port))
     gated.server.gui.configure_theme(
         dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
     )
     gated.server.gui.set_panel_label("splatstudio")
-    return ForeignViewer(gated, source)
+    return RenderFunctionViewer(gated, source)

@@ -14,15 +14,17 @@ from splatstudio.checkpoints.checkpoint import (
     newest_checkpoint,
     newest_known_checkpoint,
 )
-from splatstudio.checkpoints.rank_parts import SHARD_NAME, part_of
-from splatstudio.corrections import check_agreement
+from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.checkpoints.shard_file import SHARD_NAME
+from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.formats import format_of
+from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
 from splatstudio.runtime.sentences import checkpoint_step
-from splatstudio.scene import load_training_scene
+from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
     FREE_ON_RESUME,
@@ -35,9 +37,10 @@ from splatstudio.settings.config import (
     with_whole_paths,
 )
 from splatstudio.settings.notes import notes_on_settings
-from splatstudio.settings.presets import applied_settings
+from splatstudio.settings.presets import PRESETS, applied_settings
 from splatstudio.settings.typed_path import typed_path
 from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+from splatstudio.train.memory_plan import describe, plan_memory, sizes_of, splats_wanted
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,12 @@ class Project:
 
     @property
     def can_train(self) -> bool:
-        """Say whether there are photographs to train on."""
+        """Return whether there are photographs to train on."""
         return self.scene is not None and self.run_dir is not None
 
     @property
     def can_evaluate(self) -> bool:
-        """Say whether there are photographs that are held out for the test."""
+        """Return whether there are photographs that are held out for the test."""
         return self.scene is not None and len(self.scene.test_indices) > 0
 
     def checkpoint(self) -> Path | None:
@@ -104,12 +107,12 @@ class Project:
 
     @property
     def run_folder_taken(self) -> bool:
-        """Say whether the run's folder holds something already, so that no new training can use it."""
+        """Return whether the run's folder holds something already, so that no new training can use it."""
         assert self.run_dir is not None
         return is_taken(self.run_dir)
 
     def owns(self, job: Job) -> bool:
-        """Say whether a job is of this project's run: its training, or one of its checkpoints on view."""
+        """Return whether a job is of this project's run: its training, or one of its checkpoints on view."""
         if isinstance(job, TrainJob) or self.run_dir is None:
             return isinstance(job, TrainJob)
         return job.model_path.resolve().parent == (self.run_dir / "ckpts").resolve()
@@ -190,7 +193,7 @@ def open_project(
     given = frozenset(differing(config, TrainConfig()) if given is None else given)
     asked = given | applied_settings(config, given)
     if not path.exists():
-        raise ValueError(f"{path} does not exist; open a scene folder, a file of Gaussians or a run folder")
+        raise ValueError(f"{path} does not exist; open a scene folder, a file of splats or a run folder")
     project = replace(_opened(path, config, run_dir, asked), given=given)
     if project.can_train:
         project = replace(project, notes=(*project.notes, *notes_on_settings(project.config, given)))
@@ -355,3 +358,103 @@ def _notes_on_unchanged(run: Run, names: list[str]) -> tuple[str, ...]:
         return ()
     verb = "is" if len(names) == 1 else "are"
     return (f"This run goes on with its own settings; {', '.join(names)} {verb} not changed: {run.path}",)
+
+
+LIMIT = "densify.max_gaussians"
+
+
+def on_devices(project: Project, options: DeviceOptions) -> Project:
+    """Return the project with where it trains; settings of a new training are made to fit as asked.
+
+    Of a run that goes on the limit on the number of splats alone. Raises ValueError for devices that are not
+    there, or without the memory for any training.
+    """
+    options.check_alone()
+    project = replace(project, devices=options.chosen())
+    if project.scene is None or not project.can_train:
+        return project
+    if project.model_path is not None:
+        return _limited(project, project.scene, options)
+    fitting, sentence = _fitted(replace(project, fit=Fit(options)), project.config)
+    return replace(fitting, notes=(*project.notes, sentence))
+
+
+def with_settings(project: Project, values: Mapping[str, Any]) -> tuple[Project, Notice | None]:
+    """Return the project with other settings by dotted names, and what is to be told of what fits.
+
+    A limit that the user types is not made smaller. Raises ValueError for what cannot be.
+    """
+    config = project.config_with(values)
+    project = replace(project, given=project.given | values.keys())
+    if LIMIT in values:
+        project = replace(project, fit=Fit(replace(project.fit.options, max_splats=values[LIMIT])))
+    if not _moves_what_fits(project, values):
+        return replace(project, config=config), None
+    return _fitted_and_told(project, config)
+
+
+def _moves_what_fits(project: Project, values: Mapping[str, Any]) -> bool:
+    """Return whether what fits, or how many splats *fast* chooses, depends on one of `values`."""
+    chooses = project.config.strategy == "fast" and project.fit.options.max_splats is None
+    return not values.keys().isdisjoint({LIMIT, "downscale", "steps"} if chooses else {LIMIT, "downscale"})
+
+
+def with_preset(project: Project, name: str) -> tuple[Project, Notice | None]:
+    """Return the project with a preset's settings, but for those that the user asked for, and the same."""
+    return _fitted_and_told(project, PRESETS[name].apply(project.config, project.given))
+
+
+def _fitted_and_told(project: Project, config: TrainConfig) -> tuple[Project, Notice | None]:
+    fitting, sentence = _fitted(project, config)
+    asked = changed(config, LIMIT, fitting.fit.asked)
+    if _numbers(fitting.config) not in (_numbers(asked), _numbers(project.config)):
+        return fitting, Notice("Made to fit", sentence)
+    return fitting, _shortage(fitting) if isinstance(fitting.fit.options.max_splats, int) else None
+
+
+def _shortage(project: Project) -> Notice | None:
+    """Return what to tell of a training for which there is not the memory, None where there is."""
+    assert project.scene is not None
+    scene = project.scene.resized(project.config.downscale)
+    plan = plan_memory(project.config, sizes_of(scene), project.devices)
+    wanted = splats_wanted(project.config, scene)
+    if wanted <= plan.num_splats:
+        return None
+    sentences = describe(plan, wanted, "lower Max splats, or choose smaller photographs")
+    return Notice("May not fit", sentences, bad=True)
+
+
+def _numbers(config: TrainConfig) -> tuple[int, ...]:
+    return config.densify.max_gaussians, config.batch_size, config.accumulate
+
+
+def _fitted(project: Project, config: TrainConfig) -> tuple[Project, str]:
+    """Return the project with `config` as it fits, and a sentence on what it needs.
+
+    The limit on splats is made from the one that was asked for, so that it rises again with more room; one
+    that a running training was given since is kept.
+    """
+    assert project.scene is not None
+    fit, limit = project.fit, config.densify.max_gaussians
+    if limit == fit.made:
+        config = changed(config, LIMIT, fit.asked)
+    elif fit.made is not None:
+        fit = Fit(replace(fit.options, max_splats=limit))
+    scene = project.scene.resized(config.downscale)
+    fitting, sentence = fit.options.fitted(config, scene, project.devices)
+    fit = replace(fit, asked=config.densify.max_gaussians, made=fitting.densify.max_gaussians)
+    return replace(project, config=fitting, fit=fit), sentence
+
+
+def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
+    notes = project.notes
+    if options.fit_batch:
+        notes += ("This run goes on with its own batches: --batch-size auto is not followed.",)
+    if options.max_splats is None:
+        return replace(project, notes=notes)
+    options = replace(options, fit_batch=False)
+    config, sentence = options.fitted(project.config, scene, project.devices)
+    # For the run that follows when this one is started over.
+    fit = Fit(options, project.config.densify.max_gaussians, config.densify.max_gaussians)
+    notes = (*notes, sentence)
+    return replace(project, config=config, notes=notes, live_on_resume=(LIMIT,), fit=fit)

@@ -40,23 +40,6 @@ class Status:
     has_model: bool = False
     flat: PlateauReached | None = None  # where the test score stands still, and nobody has stopped for that
 
-    def rank_rows(self, num_ranks: int) -> tuple[RankRow, ...]:
-        """Return the figures of each rank: all step together, and each has a nearly even share."""
-        if self.num_gaussians is None:
-            return ()
-        rate = self.steps_per_second
-        share = self.num_gaussians // max(num_ranks, 1)
-        return (RankRow(share, 1.0 / rate if rate else None),) * num_ranks
-
-
-@dataclass(frozen=True)
-class RankRow:
-    """What one process of the training has to show; None: not known."""
-
-    num_gaussians: int | None
-    step_seconds: float | None
-    wait_seconds: float | None = None  # of `step_seconds`, spent waiting for other ranks
-
 
 @dataclass(frozen=True)
 class Notice:
@@ -77,42 +60,41 @@ class Choice:
 
 def followed(status: Status, event: Event) -> Status:
     """Return the status after an event."""
-    if isinstance(event, StateChanged):
-        rate = status.steps_per_second if event.state == "training" else None
-        # With the worker goes the model that it showed.
-        has_model = status.has_model and event.state != "ended"
-        return replace(
-            status, state=event.state, steps_per_second=rate, eta_seconds=None, has_model=has_model
-        )
-    if isinstance(event, ModelLoaded):
-        return replace(status, step=event.step or 0, num_gaussians=event.num_gaussians, has_model=True)
-    if isinstance(event, Started):
-        # From a checkpoint of before it may never be so.
-        flat = status.flat if status.flat is not None and status.flat.step <= event.step else None
-        return replace(status, step=event.step, total_steps=event.total_steps, flat=flat)
-    if isinstance(event, Progress):
-        still = status.state == "paused"  # the step that it was at may be told afterwards
-        return replace(
-            status,
-            step=event.step,
-            total_steps=event.total_steps,
-            num_gaussians=event.num_gaussians,
-            steps_per_second=None if still else event.steps_per_second,
-            eta_seconds=None if still else event.eta_seconds,
-            loss=event.loss,
-        )
-    if isinstance(event, SettingChanged) and event.path == "steps":
-        return replace(status, total_steps=event.value)
-    if isinstance(event, Evaluated):
-        return replace(status, test_psnr=event.psnr)
-    if isinstance(event, PlateauReached):
-        return replace(status, flat=None if event.stops else event)
-    if isinstance(event, PlateauLeft):
-        return replace(status, flat=None)
-    if isinstance(event, Finished):
-        return replace(status, step=event.step, flat=None)
-    if isinstance(event, Failed):
-        return replace(status, state="failed", message=event.sentence, has_model=False)
+    match event:
+        case StateChanged(state=state):
+            rate = status.steps_per_second if state == "training" else None
+            # With the worker goes the model that it showed.
+            has_model = status.has_model and state != "ended"
+            return replace(status, state=state, steps_per_second=rate, eta_seconds=None, has_model=has_model)
+        case ModelLoaded(step=step, num_gaussians=num_gaussians):
+            return replace(status, step=step or 0, num_gaussians=num_gaussians, has_model=True)
+        case Started(step=step, total_steps=total_steps):
+            # From a checkpoint of before it may never be so.
+            flat = status.flat if status.flat is not None and status.flat.step <= step else None
+            return replace(status, step=step, total_steps=total_steps, flat=flat)
+        case Progress():
+            still = status.state == "paused"  # the step that it was at may be told afterwards
+            return replace(
+                status,
+                step=event.step,
+                total_steps=event.total_steps,
+                num_gaussians=event.num_gaussians,
+                steps_per_second=None if still else event.steps_per_second,
+                eta_seconds=None if still else event.eta_seconds,
+                loss=event.loss,
+            )
+        case SettingChanged(path="steps", value=value):
+            return replace(status, total_steps=value)
+        case Evaluated(psnr=psnr):
+            return replace(status, test_psnr=psnr)
+        case PlateauReached(stops=stops):
+            return replace(status, flat=None if stops else event)
+        case PlateauLeft():
+            return replace(status, flat=None)
+        case Finished(step=step):
+            return replace(status, step=step, flat=None)
+        case Failed(sentence=sentence):
+            return replace(status, state="failed", message=sentence, has_model=False)
     return status
 
 
@@ -146,21 +128,22 @@ def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pau
 
 def notice_of(event: Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
-    if isinstance(event, Saved):
-        return Notice(f"Saved step {event.step:,}", str(event.path))
-    if isinstance(event, Finished) and event.completed:
-        return Notice("Training finished", f"All {event.step:,} steps are done.")
-    if isinstance(event, Finished):
-        return Notice("Training stopped", f"At step {event.step:,}; Resume goes on from there.")
-    if isinstance(event, PlateauReached) and event.stops:
-        return Notice("The test score is flat", stopped_sentence(event))
-    if isinstance(event, PlateauReached):
-        sentences = (f"{plateau_words(event)}.", plateau_advice(event), "The dock has a button to stop here.")
-        return Notice("The test score is flat", " ".join(filter(None, sentences)))
-    if isinstance(event, SettingChanged):
-        return Notice("Changed", f"{setting_text(event.path, event.value)} from step {event.step + 1:,} on.")
-    if isinstance(event, Warned):
-        return Notice("Please note", event.sentence, bad=True)
-    if isinstance(event, Failed):
-        return Notice("Failed", event.sentence, bad=True)
+    match event:
+        case Saved(step=step, path=path):
+            return Notice(f"Saved step {step:,}", str(path))
+        case Finished(step=step, completed=True):
+            return Notice("Training finished", f"All {step:,} steps are done.")
+        case Finished(step=step):
+            return Notice("Training stopped", f"At step {step:,}; Resume goes on from there.")
+        case PlateauReached(stops=True):
+            return Notice("The test score is flat", stopped_sentence(event))
+        case PlateauReached():
+            parts = (f"{plateau_words(event)}.", plateau_advice(event), "The dock has a button to stop here.")
+            return Notice("The test score is flat", " ".join(filter(None, parts)))
+        case SettingChanged(step=step, path=path, value=value):
+            return Notice("Changed", f"{setting_text(path, value)} from step {step + 1:,} on.")
+        case Warned(sentence=sentence):
+            return Notice("Please note", sentence, bad=True)
+        case Failed(sentence=sentence):
+            return Notice("Failed", sentence, bad=True)
     return None

@@ -7,11 +7,13 @@ resolution adapts to the time that a picture takes.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import simplejpeg
@@ -19,18 +21,118 @@ import viser
 from msgspec import structs
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gaussians.trimming import Trim
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.viser_private import push_background_jpeg
-from splatstudio.gui.state.camera_snap import CameraSnap
-from splatstudio.gui.state.compare import compared, error_map, on_canvas
-from splatstudio.gui.state.frame_source import FrameSource
-from splatstudio.gui.state.pace import Pace
-from splatstudio.gui.state.photo_cache import PhotoCache
-from splatstudio.gui.state.view_settings import FrameRequest, ViewSettings, shot_for
-from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.gui.state.compare import CanvasPlace, Comparison, compared, error_map, on_canvas, place_of
+from splatstudio.gui.state.photos import PhotoCache
+from splatstudio.gui.state.viewpoint import MIN_SIDE, CameraSnap, Viewpoint, read_viewpoint
+from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.client import ReceivedFrame
-from splatstudio.runtime.messages import Frame
+from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.scene.scaling import scaled
+from splatstudio.scene.scene import Scene
+
+FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What of the model matters to a stream: whether there is one, its step, and whether it trains now.
+
+    `anew`: there is none, and the one that was seen last is of a run that was left.
+    """
+
+    step: int | None
+    training: bool
+    anew: bool = False
+
+
+class FrameSource(Protocol):
+    """Where pictures come from. The streams know nothing else of the worker."""
+
+    def model_state(self) -> ModelState:
+        """Return the state of the model; `step` None: there is nothing to see yet."""
+        ...
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Return a picture of the model, None when there was none within FRAME_SECONDS."""
+        ...
+
+    def forget(self, view: int) -> None:
+        """Note that nobody looks at this view any more."""
+        ...
+
+
+MIN_SCALE = 0.15
+
+
+class Pace:
+    """The share of the canvas's pixels a side at which a picture takes about `target` seconds."""
+
+    def __init__(self, target: float, scale: float):
+        self._target = target
+        self.scale = scale
+
+    def measured(self, scale: float, seconds: float) -> None:
+        """Learn from a picture that took `seconds` at `scale`."""
+        wanted = scale * math.sqrt(self._target / max(seconds, 1e-4))
+        # Part of the time does not depend on the pixels: small steps, not the whole way.
+        self.scale = min(1.0, max(MIN_SCALE, self.scale + 0.4 * (wanted - self.scale)))
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """What a browser has chosen. `max_scale` limits the pictures to that times the window's pixels a side."""
+
+    options: ViewOptions = field(default_factory=ViewOptions)
+    comparison: Comparison = field(default_factory=Comparison)
+    max_scale: float = 1.0
+    splats: bool = True  # whether the model is shown at all
+
+    @property
+    def wants_photo(self) -> bool:
+        """Return whether there is something to see only from a photograph's camera."""
+        return self.comparison.kind != "off" or self.options.mode == "error"
+
+    def draws_like(self, other: ViewSettings) -> bool:
+        """Return whether a picture that was rendered for `other` will do: the model is drawn the same way."""
+        mine, its = self.comparison, other.comparison
+        return replace(self, comparison=replace(its, kind=mine.kind)) == other
+
+
+@dataclass(frozen=True, eq=False)
+class FrameRequest:
+    """A picture to be rendered. `place` is where it goes among the canvas's pixels, None: it fills them."""
+
+    camera: Camera
+    options: ViewOptions
+    photo: int | None = None
+    place: CanvasPlace | None = None
+
+
+def frame_request(
+    look: ViewSettings, viewpoint: Viewpoint, scale: float, standing: tuple[int, Camera] | None
+) -> FrameRequest:
+    """Return what to render at `scale` times the canvas's pixels a side.
+
+    `standing` is the photograph, and its camera, in which the browser stands. Only there it can be compared
+    with the model, and is then given its own intrinsics and size, whatever shape the canvas has.
+    """
+    if standing is None or not look.wants_photo:
+        options = look.options
+        if options.mode == "error":
+            options = replace(options, mode="color")
+        return FrameRequest(viewpoint.camera(scale), options)
+    index, camera = standing
+    # At the canvas's full size also where the model is rendered with fewer pixels: the photograph is sharp.
+    place = place_of(camera, viewpoint, look.max_scale)
+    share = min(1.0, scale / look.max_scale, math.sqrt(MAX_FRAME_PIXELS / (place.width * place.height)))
+    width, height = (max(MIN_SIDE, int(n * share)) for n in (place.width, place.height))
+    options = replace(look.options, photo=index)
+    if look.comparison.kind == "difference":
+        options = replace(options, mode="color")
+    return FrameRequest(camera.resized(width, height), options, index, place)
+
 
 REST_SECONDS = 0.25  # without movement, after which the camera is at rest
 MOVING_TARGET = 0.025  # seconds that a picture may take while the camera moves
@@ -45,7 +147,7 @@ MOVING_QUALITY, STILL_QUALITY = 70, 90
 
 
 @dataclass(frozen=True)
-class Wish:
+class PictureOrder:
     """A picture that a browser should get."""
 
     viewpoint: Viewpoint
@@ -58,18 +160,18 @@ class Wish:
 
 
 class Stream:
-    """The pictures of one browser. `standpoint` and `photos` are None where there is no scene."""
+    """The pictures of one browser. `camera_snap` and `photos` are None where there is no scene."""
 
     def __init__(
         self,
         client: viser.ClientHandle,
         source: FrameSource,
         look: ViewSettings,
-        standpoint: CameraSnap | None = None,
+        camera_snap: CameraSnap | None = None,
         photos: PhotoCache | None = None,
     ):
         self.client = client
-        self.standpoint = standpoint
+        self.camera_snap = camera_snap
         self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
@@ -79,13 +181,13 @@ class Stream:
         self._moved = time.monotonic()
         self._changed = threading.Condition()
         self._closed = False
-        self._on_frame: Callable[[Frame], None] | None = None
-        self._on_standing: Callable[[], None] | None = None
+        self.frame: Frame | None = None  # that was shown last
+        self._on_news: Callable[[], None] = lambda: None
         self._moving_pace = Pace(MOVING_TARGET, 0.5)
         self._training_pace = Pace(TRAINING_TARGET, 0.5)
-        self._shown: Wish | None = None
+        self._shown: PictureOrder | None = None
         self._shown_step: int | None = None
-        self._received: tuple[Wish, ReceivedFrame] | None = None
+        self._received: tuple[PictureOrder, ReceivedFrame] | None = None
         self._refresh_due = self._moving_due = 0.0
         self._acknowledged: Future[None] | None = None
         self._ack_pool = ThreadPoolExecutor(1, thread_name_prefix=f"ack-{client.client_id}")
@@ -102,16 +204,9 @@ class Stream:
         """Return where this browser looks from, None before it has said so."""
         return self._viewpoint
 
-    def listen(self, on_frame: Callable[[Frame], None], on_standing: Callable[[], None]) -> None:
-        """Call `on_frame` with each frame shown, `on_standing` when a photograph's camera is entered or left.
-
-        Both must return quickly.
-        """
-        self._on_frame, self._on_standing = on_frame, on_standing
-
-    def show(self, look: ViewSettings) -> None:
-        """Draw the model in another way from now on; returns at once."""
-        self.change(lambda _: look)
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` when a frame has another legend, or a photograph's camera is entered or left."""
+        self._on_news = on_news
 
     def change(self, alter: Callable[[ViewSettings], ViewSettings]) -> None:
         """Draw the model as `alter` makes of the present look; nobody else changes it in between."""
@@ -125,22 +220,18 @@ class Stream:
         if before.splats and not look.splats:
             self.client.scene.set_background_image(None)
 
-    def show_trim(self, trim: Trim) -> None:
-        """Hide what `trim` leaves out from now on; returns at once."""
-        self.change(lambda look: replace(look, options=replace(look.options, trim=trim)))
-
     def camera_moved(self) -> None:
         """Take the browser's camera as it is now; returns at once."""
         viewpoint = read_viewpoint(self.client.camera)
         if viewpoint is None:
             return
-        turned = self.standpoint is not None and self.standpoint.moved(viewpoint)
+        turned = self.camera_snap is not None and self.camera_snap.moved(viewpoint)
         with self._changed:
             self._viewpoint = viewpoint
             self._moved = time.monotonic()
         self.invalidate()
-        if turned and self._on_standing is not None:
-            self._on_standing()
+        if turned:
+            self._on_news()
 
     def invalidate(self) -> None:
         """Show a new picture although the camera rests: the model or the way it is drawn has changed."""
@@ -150,7 +241,7 @@ class Stream:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """ViewSettings at once whether a new picture is due."""
+        """Look at once whether a new picture is due."""
         with self._changed:
             self._changed.notify_all()
 
@@ -164,7 +255,7 @@ class Stream:
 
     def _run(self) -> None:
         while (wish := self._next_wish()) is not None:
-            shot = shot_for(wish.look, wish.viewpoint, wish.scale, wish.standing)
+            shot = frame_request(wish.look, wish.viewpoint, wish.scale, wish.standing)
             alone = shot.place is not None and self._source.model_state().step is None
             received = None if alone else self._rendered(wish, shot)
             if received is None and not alone:
@@ -187,12 +278,14 @@ class Stream:
             push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
             self._shown, self._shown_step = wish, received.frame.step if received else None
-            if self._on_frame is not None and frame is not None:
-                self._on_frame(frame)
+            if frame is not None:
+                before, self.frame = self.frame, frame
+                if before is None or (before.legend, before.notice) != (frame.legend, frame.notice):
+                    self._on_news()
         # Once more: `close` may have come while a picture was being asked for.
         self._source.forget(self.client.client_id)
 
-    def _rendered(self, wish: Wish, shot: FrameRequest) -> ReceivedFrame | None:
+    def _rendered(self, wish: PictureOrder, shot: FrameRequest) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""
         if self._received is not None:
             before, received = self._received
@@ -224,7 +317,10 @@ class Stream:
         no_error = shot.options.mode == "error" and frame is not None and frame.legend is None
         if look.comparison.kind != "off" or no_error:
             photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
-            self.photo_problem = photo.problem if photo is not None else ""
+            problem = photo.problem if photo is not None else ""
+            if problem != self.photo_problem:
+                self.photo_problem = problem
+                self._on_news()
             if photo is not None and not photo.problem:
                 if no_error and image is not None and frame is not None:
                     image, legend = error_map(image, photo.rgb)
@@ -238,7 +334,7 @@ class Stream:
             self._version += 1
             self._changed.notify_all()
 
-    def _learn(self, wish: Wish, seconds: float) -> None:
+    def _learn(self, wish: PictureOrder, seconds: float) -> None:
         now = time.monotonic()
         self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
         self._moving_due = now + (MOVING_SHARE * seconds if self._source.model_state().training else 0.0)
@@ -247,7 +343,7 @@ class Stream:
         elif self._source.model_state().training:
             self._training_pace.measured(wish.scale, seconds)
 
-    def _next_wish(self) -> Wish | None:
+    def _next_wish(self) -> PictureOrder | None:
         """Wait until a picture is due and return it; None at the end."""
         while True:
             with self._changed:
@@ -267,12 +363,12 @@ class Stream:
         model_shown = self._shown is not None and self._shown_step is not None
         return model_shown and self._source.model_state().anew
 
-    def _due(self, now: float) -> tuple[Wish | None, float]:
+    def _due(self, now: float) -> tuple[PictureOrder | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
         state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
         look = self._look
-        here = self.standpoint.here if self.standpoint is not None else None
-        standing = None if here is None or self.standpoint is None else (here, self.standpoint.camera(here))
+        here = self.camera_snap.here if self.camera_snap is not None else None
+        standing = None if here is None or self.camera_snap is None else (here, self.camera_snap.camera(here))
         photo_alone = standing is not None and look.comparison.kind != "off"
         if viewpoint is None or not look.splats or (state.step is None and not photo_alone):
             return None, 0.5
@@ -281,7 +377,7 @@ class Stream:
         pace = self._moving_pace if moving else self._training_pace
         fast = max(pace.scale, viewpoint.scale_of(LEAST_PIXELS))
         scale = min(look.max_scale, fast if moving or state.training else 1.0)
-        wish = Wish(viewpoint, look, standing, scale, moving, self._version, self._render_version)
+        wish = PictureOrder(viewpoint, look, standing, scale, moving, self._version, self._render_version)
         if moving and now < self._moving_due:
             return None, self._moving_due - now
         if shown is None or shown.version != self._version:
@@ -320,3 +416,86 @@ class Stream:
             except RuntimeError:
                 # Gone (the stream is closed then) or storage is blocked: that too is an answer.
                 return
+
+
+class Viewport:
+    """The streams of all browsers, as they come and go. `scene` None: there is only a model."""
+
+    def __init__(self, server: viser.ViserServer, source: FrameSource, scene: Scene | None = None):
+        self._source = source
+        self._scene = scene
+        self._streams: dict[int, Stream] = {}
+        self._lock = threading.Lock()
+        self._listeners: list[tuple[Callable[[Stream], None], Callable[[Stream], None]]] = []
+        self.photos = PhotoCache(scene) if scene is not None else None
+        self.trim = KEEP_ALL  # what all browsers hide
+        server.on_client_connect(self._connect)
+        server.on_client_disconnect(self._disconnect)
+
+    @property
+    def num_viewers(self) -> int:
+        """Return the number of browsers that are connected."""
+        return len(self._streams)
+
+    def stream(self, client: viser.ClientHandle) -> Stream | None:
+        """Return the stream of a browser, None when it has just left."""
+        with self._lock:
+            return self._streams.get(client.client_id)
+
+    def listen(self, on_open: Callable[[Stream], None], on_close: Callable[[Stream], None]) -> None:
+        """Call `on_open` with the stream of each browser, `on_close` with that of one that leaves.
+
+        Both are called on viser's event loop, and for who is there already at once; they must return quickly.
+        """
+        self._listeners.append((on_open, on_close))
+        # A page that was left open may have come back before all of this one was built.
+        for stream in self._all():
+            on_open(stream)
+
+    def invalidate(self) -> None:
+        """Draw everybody's picture again."""
+        for stream in self._all():
+            stream.invalidate()
+
+    def show_trim(self, trim: Trim) -> None:
+        """Hide what `trim` leaves out in all browsers, also in those that come later."""
+        self.trim = trim
+        for stream in self._all():
+            stream.change(lambda look: replace(look, options=replace(look.options, trim=trim)))
+
+    def model_changed(self) -> None:
+        """Let the streams see whether the model's new state asks for a new picture."""
+        for stream in self._all():
+            stream.wake()
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in self._all():
+            stream.close()
+        if self.photos is not None:
+            self.photos.close()
+
+    def _all(self) -> list[Stream]:
+        with self._lock:
+            return list(self._streams.values())
+
+    async def _connect(self, client: viser.ClientHandle) -> None:
+        camera_snap = CameraSnap(client, self._scene) if self._scene is not None else None
+        stream = Stream(client, self._source, ViewSettings(), camera_snap, self.photos)
+        with self._lock:
+            self._streams[client.client_id] = stream
+        for on_open, _on_close in self._listeners:
+            on_open(stream)
+
+        # On the event loop, so that movements arrive in order; it only takes notes.
+        @client.camera.on_update
+        async def _(_: viser.CameraHandle) -> None:
+            stream.camera_moved()
+
+    async def _disconnect(self, client: viser.ClientHandle) -> None:
+        with self._lock:
+            stream = self._streams.pop(client.client_id, None)
+        if stream is not None:
+            stream.close()
+            for _, on_close in self._listeners:
+                on_close(stream)

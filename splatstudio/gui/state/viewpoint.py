@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import viser
@@ -11,6 +14,7 @@ import viser.transforms
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
+from splatstudio.scene.scene import Scene
 
 MIN_SIDE, MAX_SIDE = 16, 8192  # px; below and above a window is closed or a lie
 MIN_FOV, MAX_FOV = math.radians(1.0), math.radians(170.0)
@@ -90,3 +94,208 @@ def fitting_fov(camera: Camera, canvas_aspect: float) -> float:
     half_width = max(K[0, 2], camera.width - K[0, 2]) / K[0, 0]
     half_height = max(K[1, 2], camera.height - K[1, 2]) / K[1, 1]
     return min(2.0 * math.atan(max(half_height, half_width / canvas_aspect)), MAX_FOV)
+
+
+NEAR = 2e-3  # times the scene's extent: how far from a camera's centre one still stands in it
+TURN = 4e-3  # radians: how far one may have turned
+ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
+
+
+class CameraSnap:
+    """The camera that a browser was last sent to. Methods may be called from any thread."""
+
+    def __init__(self, client: viser.ClientHandle, scene: Scene):
+        self._client = client
+        self._scene = scene
+        self._lock = threading.Lock()
+        self._wanted: int | None = None
+        self._sent = 0.0
+        self._here = False
+
+    @property
+    def last(self) -> int | None:
+        """Return the photograph whose camera the browser was last sent to, None before the first."""
+        return self._wanted
+
+    @property
+    def here(self) -> int | None:
+        """Return the photograph whose camera the browser stands in, None where it stands elsewhere."""
+        return self._wanted if self._here else None
+
+    @property
+    def on_the_way(self) -> bool:
+        """Return whether the browser was just sent and has not told yet that it is there."""
+        return not self._here and self._wanted is not None and time.monotonic() - self._sent < ARRIVAL_SECONDS
+
+    def camera(self, index: int) -> Camera:
+        """Return the camera of photograph `index`."""
+        return self._scene.views[index].camera
+
+    def enter(self, index: int) -> None:
+        """Send the browser to where photograph `index` was taken; returns at once."""
+        camera = self.camera(index)
+        with self._lock:
+            # Who is there already may have nothing to tell.
+            self._here = self._here and index == self._wanted
+            self._wanted, self._sent = index, time.monotonic()
+        # The cameras' common point of attention is the origin of the scene's frame.
+        distance = max(float(np.linalg.norm(camera.position)), 0.1 * self._scene.extent)
+        fly_to(self._client, camera, distance)
+
+    def nearest(self, viewpoint: Viewpoint) -> int:
+        """Return the photograph whose camera is most like where the browser is."""
+        positions = positions_of(self._scene)
+        forwards = np.stack([camera.viewmat[2, :3] for camera in self._scene.cameras])
+        forward = viser.transforms.SO3(viewpoint.wxyz).as_matrix()[:, 2]
+        distance = np.linalg.norm(positions - viewpoint.position, axis=1) / self._scene.extent
+        return int(np.argmin(distance + 1.0 - forwards @ forward))
+
+    def moved(self, viewpoint: Viewpoint) -> bool:
+        """Take in where the browser is now; return whether it has just entered or left the camera."""
+        with self._lock:
+            before = self._here
+            self._here = self._wanted is not None and self._matches(self.camera(self._wanted), viewpoint)
+            entered, here = self._here and not before, self._here
+            wanted = self._wanted
+        if here and wanted is not None and not entered:
+            self._refit(self.camera(wanted), viewpoint)
+        return here != before
+
+    def _matches(self, camera: Camera, viewpoint: Viewpoint) -> bool:
+        rotation = viser.transforms.SO3(viewpoint.wxyz).as_matrix()
+        cosine = (np.trace(rotation @ camera.viewmat[:3, :3]) - 1.0) / 2.0
+        near = np.linalg.norm(viewpoint.position - camera.position) <= NEAR * self._scene.extent
+        return bool(near and cosine >= np.cos(TURN))
+
+    def _refit(self, camera: Camera, viewpoint: Viewpoint) -> None:
+        """Show the whole photograph again after the window has got another shape."""
+        fov = fitting_fov(camera, viewpoint.width / viewpoint.height)
+        if abs(fov - viewpoint.fov) > 5e-3:
+            self._client.camera.fov = fov
+
+
+Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
+FOV = 0.9  # radians, vertical: about a 28 mm lens
+NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
+
+STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
+MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
+
+
+def positions_of(scene: Scene) -> np.ndarray:
+    """Return where a scene's photographs were taken, [C, 3]."""
+    return np.stack([camera.position for camera in scene.cameras])
+
+
+def frustum_size(positions: np.ndarray, extent: float) -> float:
+    """Return the depth of drawn cameras, world units: a fifth of the typical distance of neighbours."""
+    if len(positions) < 2:
+        return 0.06 * extent
+    sample = positions[:: max(1, len(positions) // 500)]
+    distances = np.linalg.norm(sample[:, None] - positions[None], axis=-1)
+    nearest = np.partition(distances, 1, axis=1)[:, 1]
+    return float(np.clip(np.median(nearest) / 5.0, 0.01 * extent, 0.06 * extent))
+
+
+class FirstView:
+    """A camera position, a target and an up direction, for new browsers and for the way back.
+
+    A browser may choose another direction as up: its camera stands and turns by that one, nobody else's.
+    """
+
+    def __init__(self, server: viser.ViserServer, up: Axis = "+z"):
+        """Look at a model whose upward axis is `up`, where no cameras tell a better one."""
+        self._server = server
+        self._position = np.array([0.0, -3.0, 1.0])
+        self._target = np.zeros(3)
+        self._up: Axis = up
+        self._fov = FOV
+        self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
+        self._announced: Axis | None = None
+        server.on_client_disconnect(self._left)
+
+    @property
+    def up(self) -> Axis:
+        """Return the axis that is up for who has not chosen another one."""
+        return self._up
+
+    def of_scene(self, scene: Scene) -> None:
+        """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
+        camera, positions = scene.cameras[0], positions_of(scene)
+        forward = camera.viewmat[2, :3]
+        # The cameras' common point of attention is the origin of the scene's frame.
+        distance = max(float(np.linalg.norm(camera.position)), 0.1 * scene.extent)
+        self._up = "+z"
+        self._fov = max(camera.fov_y, NARROWEST_FOV)
+        self._position = camera.position + 1.2 * frustum_size(positions, scene.extent) * forward
+        # Where nobody else is to be seen from there, as when all stand in a row, step back behind the others.
+        for back in STEPS_BACK:
+            if num_in_sight(positions, self._position, camera.viewmat[:3, :3], self._fov) >= MIN_IN_SIGHT:
+                break
+            self._position = camera.position - back * distance * forward
+        self._target = camera.position + distance * forward
+        self._announce()
+
+    def of_model(self, center: tuple[float, float, float], radius: float) -> None:
+        """Stand in front of a model of this size, a little above it."""
+        self._target = np.array(center)
+        self._position = _in_front(self._target, radius, self._up)
+        self._announce()
+        self.show_all()
+
+    def set_up(self, client: viser.ClientHandle, up: Axis) -> None:
+        """Let the camera of one browser stand upright along another axis, in front of what is to be seen."""
+        # The world itself is not turned: a page whose world turns goes back to everybody's first view.
+        self._own_up[client.client_id] = up
+        self.show(client)
+
+    def show_all(self) -> None:
+        """Move every browser's camera here."""
+        for client in self._server.get_clients().values():
+            self.show(client)
+
+    def show(self, client: viser.ClientHandle) -> None:
+        """Move a browser's camera here, upright as that browser wants it."""
+        up, position = self._own_up.get(client.client_id, self._up), self._position
+        if up != self._up:
+            radius = float(np.linalg.norm(position - self._target)) / math.hypot(1.0, 2.8)
+            position = _in_front(self._target, radius, up)
+        with client.atomic():
+            client.camera.fov = self._fov
+            client.camera.up_direction = _vector(up)
+            client.camera.position = position
+            client.camera.look_at = self._target
+
+    async def _left(self, client: viser.ClientHandle) -> None:
+        self._own_up.pop(client.client_id, None)
+
+    def _announce(self) -> None:
+        # Not sent again when it is the same: it would bring the browsers back that have moved their camera.
+        if self._announced != self._up:
+            self._announced = self._up
+            self._server.scene.set_up_direction(self._up)
+        camera = self._server.initial_camera
+        camera.position = self._position
+        camera.look_at = self._target
+        camera.up = _vector(self._up)
+        camera.fov = self._fov
+
+
+def num_in_sight(positions: np.ndarray, eye: np.ndarray, rotation: np.ndarray, fov: float) -> int:
+    """Return how many of `positions` [N, 3] a square canvas shows; `rotation` is world to camera (OpenCV)."""
+    x, y, z = rotation @ (positions - eye).T
+    reach = math.tan(fov / 2.0) * z
+    return int(((z > 1e-6) & (np.abs(x) < reach) & (np.abs(y) < reach)).sum())
+
+
+def _in_front(target: np.ndarray, radius: float, up: Axis) -> np.ndarray:
+    """Return a position in front of a model and a little above it."""
+    # In the usual frames of files forward is z when y is up or down, and y when z is.
+    forward = np.array([0.0, 0.0, 1.0]) if up[1] != "z" else np.array([0.0, 1.0, 0.0])
+    return target + radius * (_vector(up) - 2.8 * forward)
+
+
+def _vector(axis: Axis) -> np.ndarray:
+    vector = np.zeros(3)
+    vector["xyz".index(axis[1])] = -1.0 if axis[0] == "-" else 1.0
+    return vector

@@ -10,19 +10,17 @@ import numpy as np
 import viser
 
 from splatstudio.devices.monitor import DeviceMonitor, DeviceReading, Field
-from splatstudio.gui.panel_context import Page, Panel
-from splatstudio.gui.state.status import RankRow
-from splatstudio.gui.tabs.plot import Line, Plot, round_end
-from splatstudio.gui.theme import ACCENT, MUTED, css
+from splatstudio.gui.panel import Page, Panel
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.tabs.plot import Plot, PlotLine, round_end
+from splatstudio.gui.theme import ACCENT, css, note_html
 from splatstudio.runtime.messages import Event, RankFigures, figures_after
 
 SAMPLE_SECONDS = 1.0
 HISTORY_SECONDS = 300
 AXIS_SECONDS = 30
 NOT_AVAILABLE = "not available"
-OTHERS_COLOR = "#6b7584"
-WAITS = "splats · step, waiting"
-UNEVEN, UNEVEN_COLOR = 1.2, "#e0b040"  # from this imbalance on it is worth a look
+UNEVEN = 1.2  # from this imbalance on it is worth a look
 # A line a device: the accent first, then colours that eight can be told apart by.
 COLORS = (css(ACCENT), "#3ecf7a", "#ffb040", "#ff6b8a", "#b28cff", "#4dd7d7", "#d8d35a", "#c78a5a")
 
@@ -44,26 +42,43 @@ QUANTITIES = {
 }
 
 
+@dataclass(frozen=True)
+class RankRow:
+    """What one process of the training has to show; None: not known."""
+
+    num_gaussians: int | None
+    step_seconds: float | None
+    wait_seconds: float | None = None  # of `step_seconds`, spent waiting for other ranks
+
+
+def rank_rows(status: Status, num_ranks: int, told: tuple[RankFigures, ...] = ()) -> tuple[RankRow, ...]:
+    """Return the figures of each rank as they were told; else all step together, with nearly even shares."""
+    if told:
+        return tuple(RankRow(rank.num_gaussians, rank.step_seconds, rank.wait_seconds) for rank in told)
+    if status.num_gaussians is None:
+        return ()
+    rate = status.steps_per_second
+    return (RankRow(status.num_gaussians // max(num_ranks, 1), 1.0 / rate if rate else None),) * num_ranks
+
+
 class DevicesPanel(Panel):
     """A row a device, and one of its quantities over the last minutes, a line a device."""
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        gui = page.server.gui
-        self._controller = page.controller
+        gui, self._page, self._controller = page.server.gui, page, page.controller
         self._monitor = DeviceMonitor(
             lambda: self._controller.pids, history_length=int(HISTORY_SECONDS / SAMPLE_SECONDS)
         )
-        self._rows = gui.add_html(_note("Asking the driver …"), order=0.0)
+        self._rows = gui.add_html(note_html("Asking the driver …"), order=0.0)
         self._choice = gui.add_dropdown(
             "Plot",
             tuple(QUANTITIES),
             hint="Over the last five minutes; minutes since the studio was opened.",
             order=1.0,
         )
+        self._choice.on_update(lambda _: None)  # the plot follows
         self._plot = Plot(page.server, tab, "", order=2.0)
-        self._readings: tuple[DeviceReading, ...] = ()
         self._told: tuple[RankFigures, ...] = ()
-        self._chosen = ""
         self._measured = frozenset[Field](("utilization",))
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
@@ -75,18 +90,14 @@ class DevicesPanel(Panel):
         self._told = figures_after(event, self._told)
 
     def refresh(self) -> None:
-        """Show a sample that is new."""
-        readings, choice = self._monitor.latest, self._choice.value
-        # Compared by identity: also a sample that repeats the one before moves the plot.
-        if not readings or (readings is self._readings and choice == self._chosen):
+        """Show the last sample."""
+        readings, told = self._monitor.latest, self._told
+        if not readings:
             return
-        self._readings, self._chosen = readings, choice
         self._offer(readings)
-        told = self._told
-        alike = self._controller.status.rank_rows(len(self._controller.pids))
-        ranks = rank_rows(told) if told else alike
+        ranks = rank_rows(self._controller.status, len(self._controller.pids), told)
         self._rows.content = devices_html(readings, ranks) + balance_html(told)
-        quantity = QUANTITIES[choice]
+        quantity = QUANTITIES[self._choice.value]
         history = self._monitor.history(quantity.field)
         if len(history.seconds) < 2:
             return
@@ -95,7 +106,7 @@ class DevicesPanel(Panel):
         # The axis moves on now and then, not with every sample: each time the page makes the chart anew.
         end = AXIS_SECONDS * float(np.ceil(history.seconds[-1] / AXIS_SECONDS)) / 60.0
         lines = [
-            Line(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])
+            PlotLine(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])
             for i, reading in enumerate(readings)
         ]
         ranges = ((max(0.0, end - HISTORY_SECONDS / 60.0), end), (0.0, _top(quantity, values)))
@@ -118,8 +129,38 @@ class DevicesPanel(Panel):
     def _sample(self) -> None:
         while not self._stopped.is_set():
             self._monitor.sample()
+            self._page.changed(self)
             self._stopped.wait(SAMPLE_SECONDS)
         self._monitor.close()
+
+
+class RanksPanel(Panel):
+    """The tab of a training elsewhere: what each rank has to do, and where it runs."""
+
+    def __init__(self, page: Page):
+        self._told: tuple[RankFigures, ...] = ()
+        self._rows = page.server.gui.add_html("", order=0.0)
+
+    def follow(self, event: Event) -> None:
+        """Take in what each rank has to do."""
+        self._told = figures_after(event, self._told)
+
+    def refresh(self) -> None:
+        """Show the figures that were told last."""
+        self._rows.content = ranks_html(self._told) + balance_html(self._told)
+
+
+def ranks_html(told: tuple[RankFigures, ...]) -> str:
+    """Return a row a rank."""
+    if not told:
+        return note_html("The ranks have not told of themselves yet; they do while they train.")
+    return "".join(
+        f'<div class="ss-rank" data-splatstudio="rank"><b>Rank {rank.rank}</b> '
+        f'<span class="ss-muted">{html.escape(rank.host)}</span><br>'
+        f"{rank.num_gaussians:,} splats · {milliseconds(rank.step_seconds, 3)} ms a step, "
+        f"{milliseconds(rank.wait_seconds, 2)} ms of it waiting</div>"
+        for rank in told
+    )
 
 
 def _top(quantity: Quantity, values: np.ndarray) -> float:
@@ -131,13 +172,8 @@ def _top(quantity: Quantity, values: np.ndarray) -> float:
 
 
 def is_gpu(reading: DeviceReading) -> bool:
-    """Say whether a row is a GPU's, not one of the processes on the CPU."""
+    """Return whether a row is a GPU's, not one of the processes on the CPU."""
     return not reading.name.startswith("CPU")
-
-
-def rank_rows(told: tuple[RankFigures, ...]) -> tuple[RankRow, ...]:
-    """Return the figures of each rank, as the rows show them."""
-    return tuple(RankRow(rank.num_gaussians, rank.step_seconds, rank.wait_seconds) for rank in told)
 
 
 def balance_html(told: tuple[RankFigures, ...]) -> str:
@@ -148,8 +184,9 @@ def balance_html(told: tuple[RankFigures, ...]) -> str:
     work = imbalance(tuple(max(rank.step_seconds - rank.wait_seconds, 0.0) for rank in told))
     waiting = sum(rank.wait_seconds for rank in told) / max(sum(rank.step_seconds for rank in told), 1e-9)
     return (
-        f'<div data-splatstudio="balance" title="The largest share of a rank over the mean one"'
-        f' style="{_SMALL};padding:0 10px 4px">Imbalance: splats {_factor(splats)}, work {_factor(work)};'
+        '<div class="ss-devices ss-small" data-splatstudio="balance"'
+        ' title="The largest share of a rank over the mean one">'
+        f"Imbalance: splats {_factor(splats)}, work {_factor(work)};"
         f" waiting {100.0 * waiting:.0f} % of a step</div>"
     )
 
@@ -166,60 +203,49 @@ def imbalance(values: tuple[float, ...]) -> float | None:
 def _factor(value: float | None) -> str:
     if value is None:
         return NOT_AVAILABLE
-    text = f"{value:.2f}"
-    return f'<span style="color:{UNEVEN_COLOR}">{text}</span>' if value >= UNEVEN else text
+    return f'<span class="ss-warning">{value:.2f}</span>' if value >= UNEVEN else f"{value:.2f}"
 
 
 def devices_html(readings: tuple[DeviceReading, ...], ranks: tuple[RankRow, ...]) -> str:
     """Return the rows of all devices, with the training's processes beside those that they run on."""
-    names = {reading.name for reading in readings}
+    names, several = {reading.name for reading in readings}, len(readings) > 1
     head = ""
     if len(names) == 1 and all(is_gpu(reading) for reading in readings):
-        text = (f"{len(readings)} × " if len(readings) > 1 else "") + _text(*names)
-        head = f'<div style="font-size:12px;color:{MUTED}">{text}</div>'
-    if len(readings) > 1:
-        waits = any(rank.wait_seconds is not None for rank in ranks)
+        text = (f"{len(readings)} × " if several else "") + html.escape(readings[0].name)
+        head = f'<div class="ss-muted">{text}</div>'
+    if several:
+        waits = "splats · step, waiting" if any(rank.wait_seconds is not None for rank in ranks) else ""
         head += (
-            f'<div style="{_SMALL};margin-bottom:6px;display:flex;justify-content:space-between">'
-            f"<span>Memory: ours + others’ of all</span><span>{WAITS if waits else ''}</span></div>"
+            '<div class="ss-small ss-spread"><span>Memory: ours + others’ of all</span>'
+            f"<span>{waits}</span></div>"
         )
     rows, placed = [], 0
     for reading in readings:
         ours = not is_gpu(reading) or (reading.memory_used_by_us or 0) > 0
         rank = ranks[placed] if ours and placed < len(ranks) else None
         placed += rank is not None
-        rows.append(_row(reading, rank, named=len(names) > 1, terse=len(readings) > 1))
+        rows.append(_row(reading, rank, named=len(names) > 1, terse=several))
     # Where the driver does not say which devices are ours, the figures stand for themselves.
     left = "".join(
-        f'<div style="{_SMALL}">Rank {rank}: {_rank_text(figures)}</div>'
+        f'<div class="ss-small">Rank {rank}: {_rank_text(figures)}</div>'
         for rank, figures in enumerate(ranks[placed:], placed)
     )
-    return (
-        f'<div style="padding:4px 10px;font-variant-numeric:tabular-nums">{head}{"".join(rows)}{left}</div>'
-    )
-
-
-_SMALL = f"font-size:11px;line-height:1.35;color:{MUTED}"
+    return f'<div class="ss-devices">{head}{"".join(rows)}{left}</div>'
 
 
 def _row(reading: DeviceReading, rank: RankRow | None, *, named: bool, terse: bool) -> str:
-    color = COLORS[reading.index % len(COLORS)]
-    title = f"GPU {reading.index}" if is_gpu(reading) else reading.name
-    model = f' <span style="{_SMALL}">{_text(reading.name)}</span>' if named and is_gpu(reading) else ""
-    cells = [_cell("utilization", reading.utilization, "{:.0f} %", "Utilization")]
+    color, name = COLORS[reading.index % len(COLORS)], html.escape(reading.name)
+    title = f"GPU {reading.index}" if is_gpu(reading) else name
+    model = f' <span class="ss-small">{name}</span>' if named and is_gpu(reading) else ""
+    cells = _cell("utilization", reading.utilization, "{:.0f} %", "Utilization")
     if is_gpu(reading):
-        cells.append(_cell("temperature", reading.temperature_c, "{:.0f} °C", "Temperature"))
-        cells.append(_cell("power", reading.power_w, "{:.0f} W", "Power"))
+        cells += _cell("temperature", reading.temperature_c, "{:.0f} °C", "Temperature")
+        cells += _cell("power", reading.power_w, "{:.0f} W", "Power")
     figures = "" if rank is None else f'<span data-splatstudio="rank">{_rank_text(rank)}</span>'
     return (
-        f'<div data-splatstudio="device" style="margin-bottom:9px">'
-        '<div style="display:flex;align-items:baseline;gap:10px;font-size:12px">'
-        f'<span style="flex:1;min-width:0;white-space:nowrap;overflow:hidden;text-overflow:ellipsis">'
-        f'<span style="display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px;'
-        f'background:{color}"></span><b style="font-weight:600">{_text(title)}</b>{model}</span>'
-        f"{''.join(cells)}</div>"
-        f"{_memory_bar(reading, color)}"
-        f'<div style="{_SMALL};display:flex;flex-wrap:wrap;justify-content:space-between;column-gap:10px">'
+        '<div class="ss-device" data-splatstudio="device"><div class="title"><span class="name">'
+        f'<span class="color" style="background:{color}"></span><b>{title}</b>{model}</span>{cells}</div>'
+        f'{_memory_bar(reading, color)}<div class="ss-small ss-spread">'
         f'<span data-splatstudio="memory">{_memory_text(reading, terse)}</span>{figures}</div></div>'
     )
 
@@ -228,11 +254,10 @@ def _memory_bar(reading: DeviceReading, color: str) -> str:
     ours, others, total = reading.memory_used_by_us, reading.memory_used_by_others, reading.memory_total
     if total is None or others is None:
         return ""
+    shares = [f"{100.0 * part / max(total, 1):.1f}%" for part in (ours or 0, others)]
     return (
-        '<div style="display:flex;height:6px;margin:3px 0 2px 0;border-radius:3px;overflow:hidden;'
-        'background:rgba(255,255,255,.09)">'
-        f'<div style="width:{_percent(ours or 0, total)};background:{color}"></div>'
-        f'<div style="width:{_percent(others, total)};background:{OTHERS_COLOR}"></div></div>'
+        f'<div class="memory"><div style="width:{shares[0]};background:{color}"></div>'
+        f'<div class="others" style="width:{shares[1]}"></div></div>'
     )
 
 
@@ -248,9 +273,8 @@ def _memory_text(reading: DeviceReading, terse: bool) -> str:
 
 
 def _cell(name: str, value: float | None, form: str, title: str) -> str:
-    if value is None:
-        return f'<span data-splatstudio="{name}" title="{title}" style="{_SMALL}">{NOT_AVAILABLE}</span>'
-    return f'<span data-splatstudio="{name}" title="{title}">{form.format(value)}</span>'
+    text, small = (NOT_AVAILABLE, ' class="ss-small"') if value is None else (form.format(value), "")
+    return f'<span data-splatstudio="{name}" title="{title}"{small}>{text}</span>'
 
 
 def _rank_text(rank: RankRow) -> str:
@@ -270,17 +294,5 @@ def milliseconds(seconds: float, digits: int) -> str:
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.{digits}g}"
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100.0 * part / max(whole, 1):.1f}%"
-
-
 def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f}"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
-
-
-def _note(text: str) -> str:
-    return f'<div style="padding:6px 10px;font-size:12px;color:{MUTED}">{text}</div>'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +12,37 @@ from typing import Any
 import viser
 
 from splatstudio.checkpoints.catalog import CatalogEntry
-from splatstudio.gui.dock.job_bar import can_be_sent, download
-from splatstudio.gui.dock.preview_bar import BesideBar
-from splatstudio.gui.dock.task_bar import TaskBar
-from splatstudio.gui.panel_context import Page, Panel
+from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
+from splatstudio.evaluation.lpips import short_notes
+from splatstudio.files.run import Run
+from splatstudio.formats import format_to_write
+from splatstudio.formats.free_path import free_path
+from splatstudio.gui.dock.bars import PreviewBar, TaskBar
+from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.tabs.delete_question import DeleteQuestion
-from splatstudio.gui.tabs.file_work import file_to_write, folder_of_model, notice_of_end
-from splatstudio.gui.tabs.model_list import ModelList
-from splatstudio.gui.tabs.model_rows import facts_html
-from splatstudio.gui.tabs.named_scene import NamedScene
-from splatstudio.gui.tabs.scores import ScoresSection
-from splatstudio.gui.theme import ACCENT
+from splatstudio.gui.tabs.models import DeleteQuestion, ModelList, facts_html
+from splatstudio.gui.theme import ACCENT, note_html, table_html
 from splatstudio.models.model import run_folder_of
-from splatstudio.models.scoring import EvaluationTask
-from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
+from splatstudio.models.scoring import EvaluationTask, Scored
+from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Event, Saved
+from splatstudio.settings.typed_path import typed_output, typed_path
 
+FILES = "evaluate"  # the kind of this tab's tasks
 OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
 NETWORKS: dict[str, tuple[str, ...]] = {
     "AlexNet": ("alex",),
     "VGG": ("vgg",),
     "Both": ("alex", "vgg"),
     "None": (),
+}
+NUM_WORST = 8
+TITLES = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "psnr_corrected": "PSNR, color-corrected",
+    "lpips_alex": "LPIPS, AlexNet",
+    "lpips_vgg": "LPIPS, VGG16",
 }
 
 
@@ -42,51 +52,18 @@ class EvaluatePanel(Panel):
     All browsers share these controls. The work is done by a process of its own.
     """
 
+    look_seconds = 3.0
+
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
         """Build the tab; `compare` brings a browser to a photograph and compares it with the model."""
         self._page = page
         self._lock = threading.RLock()
-        self._worker = FileWorker(self._ended)
         self._opened: Path | None = None  # the folder of the model that was opened here last
-        self._shown: object = None
-        self._written: Path | None = None
-        self._to_open: FileTask | None = None  # the merge whose model is to be shown
+        self._described: object = None  # what the facts are of
         gui = page.server.gui
         self._list = ModelList(page, self._lock, self._selected_another)
         self._facts = gui.add_html("")
-        self._add_actions()
-        self._bar = TaskBar(gui, self._worker)
-        self._download = gui.add_button("Download", color="gray", visible=False)
-        self._add_measures()
-        self._scores = ScoresSection(page, compare)
-        self._connect()
-        self._list.scan()
-        self._draw()
-
-    def refresh(self) -> None:
-        """Look at the disk now and then, and show how far the work is."""
-        with self._lock:
-            self._list.refresh()
-            self._bar.refresh()
-            self._draw()
-            self._beside.refresh()
-            self._scores.refresh(self._shown_folder())
-
-    def follow(self, event: Event) -> None:
-        """Look for a checkpoint that was just written."""
-        if isinstance(event, Saved):
-            self._list.look_soon()
-
-    def close(self) -> None:
-        """End the work in progress."""
-        self._worker.close()
-
-    # ---- building
-
-    def _add_actions(self) -> None:
-        gui = self._page.server.gui
-        without_scene = self._page.controller.project.scene is None
-        self._scene = NamedScene(self._page) if without_scene else None
+        self._scene = NamedScene(page) if page.controller.project.scene is None else None
         self._evaluate = gui.add_button(
             "Evaluate", color=ACCENT, disabled=True, hint="Compares with the test photos of its scene."
         )
@@ -96,11 +73,19 @@ class EvaluatePanel(Panel):
         self._more = gui.add_button_group(
             "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
         )
-        self._beside = BesideBar(self._page)
-        self._question = DeleteQuestion(self._page)
+        self._preview = PreviewBar(page)
+        self._question = DeleteQuestion(page)
+        self._bar = TaskBar(page, FILES)
+        self._add_measures(gui)
+        self._scores = ScoresSection(page, compare)
+        self._evaluate.on_click(lambda _: self._start_evaluation())
+        if (named := self._scene) is not None:
+            named.button.on_click(lambda _: self._evaluate_file(named))
+        self._merge.on_click(lambda _: self._write(self._merged.value, "Merging"))
+        when_user(self._more, lambda _, button: self._do_more(button))
+        when_user(self._question.buttons, lambda _, answer: self._answered(answer))
 
-    def _add_measures(self) -> None:
-        gui = self._page.server.gui
+    def _add_measures(self, gui: viser.GuiApi) -> None:
         with gui.add_folder("Measures and files", expand_by_default=False):
             self._lpips = gui.add_dropdown(
                 "LPIPS", tuple(NETWORKS), initial_value="Both", hint="Where the network's weights are there."
@@ -113,16 +98,40 @@ class EvaluatePanel(Panel):
             )
             self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
 
-    def _connect(self) -> None:
-        self._evaluate.on_click(lambda _: self._start_evaluation())
-        if (named := self._scene) is not None:
-            named.button.on_click(lambda _: self._evaluate_file(named))
-        self._merge.on_click(lambda _: self._start_merge())
-        self._more.on_click(lambda event: self._do_more(event.target.value))
-        self._question.buttons.on_click(lambda event: self._answered(event.target.value))
-        self._download.on_click(self._send)
+    def look(self) -> None:
+        """Look for models that have come or gone."""
+        self._list.stale = True
 
-    # ---- what is chosen
+    def follow(self, event: Event) -> None:
+        """Look for a checkpoint that was just written."""
+        if isinstance(event, Saved):
+            self._list.stale = True
+
+    def refresh(self) -> None:
+        """Show what is chosen, and how far the work is."""
+        with self._lock:
+            self._list.refresh()
+            self._bar.refresh()
+            self._preview.refresh()
+            self._scores.allow(self._shown_folder())
+            self._show_choice()
+
+    def _show_choice(self) -> None:
+        entry, busy, file = self._list.selected, self._page.tasks.is_busy(FILES), None
+        if self._scene is not None:
+            listed = any(self._scene.file in each.files for each in self._list.entries)
+            file = None if listed else self._scene.file
+            self._scene.offer(file, busy=busy)
+        if (entry, file) != self._described:
+            self._described = (entry, file)
+            self._facts.content = facts_html(entry, file)
+        usable = entry is not None and entry.state == "complete" and not busy
+        several = entry is not None and entry.num_ranks > 1
+        self._merge.visible = several
+        self._evaluate.label = "Merge & evaluate" if several else "Evaluate"
+        self._evaluate.disabled = self._merge.disabled = not usable
+        self._evaluate.visible = entry is not None or file is None
+        self._more.visible = entry is not None and not busy
 
     def _selected_another(self, entry: CatalogEntry) -> None:
         self._question.withdraw()
@@ -132,31 +141,34 @@ class EvaluatePanel(Panel):
         self._exported.value = str(place / f"{name}-{entry.step}.ply")
         self._scores.show_file(entry.scores, entry.owner)
 
-    def _draw(self) -> None:
-        entry, busy, file = self._list.selected, self._worker.task is not None, None
-        if self._scene is not None:
-            listed = any(self._scene.file in each.files for each in self._list.entries)
-            file = None if listed else self._scene.file
-            self._scene.offer(file, busy=busy)
-        shown = (entry, busy, file)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._facts.content = facts_html(entry, file)
-        usable = entry is not None and entry.state == "complete" and not busy
-        several = entry is not None and entry.num_ranks > 1
-        self._merge.visible = several
-        self._evaluate.label = "Merge & evaluate" if several else "Evaluate"
-        self._evaluate.disabled = self._merge.disabled = not usable
-        self._evaluate.visible = entry is not None or file is None
-        self._more.visible = entry is not None and not busy
+    def _shown_folder(self) -> Path | None:
+        """Return the run, or the folder of results, of the model in the view."""
+        controller = self._page.controller
+        project, other = controller.project, controller.preview.path
+        if other is not None:
+            return run_folder_of(other) or folder_of_model(other)
+        if self._opened is not None and controller.status.state in ("loading", "viewing"):
+            return self._opened
+        if project.run_dir is not None:
+            return project.run_dir
+        path = project.model_path or project.path
+        return run_folder_of(path) or folder_of_model(path)
 
     # ---- the actions
 
-    def _start(self, task: FileTask) -> None:
-        if not self._worker.start(task):
-            self._page.notify(Notice("Not started", "Another task is in progress.", bad=True))
-        self._draw()
+    def _start_evaluation(self) -> None:
+        with self._lock:
+            entry = self._list.selected
+            if entry is None:
+                return
+            try:
+                evaluation = self._evaluation_of(entry)
+            except ValueError as error:
+                self._page.refuse("Not started", error)
+                return
+            output = self._output(self._merged.value) if entry.num_ranks > 1 else None
+            if entry.num_ranks == 1 or output is not None:
+                self._measure(f"Evaluating step {entry.step:,}", evaluation, _files(entry), output)
 
     def _evaluation_of(self, entry: CatalogEntry) -> EvaluationTask:
         if not entry.is_gsplat:
@@ -170,45 +182,25 @@ class EvaluatePanel(Panel):
         split: dict[str, Any] = {"test_every": config.test_every, "images": config.images}
         return EvaluationTask(entry.path, folder, config.downscale, merge=True, **split)
 
-    def _start_evaluation(self) -> None:
-        with self._lock:
-            entry = self._list.selected
-            if entry is None:
-                return
-            try:
-                evaluation = self._evaluation_of(entry)
-            except ValueError as error:
-                self._page.notify(Notice("Not started", str(error), bad=True))
-                return
-            output = self._output(self._merged.value) if entry.num_ranks > 1 else None
-            if entry.num_ranks > 1 and output is None:
-                return
-            paths = entry.files if entry.is_gsplat else (entry.path,)
-            self._start_measuring(f"Evaluating step {entry.step:,}", evaluation, paths, output)
-
     def _evaluate_file(self, named: NamedScene) -> None:
         """Compare the file that is open alone with the scene that was typed, or with that of its run."""
-        with self._lock:
-            file = named.file
-            if file is None:
-                return
-            try:
-                scene = named.folder
-                if scene is None and run_folder_of(file) is None:
-                    raise ValueError(f"Type the folder of the scene that {file.name} shows into Scene.")
-            except ValueError as error:
-                self._page.notify(Notice("Not started", str(error), bad=True))
-                return
-            self._start_measuring(f"Evaluating {file.name}", EvaluationTask(file, scene), (file,))
+        file = named.file
+        if file is None:
+            return
+        try:
+            scene = named.folder
+            if scene is None and run_folder_of(file) is None:
+                raise ValueError(f"Type the folder of the scene that {file.name} shows into Scene.")
+        except ValueError as error:
+            self._page.refuse("Not started", error)
+            return
+        self._measure(f"Evaluating {file.name}", EvaluationTask(file, scene), (file,), None)
 
-    def _start_measuring(
-        self, title: str, evaluation: EvaluationTask, paths: tuple[Path, ...], output: Path | None = None
+    def _measure(
+        self, title: str, evaluation: EvaluationTask, paths: tuple[Path, ...], output: Path | None
     ) -> None:
         lpips, correct = NETWORKS[self._lpips.value], self._correct.value
         self._start(FileTask(title, paths, output, evaluation, lpips, correct))
-
-    def _start_merge(self) -> None:
-        self._write(self._merged.value, "Merging")
 
     def _do_more(self, button: str) -> None:
         with self._lock:
@@ -218,89 +210,209 @@ class EvaluatePanel(Panel):
             if button == DELETE:
                 self._question.ask(entry)
             elif entry.state != "complete":
-                self._page.notify(Notice(f"Step {entry.step:,} is {entry.state}", entry.reason, bad=True))
-            elif button == OPEN:
-                self._open_model(entry)
-            else:
+                self._page.refuse(f"Step {entry.step:,} is {entry.state}", entry.reason)
+            elif button == EXPORT:
                 self._write(self._exported.value, "Exporting")
+            elif not (entry.is_gsplat and entry.num_ranks > 1):
+                self._show_model(entry.path, entry.owner)
+            elif (output := self._output(self._merged.value)) is not None:
+                # A rank's file alone is no model to look at.
+                task = FileTask(f"Merging step {entry.step:,} to open it", entry.files, output)
+                self._start(task, then_open=True)
 
     def _write(self, output: str, verb: str) -> None:
         with self._lock:
             entry, path = self._list.selected, self._output(output)
-            if entry is None or path is None:
-                return
-            paths = entry.files if entry.is_gsplat else (entry.path,)
-            self._start(FileTask(f"{verb} step {entry.step:,}", paths, path))
+            if entry is not None and path is not None:
+                self._start(FileTask(f"{verb} step {entry.step:,}", _files(entry), path))
 
     def _output(self, text: str) -> Path | None:
+        """Return what was typed, by a name that is free; None, and told, where it cannot be written."""
         try:
-            path, free = file_to_write(text)
+            path = typed_output(text)
+            if path.suffix:
+                format_to_write(path)
         except ValueError as error:
-            self._page.notify(Notice("Not started", str(error), bad=True))
+            self._page.refuse("Not started", error)
             return None
+        free = free_path(path)
         if free != path:
             self._page.notify(Notice(f"Writing {free.name}", f"{path} exists and stays as it is."))
         return free
 
-    def _open_model(self, entry: CatalogEntry) -> None:
-        if entry.is_gsplat and entry.num_ranks > 1:
-            # A rank's file alone is no model to look at.
-            output = self._output(self._merged.value)
-            if output is not None:
-                task = FileTask(f"Merging step {entry.step:,} to open it", entry.files, output)
-                self._to_open = task
-                self._start(task)
-            return
-        self._show_model(entry.path, entry.owner)
+    def _start(self, task: FileTask, *, then_open: bool = False) -> None:
+        if not self._page.tasks.start(FILES, task, lambda end: self._ended(task, end, then_open)):
+            self._page.refuse("Not started", "Another task is in progress.")
+
+    def _ended(self, task: FileTask, end: TaskEnd, then_open: bool) -> None:
+        owner = folder_of_model(task.paths[0])
+        with self._lock:
+            if end.scored is not None:
+                self._scores.show(end.scored, owner)
+            self._list.stale = True
+        if end.scored is not None and end.scored.file is not None:
+            self._page.controller.take_scores(end.scored.file)
+        if then_open and end.output is not None:
+            self._show_model(end.output, owner)
 
     def _show_model(self, path: Path, owner: Path) -> None:
         try:
             self._page.controller.view(path)
         except ValueError as error:
-            self._page.notify(Notice("Not opened", str(error), bad=True))
+            self._page.refuse("Not opened", error)
             return
-        if self._page.controller.beside.path is None:
+        if self._page.controller.preview.path is None:
             self._opened = owner
-
-    def _shown_folder(self) -> Path | None:
-        """Return the run, or the folder of results, of the model in the view."""
-        controller = self._page.controller
-        project, beside = controller.project, controller.beside.path
-        if beside is not None:
-            return run_folder_of(beside) or folder_of_model(beside)
-        if self._opened is not None and controller.status.state in ("loading", "viewing"):
-            return self._opened
-        if project.run_dir is not None:
-            return project.run_dir
-        path = project.model_path or project.path
-        return run_folder_of(path) or folder_of_model(path)
 
     def _answered(self, answer: str) -> None:
         with self._lock:
             self._question.answer(answer)
             self._list.scan()
-            self._draw()
 
-    def _send(self, event: viser.GuiEvent) -> None:
-        if event.client is not None and self._written is not None:
-            download(event.client, self._written)
 
-    # ---- the work
+def _files(entry: CatalogEntry) -> tuple[Path, ...]:
+    return entry.files if entry.is_gsplat else (entry.path,)
 
-    def _ended(self, task: FileTask, end: TaskEnd) -> None:
-        with self._lock:
-            if end.output is not None:
-                self._written = end.output
-                self._download.visible = can_be_sent(end.output)
-                self._download.label = f"Download {end.output.name}"
-            if end.scored is not None:
-                self._scores.show(end.scored, folder_of_model(task.paths[0]))
-            self._list.look_soon()
-            self._shown = None
-        if end.scored is not None and end.scored.file is not None:
-            self._page.controller.take_scores(end.scored.file)
-        notice = notice_of_end(task, end)
-        if notice is not None:
-            self._page.notify(notice)
-        if task is self._to_open and end.output is not None:
-            self._show_model(end.output, folder_of_model(task.paths[0]))
+
+def folder_of_model(path: Path) -> Path:
+    """Return the run or the folder of results to which a checkpoint or a file of gsplat's belongs."""
+    folder = path.parent
+    return folder.parent if folder.name == "ckpts" else folder
+
+
+class NamedScene:
+    """The scene that a page without one compares its models with, and a button for the file that is open."""
+
+    def __init__(self, page: Page):
+        gui, self._controller = page.server.gui, page.controller
+        self._offered: Path | None = None
+        self._field = gui.add_text(
+            "Scene",
+            "",
+            hint="The folder of the scene that the models show: its test photos are compared with.",
+        )
+        self.button = gui.add_button("Evaluate the open file", color=ACCENT, visible=False)
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file that is open alone, as a .ply of another program; None: something else is."""
+        path = self._controller.project.path
+        return path if path.is_file() else None
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the scene that was typed, None where none was. Raises ValueError for what cannot be one."""
+        text = self._field.value.strip()
+        return typed_path(text) if text else None
+
+    def offer(self, file: Path | None, *, busy: bool) -> None:
+        """Offer to evaluate the open `file`, where there is one and nothing else is under way."""
+        self.button.visible = file is not None and not busy
+        if file is None or file == self._offered:
+            return
+        self._offered = file
+        self.button.label = f"Evaluate {file.name}"
+        if not self._field.value:
+            self._field.value = _scene_of(file)
+
+
+def _scene_of(file: Path) -> str:
+    """Return where the scene of a file in a run lies, "" where that is not known."""
+    run_dir = run_folder_of(file)
+    if run_dir is None:
+        return ""
+    try:
+        return str(Run.open(run_dir).scene_path)
+    except ValueError:
+        return ""  # the user can say it
+
+
+class ScoresSection:
+    """Means and the worst photographs of one evaluation.
+
+    A click on a photograph compares it with the model in the view, which must be of the same run and scene.
+    """
+
+    def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
+        gui = page.server.gui
+        self._scene = scene = page.controller.project.scene
+        self._indices = {} if scene is None else {view.name: i for i, view in enumerate(scene.views)}
+        self._compare = compare
+        self._names: list[str] = []
+        self._against: ComparedWith | None = None
+        self._owner: Path | None = None  # the run or the folder of results whose model was evaluated
+        self._in_view: Path | None = None  # that of the model in the view
+        with gui.add_folder("Scores"):
+            self._means = gui.add_html(note_html("Not evaluated yet."))
+            rows = range(NUM_WORST)
+            self._rows = [gui.add_button(f"Photo {i + 1}", color="gray", visible=False) for i in rows]
+            self._reason = gui.add_html("", visible=False)
+        for place, row in enumerate(self._rows):
+            when_user(row, lambda client, _, place=place: self._visit(client, place))
+
+    def show(self, scored: Scored, owner: Path) -> None:
+        """Show what an evaluation of a model of `owner`, a run or a folder of results, just gave."""
+        self._draw(scored.evaluation, scored.step, owner)
+
+    def show_file(self, file: Path | None, owner: Path) -> None:
+        """Show the scores that lie in a file of the run `owner`; none where there is no good one."""
+        try:
+            values = json.loads(file.read_bytes()) if file is not None else {}
+            self._draw(evaluation_from_json(values), values.get("step"), owner)
+        except (OSError, ValueError, AttributeError):
+            self._names, self._against = [], None
+            self._means.content = note_html("Not evaluated yet.")
+            for row in self._rows:
+                row.visible = False
+
+    def allow(self, in_view: Path | None) -> None:
+        """Let the photographs be clicked while the model in the view, of the folder `in_view`, is theirs."""
+        self._in_view = in_view
+        reason = self._why_not() if self._names else ""
+        self._reason.visible = bool(reason)
+        self._reason.content = note_html(reason)
+        for name, row in zip(self._names, self._rows, strict=False):
+            row.disabled = bool(reason) or name not in self._indices
+
+    def _why_not(self) -> str:
+        """Return why no photograph of these can be compared with what is in the view, "" where they can."""
+        if self._scene is None:
+            return "Open the scene of these scores to see its photos."
+        if self._against is None:
+            return "These scores do not say of which scene they are: evaluate again to go to its photos."
+        if self._against.scene != self._scene.path.resolve():
+            return f"These scores are of another scene, {self._against.scene}."
+        if self._owner is None or self._in_view is None or self._owner.resolve() != self._in_view.resolve():
+            return "Another model is in the view: open this one to go to its photos."
+        return ""
+
+    def _draw(self, evaluation: Evaluation, step: int | None, owner: Path) -> None:
+        rows = [] if step is None else [("Step", f"{step:,}")]
+        rows += [(TITLES[name], _figure(name, getattr(evaluation, name))) for name in evaluation.measured]
+        rows += [
+            ("Photos", f"{len(evaluation.images)}"),
+            ("Splats", f"{evaluation.num_gaussians:,}"),
+            ("A frame", f"{evaluation.seconds_per_image * 1000:.1f} ms"),
+        ]
+        notes = "".join(note_html(note, "warning") for note in short_notes(evaluation.notes))
+        self._means.content = f'<div data-splatstudio="scores">{table_html(rows)}{notes}</div>'
+        worst = evaluation.worst_first[:NUM_WORST]
+        self._owner, self._against = owner, evaluation.against
+        self._names = [score.name for score in worst]
+        for place, row in enumerate(self._rows):
+            row.visible = place < len(worst)
+            if row.visible:
+                row.label = f"{worst[place].name} · {worst[place].psnr:.2f} dB"
+
+    def _visit(self, client: viser.ClientHandle, place: int) -> None:
+        if place < len(self._names) and not self._why_not():
+            index = self._indices.get(self._names[place])
+            if index is not None:
+                self._compare(client, index)
+
+
+def _figure(name: str, value: float) -> str:
+    assert name in SCORES
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.2f} dB" if name.startswith("psnr") else f"{value:.4f}"

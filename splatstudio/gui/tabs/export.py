@@ -12,11 +12,10 @@ import viser
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.formats.free_path import free_path
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.gui.dock.job_bar import JobBar
-from splatstudio.gui.panel_context import Page, Panel
-from splatstudio.gui.state.controller import Notice
-from splatstudio.gui.tabs.train import table_html
-from splatstudio.gui.theme import ACCENT, size
+from splatstudio.gui.dock.bars import TaskBar
+from splatstudio.gui.panel import Page, Panel
+from splatstudio.gui.state.status import Notice
+from splatstudio.gui.theme import ACCENT, size, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
 from splatstudio.settings.typed_path import typed_output
 
@@ -28,44 +27,41 @@ class ExportPanel(Panel):
     """Where to write, the Export button, and the download of what was written."""
 
     def __init__(self, page: Page):
-        server, controller = page.server, page.controller
-        self._controller = controller
-        self._notify = page.notify
-        self._suggested = str(controller.project.export_path(None))
-        self._format = server.gui.add_dropdown("Format", tuple(CHOICES))
-        self._facts = server.gui.add_html("")
-        self._path = server.gui.add_text(
+        gui, self._page, self._controller = page.server.gui, page, page.controller
+        has_scene = self._controller.project.scene is not None
+        self._suggested = str(self._controller.project.export_path(None))
+        self._format = gui.add_dropdown("Format", tuple(CHOICES))
+        self._facts = gui.add_html("")
+        self._path = gui.add_text(
             "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
         )
-        with server.gui.add_folder("Leave out", expand_by_default=False):
-            self._trim = TrimSection(server, page.viewport.show_trim)
-        scene = controller.project.scene
-        self._upright = server.gui.add_checkbox(
+        with gui.add_folder("Leave out", expand_by_default=False):
+            self._trim = TrimSection(page.server, page.viewport.show_trim)
+        self._upright = gui.add_checkbox(
             "Stand upright",
             False,
             hint="As other viewers show it, centred and scaled as here; else in the scene's own coordinates.",
-            visible=scene is not None,
+            visible=has_scene,
         )
-        self._cameras = server.gui.add_checkbox(
+        self._cameras = gui.add_checkbox(
             "Cameras beside it",
             False,
             hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
             "where the training learnt poses.",
-            visible=scene is not None,
+            visible=has_scene,
         )
-        self._normals = server.gui.add_checkbox(
+        self._normals = gui.add_checkbox(
             "Normals",
             False,
             hint="The shortest axis of each splat: on the side of the nearest photograph's camera, or "
             "without a scene away from the model's middle. Else 0.",
         )
-        self._export = server.gui.add_button("Export PLY", color=ACCENT, disabled=True)
-        self._jobs = page.jobs
-        self._bar = JobBar(server.gui, page.jobs, Export)
-        self._sh_degree = controller.project.config.sh_degree  # until a model is loaded
+        self._export = gui.add_button("Export PLY", color=ACCENT, disabled=True)
+        self._bar = TaskBar(page, Export)
+        self._sh_degree = self._controller.project.config.sh_degree  # until a model is loaded
         self._written: Exported | None = None
-        self._shown: object = None
         self._format.on_update(lambda _: self._choose())
+        self._upright.on_update(lambda _: None)  # the facts change
         self._export.on_click(lambda _: self._write())
 
     @property
@@ -75,14 +71,16 @@ class ExportPanel(Panel):
     def refresh(self) -> None:
         """Show what an export would hold now, and how far one is."""
         self._bar.refresh()
-        controller, status, chosen = self._controller, self._controller.status, self._chosen
-        shown = (status.step, status.num_gaussians, status.has_model, chosen, self._upright.value)
-        shown += (self._sh_degree, self._trim.trim.keeps_all, self._written)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._export.disabled = not status.has_model
-        num = status.num_gaussians
+        self._export.disabled = not self._controller.status.has_model
+        self._facts.content = table_html(self._rows())
+        step = self._controller.status.step or None
+        suggestion = with_ending(str(self._controller.project.export_path(step)), self._chosen)
+        if self._path.value == self._suggested:
+            # Only a path that the user did not touch follows the step.
+            self._suggested = self._path.value = suggestion
+
+    def _rows(self) -> list[tuple[str, str]]:
+        chosen, num, upright = self._chosen, self._controller.status.num_gaussians, self._upright.value
         rows = [("For", chosen.purpose)]
         if chosen.loses:
             rows += [("Loses", chosen.loses)]
@@ -90,19 +88,13 @@ class ExportPanel(Panel):
             most, about = ("", "about ") if self._trim.trim.keeps_all else ("at most ", "at most ")
             rows += [("Splats", f"{most}{num:,}")]
             rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, self._sh_degree))}")]
-        upright = self._upright.value
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
-        elif controller.project.scene is not None:
+        elif self._controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
         if self._written is not None:
             rows += [("Last file", f"{self._written.path.name}: {self._written.num_gaussians:,} splats")]
-        self._facts.content = table_html(rows)
-        suggestion = with_ending(str(controller.project.export_path(status.step or None)), chosen)
-        if self._path.value == self._suggested and suggestion != self._suggested:
-            # Only a path that the user did not touch follows the step.
-            self._path.value = suggestion
-            self._suggested = suggestion
+        return rows
 
     def follow(self, event: Event) -> None:
         """Lay the crop box around the middle of a new model, whose harmonics count for the size of a file.
@@ -123,7 +115,6 @@ class ExportPanel(Panel):
         self._path.value = with_ending(self._path.value, chosen)
         if untouched:
             self._suggested = self._path.value
-        self.refresh()
 
     def _write(self) -> None:
         self._path.value = with_ending(self._path.value.strip(), self._chosen)
@@ -133,20 +124,18 @@ class ExportPanel(Panel):
         try:
             wanted = typed_output(self._path.value)
         except ValueError as error:
-            self._notify(Notice("Not exported", str(error), bad=True))
+            self._page.refuse("Not exported", error)
             return
         path = free_path(wanted)
         if path != wanted:
-            text = f"{wanted} exists and stays as it is."
-            self._notify(Notice(f"Writing {path.name}", text))
+            self._page.notify(Notice(f"Writing {path.name}", f"{wanted} exists and stays as it is."))
         wishes = {}
         if scene is not None:
             eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
             wishes = {"first": scene.cameras[0], "eyes": eyes}
         normals = self._normals.value and self._chosen.has_normals
         command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
-        self._jobs.submit(command)
-        self._bar.refresh()
+        self._page.tasks.submit(command)
 
 
 class TrimSection:
@@ -218,12 +207,9 @@ class TrimSection:
             choice = np.array([(i & 1, i >> 1 & 1, i >> 2) for i in range(8)])
             points = corners[choice, np.arange(3)]
             edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
+            lines = points[edges].astype(np.float32)
             self._box = self._scene.add_line_segments(
-                "/crop/box",
-                points[edges].astype(np.float32),
-                BOX_COLOR,
-                thickness=2.0,
-                thickness_units="screen",
+                "/crop/box", lines, BOX_COLOR, thickness=2.0, thickness_units="screen"
             )
 
 

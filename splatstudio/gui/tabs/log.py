@@ -1,26 +1,23 @@
-"""The Log tab: the last lines that the background process printed."""
+"""The Log tab: what the studio has told, and the last lines that the background process printed."""
 
 from __future__ import annotations
 
 import html
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import viser
 
-from splatstudio.gui.panel_context import Page, Panel
+from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.news import News, NewsItem
-from splatstudio.gui.theme import BAD, MUTED
+from splatstudio.gui.theme import note_html
 
 NUM_LINES = 200
 NUM_NEWS = 50
-NEWS_HEIGHT = "38vh"  # milestones and notices: the log below is short where all goes well
 TAIL_BYTES = 64 * 1024
-LOOK_SECONDS = 1.0
-MAX_DOWNLOAD_BYTES = 50_000_000
+MAX_LOG_BYTES = 50_000_000  # of a download: its end
 _BAD = re.compile(r"(?i:\b(traceback|fatal|killed|failed)\b|(\b|\w)(error|exception)\b)|\bSIG[A-Z]{3,}\b")
 _DOUBTFUL = re.compile(r"\b(warn|warning|not saved|refused)\b", re.I)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -29,54 +26,49 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 class LogPanel(Panel):
     """What the studio has told, and the worker's log, followed to its end; errors are red."""
 
+    look_seconds = 1.0
+
     def __init__(self, page: Page, news: News):
         gui = page.server.gui
-        self._controller, self._news, self._num_told = page.controller, news, 0
+        self._controller, self._news = page.controller, news
         self._told = gui.add_html("")
-        self._lines = gui.add_html("")
+        self._text = gui.add_html("")
         self._follow = gui.add_checkbox(
             "Follow", True, hint="Off: the text stands still, to be read or copied."
         )
-        self._download = gui.add_button("Download the log", color="gray")
-        self._download.on_click(self._send)
+        download = gui.add_button("Download the log", color="gray")
+        when_user(download, lambda client, _: self._send(client))
         self._place = gui.add_html("")
-        self._shown: tuple[Path, int, int, bool] | None = None
-        self._look_due = 0.0
+        self._lines: list[str] = []
+        self._read: tuple[Path, int, int] | None = None  # which file, as large and as new as it was then
 
-    def refresh(self) -> None:
-        """Show what was told, and read the end of the log again when it has grown."""
-        if self._num_told != self._news.num_told:
-            self._num_told = self._news.num_told
-            self._told.content = news_html(self._news.items[-NUM_NEWS:])
-        if time.monotonic() < self._look_due or not self._follow.value:
-            return
-        self._look_due = time.monotonic() + LOOK_SECONDS
+    def look(self) -> None:
+        """Read the end of the log again when it has grown."""
         path = self._controller.log_path
+        if not self._follow.value:
+            return
         try:
             found = os.stat(path)
         except OSError:
-            self._lines.content = log_html(
-                ["The background process has not written anything yet."], with_news=self._num_told > 0
-            )
-            self._shown = None
+            self._lines, self._read = ["The background process has not written anything yet."], None
             return
-        shown = (path, found.st_size, found.st_mtime_ns, self._num_told > 0)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        self._lines.content = log_html(tail(path), with_news=self._num_told > 0)
-        self._place.content = (
-            f'<div style="padding:0 10px;font-size:11px;color:{MUTED};overflow-wrap:anywhere">'
-            f"{html.escape(str(path))}</div>"
-        )
+        read = (path, found.st_size, found.st_mtime_ns)
+        if read != self._read:
+            self._lines, self._read = tail(path), read
 
-    def _send(self, event: viser.GuiEvent) -> None:
+    def refresh(self) -> None:
+        """Show what was told, and the lines that were read last."""
+        items = self._news.items[-NUM_NEWS:]
+        self._told.content = news_html(items)
+        self._text.content = log_html(self._lines, with_news=bool(items))
+        self._place.content = note_html(str(self._read[0])) if self._read is not None else ""
+
+    def _send(self, client: viser.ClientHandle) -> None:
         path = self._controller.log_path
-        if event.client is None or not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_DOWNLOAD_BYTES))
-            event.client.send_file_download(path.name, file.read(), save_immediately=True)
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
+                client.send_file_download(path.name, file.read(), save_immediately=True)
 
 
 def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
@@ -101,37 +93,24 @@ def news_html(items: Sequence[NewsItem]) -> str:
         return ""
     rows = ""
     for item in items:
-        color = BAD if item.notice.bad else "#e0e0e0"
-        mark = ' data-splatstudio="bad"' if item.notice.bad else ""
+        mark = ' class="ss-bad" data-splatstudio="bad"' if item.notice.bad else ""
         text = f"<br>{html.escape(item.notice.text)}" if item.notice.text else ""
-        rows += (
-            f'<div{mark} style="margin-top:3px;color:{color}"><span style="color:{MUTED}">'
-            f"{item.time:%m-%d %H:%M:%S}</span> {html.escape(item.notice.title)}{text}</div>"
-        )
-    return (
-        '<div data-splatstudio="news" style="display:flex;flex-direction:column-reverse;overflow-y:auto;'
-        f"max-height:{NEWS_HEIGHT};margin:4px 10px;font-size:12px;line-height:1.4;"
-        f'overflow-wrap:anywhere"><div style="margin-bottom:auto">{rows}</div></div>'
-    )
+        time = f'<span class="ss-muted">{item.time:%m-%d %H:%M:%S}</span>'
+        rows += f"<div{mark}>{time} {html.escape(item.notice.title)}{text}</div>"
+    return f'<div class="ss-news" data-splatstudio="news"><div>{rows}</div></div>'
 
 
-def log_html(lines: list[str], *, with_news: bool = False) -> str:
+def log_html(lines: Sequence[str], *, with_news: bool = False) -> str:
     """Return lines as a scrolling box that shows its end; the text is escaped, errors are marked.
 
     The box leaves room for the news above it where there are any.
     """
-    above = f"190px - {NEWS_HEIGHT}" if with_news else "190px"
-    rows = "".join(f"<div{_style(line)}>{html.escape(line) or '&nbsp;'}</div>" for line in lines)
-    # The reversed column keeps the end in sight without a script.
-    return (
-        '<div data-splatstudio="log" style="display:flex;flex-direction:column-reverse;overflow-y:auto;'
-        f"height:calc(100vh - {above});margin:4px 10px 10px 10px;padding:6px 8px;border-radius:6px;"
-        'background:rgba(0,0,0,.28);font:11px/1.45 ui-monospace,monospace;overflow-wrap:anywhere">'
-        f'<div style="margin-bottom:auto;white-space:pre-wrap">{rows}</div></div>'
-    )
+    rows = "".join(f"<div{_mark(line)}>{html.escape(line) or '&nbsp;'}</div>" for line in lines)
+    below = " below-news" if with_news else ""
+    return f'<div class="ss-log{below}" data-splatstudio="log"><div>{rows}</div></div>'
 
 
-def _style(line: str) -> str:
+def _mark(line: str) -> str:
     if _BAD.search(line):
-        return ' data-splatstudio="bad" style="color:#ff8a8a"'
-    return ' style="color:#e0b040"' if _DOUBTFUL.search(line) else ""
+        return ' class="ss-bad" data-splatstudio="bad"'
+    return ' class="ss-warning"' if _DOUBTFUL.search(line) else ""

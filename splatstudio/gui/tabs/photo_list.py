@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 import viser
 
 from splatstudio.gui.server.viser_private import element_id
-from splatstudio.gui.state.photo_cache import PhotoCache
-from splatstudio.gui.state.photo_psnr import Errors
-from splatstudio.gui.theme import ACCENT, MUTED, css
+from splatstudio.gui.state.photos import Errors, PhotoCache
+from splatstudio.gui.theme import css
 from splatstudio.scene.scene import Scene
 
 PER_PAGE = 9
@@ -23,7 +22,6 @@ WORST, WORST_TEST, WORST_TRAINING, BY_NAME = ORDERS = (
 )
 SORT_SECONDS = 3.0  # between two sortings while the errors change
 REST_SECONDS = 10.0  # without a sorting, after the user has done something
-BAD = "#eb4046"
 
 
 class PhotoList:
@@ -39,19 +37,18 @@ class PhotoList:
         scene: Scene,
         photos: PhotoCache,
         on_pick: Callable[[int], None],
+        changed: Callable[[], None],
     ):
-        self._scene = scene
-        self._photos = photos
+        """Call `on_pick` with a photograph that is clicked, `changed` when there is something to refresh."""
+        self._scene, self._photos, self._changed = scene, photos, changed
         self._test = set(scene.test_indices)
         self._page = 0
-        self._stale = True  # whether something is to be drawn anew
         self._resort = True
         self._current: int | None = None
         self._sorted_by: Errors | None = None  # the errors that the order follows
         self._sort_due = 0.0
         self._order: list[int] = list(range(len(scene.views)))
         self._shown: list[int] = []
-        self._text = ""
         self._sort = gui.add_dropdown(
             "Order",
             ORDERS,
@@ -77,7 +74,7 @@ class PhotoList:
     def show(self, current: int | None, *, turn: bool) -> None:
         """Mark the photograph whose camera the browser stands in, and with `turn` turn to its page."""
         if current != self._current:
-            self._current, self._stale = current, True
+            self._current = current
             self._keep_order()
         if turn and current in self._order:
             self._page = self._order.index(current) // PER_PAGE
@@ -87,20 +84,16 @@ class PhotoList:
         self._resort = True
 
     def refresh(self, errors: Errors) -> None:
-        """Draw the list anew if anything in it has changed."""
+        """Draw the list; sort it anew where that is due."""
         now = time.monotonic()
-        if errors is not self._sorted_by and now >= self._sort_due:
-            self._resort = True
-        if self._resort:
-            self._resort, self._stale = False, True
+        if self._resort or (errors is not self._sorted_by and now >= self._sort_due):
+            self._resort = False
             self._order = self._sorted(errors)
             self._sorted_by, self._sort_due = errors, now + SORT_SECONDS
             # Who looks at a photograph keeps it in the list.
             if self._current in self._order and self._page > 0:
                 self._page = self._order.index(self._current) // PER_PAGE
-        if self._stale:
-            self._stale = False
-            self._draw(errors)
+        self._draw(errors)
 
     def _keep_order(self) -> None:
         self._sort_due = time.monotonic() + REST_SECONDS
@@ -113,13 +106,14 @@ class PhotoList:
 
     async def _reorder(self, _: viser.GuiEvent) -> None:
         self._page, self._resort = 0, True
+        self._changed()
 
     async def _turn_page(self, event: viser.GuiEvent) -> None:
         pages = -(-len(self._order) // PER_PAGE)
         step = {"« First": -self._page, "‹ Back": -1, "More ›": 1}[event.target.value]
         self._page = min(max(self._page + step, 0), max(pages - 1, 0))
-        self._stale = True
         self._keep_order()
+        self._changed()
 
     def _sorted(self, errors: Errors) -> list[int]:
         everything = range(len(self._scene.views))
@@ -132,23 +126,20 @@ class PhotoList:
         }
         return errors.worst_first(chosen[self._sort.value])
 
-    def _picture_ready(self) -> None:
-        self._stale = True
-
     def _draw(self, errors: Errors) -> None:
         start = self._page * PER_PAGE
         self._shown = self._order[start : start + PER_PAGE]
         colors, bad = errors.colors(), errors.bad
         tiles = []
         for button, index in zip(self._buttons, self._shown, strict=False):
-            picture = self._photos.thumbnail(index, self._picture_ready)
+            picture = self._photos.thumbnail(index, self._changed)
             tiles.append(
                 tile_html(
                     element_id(button),
                     self._scene.views[index].name,
                     picture.uri if picture else "",
                     figure=decibels(errors, index),
-                    color=css(tuple(int(c) for c in colors[index])),  # type: ignore[arg-type]
+                    color=css(colors[index]),
                     test=index in self._test,
                     bad=bool(bad[index]),
                     current=index == self._current,
@@ -158,19 +149,12 @@ class PhotoList:
         last = start + len(self._shown)
         total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photographs"
         num_bad = int(bad[self._order].sum()) if self._order else 0
-        warning = (
-            f' · <span style="color:{BAD}">{num_bad} much worse than the others</span>' if num_bad else ""
-        )
-        text = (
+        warning = f' · <span class="ss-bad">{num_bad} much worse than the others</span>' if num_bad else ""
+        self._sheet.content = (
             f"<style>{ids} {{ display: none }}</style>"
-            '<div data-splatstudio="photos" style="display:grid; grid-template-columns:repeat(3, 1fr);'
-            f' gap:6px; margin:0 0.6em 0.4em">{"".join(tiles)}</div>'
-            f'<div style="margin:0 0.7em 0.5em; font-size:12px; color:{MUTED}">{total}{warning}</div>'
+            f'<div class="ss-photos" data-splatstudio="photos">{"".join(tiles)}</div>'
+            f'<div class="ss-note">{total}{warning}</div>'
         )
-        # The pictures are in the text: it is sent only when something in it is new.
-        if text != self._text:
-            self._text = text
-            self._sheet.content = text
 
 
 def decibels(errors: Errors, index: int) -> str:
@@ -185,32 +169,14 @@ def tile_html(
 
     The page's own script lets Enter and Space click on the one that has the keyboard.
     """
-    edge = css(ACCENT) if current else "rgba(255,255,255,0.10)"
-    said = html.escape(
-        ", ".join([name, figure, *(["test photo"] if test else []), *(["bad"] if bad else [])])
-    )
-    picture = (
-        f'<img src="{uri}" alt="{said}" style="width:100%; height:100%; object-fit:cover; display:block">'
-        if uri
-        else ""
-    )
-    badge = (
-        f'<span style="position:absolute; top:3px; left:3px; background:{BAD}; color:#fff; font-size:10px;'
-        ' font-weight:600; line-height:14px; padding:0 4px; border-radius:3px">bad</span>'
-        if bad
-        else ""
-    )
-    mark = f'<span style="color:{MUTED}">test</span>' if test else ""
+    notes = [*(["test photo"] if test else []), *(["bad"] if bad else [])]
+    said, name = html.escape(", ".join([name, figure, *notes])), html.escape(name)
+    picture = f'<img src="{uri}" alt="{said}">' if uri else ""
+    badge = '<span class="badge">bad</span>' if bad else ""
+    mark = '<span class="ss-muted">test</span>' if test else ""
     return (
-        f'<label for="{html.escape(button_id)}" title="{html.escape(name)}" data-photo="{html.escape(name)}"'
-        f' role="button" tabindex="0" aria-label="{said}" aria-pressed="{str(current).lower()}"'
-        f' style="cursor:pointer; min-width:0; border-radius:5px; overflow:hidden;'
-        f' border:2px solid {edge}; background:rgba(0,0,0,0.25)">'
-        f'<div style="position:relative; aspect-ratio:4/3; background:rgba(255,255,255,0.04)">'
-        f"{picture}{badge}</div>"
-        f'<div style="height:3px; background:{color}"></div>'
-        '<div style="padding:2px 5px 3px; font-size:11px; line-height:14px">'
-        f'<div style="overflow:hidden; text-overflow:ellipsis; white-space:nowrap">{html.escape(name)}</div>'
-        f'<div style="display:flex; justify-content:space-between"><span>{figure}</span>{mark}</div>'
-        "</div></label>"
+        f'<label class="ss-photo" for="{html.escape(button_id)}" title="{name}" data-photo="{name}"'
+        f' role="button" tabindex="0" aria-label="{said}" aria-pressed="{str(current).lower()}">'
+        f'<div class="picture">{picture}{badge}</div><div class="color" style="background:{color}"></div>'
+        f'<div class="text"><div>{name}</div><div><span>{figure}</span>{mark}</div></div></label>'
     )

@@ -1,14 +1,17 @@
-"""A chart of the page: curves that grow while one watches."""
+"""The charts of the page: curves that grow while one watches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import viser
 from viser import uplot
 
-from splatstudio.gui.theme import MUTED
+from splatstudio.gui.panel import Page, Panel
+from splatstudio.gui.state.history import Curve, History
+from splatstudio.gui.theme import ACCENT, GOOD, MUTED, TEST_COLOR, css, note_html
 
 PLOT_HEIGHT = 94
 PADDING = (8, 24, 0, 0)  # room for the topmost number, and for the last one
@@ -18,7 +21,7 @@ Ranges = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """How one row of values is drawn, px; with `width` 0 there are only dots."""
 
     label: str
@@ -37,10 +40,10 @@ class Plot:
         self._order = order  # charts appear after the rest of the tab, but above it
         self._handle: viser.GuiUplotHandle | None = None
         self._data: tuple[np.ndarray, ...] = ()
-        self._lines: list[Line] = []
+        self._lines: list[PlotLine] = []
         self._ranges: Ranges | None = None
 
-    def show(self, data: tuple[np.ndarray, ...], lines: list[Line], ranges: Ranges, x_label: str) -> None:
+    def show(self, data: tuple[np.ndarray, ...], lines: list[PlotLine], ranges: Ranges, x_label: str) -> None:
         """Show rows of values over the first row of `data` (NaN: none), with `ranges` of the two axes."""
         if self._handle is None or lines != self._lines:
             self.remove()
@@ -51,19 +54,12 @@ class Plot:
                 self._handle.scales = _scales(ranges)
         self._data, self._lines, self._ranges = data, lines, ranges
 
-    def _add(self, data: tuple[np.ndarray, ...], lines: list[Line], ranges: Ranges, x_label: str) -> None:
+    def _add(self, data: tuple[np.ndarray, ...], lines: list[PlotLine], ranges: Ranges, x_label: str) -> None:
         series = [uplot.Series(label=x_label)]
         for line in lines:
             points = uplot.Series_Points(show=line.dots > 0, size=line.dots or 4, fill=line.color)
-            series.append(
-                uplot.Series(
-                    label=line.label,
-                    stroke=line.color,
-                    width=line.width,
-                    spanGaps=line.width > 0,
-                    points=points,
-                )
-            )
+            look = {"stroke": line.color, "width": line.width, "spanGaps": line.width > 0, "points": points}
+            series.append(uplot.Series(label=line.label, **look))
         with self._tab:
             self._handle = self._gui.add_uplot(
                 data=data,
@@ -84,12 +80,63 @@ class Plot:
         self._handle = None
 
 
+class TrainingPlots(Panel):
+    """How loss, PSNR, the number of splats and the speed develop."""
+
+    refresh_seconds = 0.75  # the curves are sent whole
+
+    def __init__(self, page: Page, tab: viser.GuiTabHandle):
+        self._controller = page.controller
+        self._history: History | None = None
+        self._hint = page.server.gui.add_html(note_html("The curves appear when the training has begun."))
+        blue, orange, green = css(ACCENT), css(TEST_COLOR), css(GOOD)
+        loss = [PlotLine("loss", blue), PlotLine("opacities reset", orange, width=0.0, dots=5.0)]
+        psnr = [PlotLine("training", blue), PlotLine("test", orange, dots=6.0)]
+        splats = [PlotLine("splats", blue), PlotLine("densified", green, width=0.0, dots=4.0)]
+        titles = ("Loss (orange: opacities reset)", "PSNR, dB (orange: test)")
+        titles += ("Splats, thousands (green: densified)", "Steps a second")
+        self._lines = (loss, psnr, splats, [PlotLine("it/s", blue)])
+        self._plots = [Plot(page.server, tab, title, order=-4.0 + i) for i, title in enumerate(titles)]
+
+    def refresh(self) -> None:
+        """Show new values."""
+        history = self._controller.history
+        if history is not self._history:
+            self._history = history
+            for plot in self._plots:
+                plot.remove()
+        self._hint.visible = len(history.loss) < 2
+        curves: list[tuple[list[Curve], float, Callable[[tuple[np.ndarray, ...]], Ranges]]] = [
+            ([history.loss, history.resets], 1.0, lambda data: axis_ranges(data, 0.1)),
+            ([history.train_psnr, history.test_psnr], 1.0, lambda data: axis_ranges(data, 5.0)),
+            ([history.num_gaussians, history.densified], 1e-3, from_zero),
+            ([history.rate], 1.0, from_zero),
+        ]
+        for plot, lines, (rows, scale, ranges) in zip(self._plots, self._lines, curves, strict=True):
+            steps, *values = joined(rows)
+            if len(steps) > 1:
+                data = (steps, *(scale * row for row in values))
+                plot.show(data, lines, ranges(data), "step")
+
+
+def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
+    """Return one row of steps and one row of values a curve, NaN where a curve has no value at a step."""
+    arrays = [curve.arrays() for curve in curves]
+    steps = np.unique(np.concatenate([steps for steps, _ in arrays]))
+    rows = [steps]
+    for own_steps, values in arrays:
+        row = np.full(len(steps), np.nan)
+        row[np.searchsorted(steps, own_steps)] = values
+        rows.append(row)
+    return tuple(rows)
+
+
 def _same(data: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> bool:
     return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(data, other, strict=True))
 
 
 def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
-    """Return round ends of the x and the y axis that hold all of `data`; NaN values are left out.
+    """Return round ends of the x and the y axis that hold all of `data`; NaN values are omitted.
 
     They change seldom while a curve grows: 0 to 100, 200, 300, 500 ... steps, and multiples of `y_unit`.
     """

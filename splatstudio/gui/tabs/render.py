@@ -1,20 +1,29 @@
-"""The Render tab: a camera path made of keyframes, its preview, and its way to a video; pictures."""
+"""The Render tab: a camera path made of keyframes, its motion, its preview, its file and its video."""
 
 from __future__ import annotations
 
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
+import viser
 
-from splatstudio.gui.panel_context import Page, Panel
-from splatstudio.gui.state.controller import Notice
-from splatstudio.gui.state.keyframes import Draft, PathEditor
-from splatstudio.gui.state.path_scene import ROOT, PathScene
-from splatstudio.gui.state.path_store import PathStore
-from splatstudio.gui.state.preview import Previews
-from splatstudio.gui.state.scene_overlay import frustum_size
-from splatstudio.gui.tabs.keyframe_section import KeyframeDetails, KeyframeSection
-from splatstudio.gui.tabs.path_section import FileSection, MotionSection, PathChoice, PreviewSection
+from splatstudio.cameras.camera_path import CameraPath, Keyframe
+from splatstudio.cameras.path_file import read_camera_path
+from splatstudio.cameras.ready_paths import orbit_of, spiral, through
+from splatstudio.gui.panel import Field, Hotkey, Page, Panel, when_user
+from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathPreviews, PathStore, plain_name
+from splatstudio.gui.state.scene_overlay import ROOT, PathScene
+from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
 from splatstudio.gui.tabs.render_output import OutputSection, PictureSection
+from splatstudio.gui.theme import ACCENT
 
+EMPTY, ORBIT, SPIRAL, PHOTOS = "Empty", "Orbit", "Spiral", "Photos"
+GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Delete"
+PLAY, STOP = "Play", "Stop"
+NO_KEYFRAME = "none yet"
 CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
 KEYFRAME_SIZE = 1.5  # times a photograph's camera
 
@@ -23,37 +32,35 @@ class RenderPanel(Panel):
     """Keyframes, path, preview and output. The path is one for all browsers, and saved with the run."""
 
     def __init__(self, page: Page):
-        gui, controller = page.server.gui, page.controller
-        scene = controller.project.scene
+        gui, project = page.server.gui, page.controller.project
         self._page = page
-        self._store = PathStore(controller.project)
+        self._store = PathStore(project, lambda problem: page.refuse("Not saved", problem))
         self._editor = PathEditor(self._last_path())
         size, distance = 0.2, 3.0
-        if scene is not None:
-            positions = np.stack([camera.position for camera in scene.cameras])
-            size = KEYFRAME_SIZE * frustum_size(positions, scene.extent)
+        if project.scene is not None:
+            positions = positions_of(project.scene)
+            size = KEYFRAME_SIZE * frustum_size(positions, project.scene.extent)
             # The cameras' common point of attention is the origin of the scene's frame.
-            distance = float(np.median(np.linalg.norm(positions, axis=1))) or scene.extent
+            distance = float(np.median(np.linalg.norm(positions, axis=1))) or project.scene.extent
         self._drawn = PathScene(page.server, self._editor, size)
         # Nodes of their own, so that all that lies below can be hidden at once.
         for name in (CAMERAS, CROP):
             page.server.scene.add_frame(name, show_axes=False)
-        self._previews = Previews(page.server, distance, (ROOT, CAMERAS, CROP))
+        self._previews = PathPreviews(page.server, distance, (ROOT, CAMERAS, CROP))
         choice = PathChoice(page, self._editor, self._store)
         keyframes = KeyframeSection(page, self._editor, self._drawn, distance)
         preview = PreviewSection(page, self._editor, self._previews)
         with gui.add_folder("Video"):
-            output = OutputSection(page, self._editor, page.jobs)
+            output = OutputSection(page, self._editor)
         with gui.add_folder("Motion and lens", expand_by_default=False):
             details = KeyframeDetails(gui, self._editor)
-            motion = MotionSection(page, self._editor, self._drawn)
+            motion = MotionSection(gui, self._editor, self._drawn)
         with gui.add_folder("Picture", expand_by_default=False):
-            picture = PictureSection(page, page.jobs)
+            picture = PictureSection(page)
         with gui.add_folder("Path file", expand_by_default=False):
             FileSection(page, self._editor, self._store)
         self._sections = (choice, keyframes, preview, output, details, motion, picture)
-        self._told = ""
-        self._editor.listen(self._save)
+        self._editor.listen(self._changed)
 
     def refresh(self) -> None:
         """Show what has changed, in the tab and in the scene."""
@@ -61,26 +68,309 @@ class RenderPanel(Panel):
         for section in self._sections:
             section.refresh()
         self._drawn.redraw()
-        problem = self._store.problem
-        if problem != self._told and problem:
-            self._page.notify(Notice("Not saved", problem, bad=True))
-        self._told = problem
 
     def close(self) -> None:
         """Save the path and end the previews."""
         self._previews.close()
         self._store.close()
 
-    def _save(self, draft: Draft) -> None:
+    def _changed(self, draft: Draft) -> None:
         self._store.save_soon(draft.path, draft.name)
+        self._page.changed(self)
 
     def _last_path(self) -> Draft:
-        """Return the path that was changed last; a damaged one is left aside and named."""
+        """Return the path that was changed last; a damaged one is passed over and named."""
         for name in self._store.names():
             try:
                 path = self._store.read(name)
             except ValueError as error:
-                self._page.notify(Notice("A camera path is left aside", str(error), bad=True))
+                self._page.refuse("A camera path is left aside", error)
                 continue
             return Draft(path, 0 if path.keyframes else None, name)
         return Draft(name=self._store.unused("path"))
+
+
+class PathChoice:
+    """Which of the saved paths is open, and new ones, ready-made or empty."""
+
+    def __init__(self, page: Page, editor: PathEditor, store: PathStore):
+        gui, scene = page.server.gui, page.controller.project.scene
+        self._page, self._editor, self._store = page, editor, store
+        cameras = scene.cameras if scene is not None else ()
+        self._choice = gui.add_dropdown(
+            "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
+        )
+        self._open = Field(self._choice, lambda: editor.draft.name, self._read, self._refuse)
+        ready: dict[str, Callable[[], CameraPath]] = {
+            ORBIT: lambda: orbit_of(cameras),
+            SPIRAL: lambda: spiral(cameras),
+            PHOTOS: lambda: through(cameras),
+        }
+        self._ready = {EMPTY: self._empty} | (ready if cameras else {})
+        new = gui.add_button_group(
+            "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photographs' cameras."
+        )
+        when_user(new, lambda _, kind: self._make(kind))
+
+    def refresh(self) -> None:
+        """Show which paths there are."""
+        options = tuple(dict.fromkeys([self._editor.draft.name, *self._store.names()]))
+        if set(self._choice.options) != set(options):
+            self._choice.options = options
+        self._open.refresh()
+
+    def _refuse(self, error: ValueError) -> None:
+        self._page.refuse("Not opened", error)
+
+    def _read(self, name: str) -> None:
+        self._store.flush()
+        self._editor.load(self._store.read(name), name)
+
+    def _make(self, kind: str) -> None:
+        self._store.flush()
+        name = "path" if kind == EMPTY else kind.lower()
+        try:
+            self._editor.load(self._ready[kind](), self._store.unused(name))
+        except ValueError as error:
+            self._page.refuse("Not made", error)
+
+    def _empty(self) -> CameraPath:
+        old = self._editor.path
+        return CameraPath((), width=old.width, height=old.height, fps=old.fps)
+
+
+class KeyframeSection:
+    """The list of keyframes, and what is done most often with the selected one."""
+
+    def __init__(self, page: Page, editor: PathEditor, drawn: PathScene, distance: float):
+        gui = page.server.gui
+        self._editor, self._drawn, self._distance = editor, drawn, distance
+        add = gui.add_button(
+            "Add keyframe (K)", color=ACCENT, hint="Where your camera is now, after the chosen keyframe."
+        )
+        self._list = gui.add_dropdown(
+            "Keyframe", list[str]([NO_KEYFRAME]), hint="Or click on one in the scene."
+        )
+        self._chosen = Field(self._list, self._label, self._choose)
+        self._do = gui.add_button_group("", (GO, SET, EARLIER, LATER, DELETE), visible=False)
+        self._handles = gui.add_checkbox(
+            "Move by handles", False, hint="Arrows and rings in the scene move and turn the chosen keyframe."
+        )
+        when_user(add, lambda client, _: self._add(client))
+        when_user(self._do, self._press)
+        self._handles.on_update(lambda _: drawn.show_handles(self._handles.value))
+        page.hotkeys.add(Hotkey("K", "Add keyframe", self._add, "Where the camera is now"))
+
+    def refresh(self) -> None:
+        """Show the path as it is now."""
+        labels = keyframe_labels(self._editor.path) or (NO_KEYFRAME,)
+        if self._list.options != labels:
+            self._list.options = labels
+        there = self._editor.keyframe is not None
+        self._list.visible = self._do.visible = self._handles.visible = there
+        self._chosen.refresh()
+
+    def _label(self) -> str | None:
+        draft = self._editor.draft
+        return None if draft.selected is None else keyframe_labels(draft.path)[draft.selected]
+
+    def _choose(self, label: str) -> None:
+        labels = keyframe_labels(self._editor.path)
+        if label in labels:
+            self._editor.select(labels.index(label))
+
+    def _add(self, client: viser.ClientHandle) -> None:
+        keyframe = keyframe_here(client)
+        if keyframe is not None:
+            self._editor.add(keyframe)
+
+    def _press(self, client: viser.ClientHandle, button: str) -> None:
+        editor, keyframe, here = self._editor, self._editor.keyframe, keyframe_here(client)
+        if keyframe is None:
+            return
+        if button == GO:
+            go_to(client, keyframe, self._distance)
+        elif button == DELETE:
+            editor.delete()
+        elif button != SET:
+            editor.move(-1 if button == EARLIER else 1)
+        elif here is not None:
+            editor.change_keyframe(camera_to_world=here.camera_to_world, fov_y=here.fov_y)
+
+
+class PreviewSection:
+    """The path played in one browser, and a place on it."""
+
+    def __init__(self, page: Page, editor: PathEditor, previews: PathPreviews):
+        gui = page.server.gui
+        self._editor, self._previews = editor, previews
+        self._play = gui.add_button_group(
+            "Preview", (PLAY, STOP), hint="Moves the camera of your browser only; Stop brings it back."
+        )
+        self._place = gui.add_slider(
+            "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
+        )
+        page.hotkeys.add(Hotkey("space", "Play or stop the preview", self._toggle, "In this browser only"))
+        when_user(self._play, self._press)
+        when_user(self._place, self._scrub)
+
+    def refresh(self) -> None:
+        """Show what can be played."""
+        self._play.visible = self._place.visible = len(self._editor.path.keyframes) > 1
+
+    def _press(self, client: viser.ClientHandle, button: str) -> None:
+        if button == STOP:
+            self._previews.stop(client)
+        elif len(self._editor.path.keyframes) > 1:
+            self._previews.play(client, self._editor.path)
+
+    def _toggle(self, client: viser.ClientHandle) -> None:
+        if not self._previews.stop(client):
+            self._press(client, PLAY)
+
+    def _scrub(self, client: viser.ClientHandle, percent: float) -> None:
+        path = self._editor.path
+        if path.keyframes:
+            self._previews.show(client, path, path.duration * percent / 100.0)
+
+
+class KeyframeDetails:
+    """When the selected keyframe is reached, and its lens."""
+
+    def __init__(self, gui: viser.GuiApi, editor: PathEditor):
+        self._editor = editor
+        seconds = gui.add_number(
+            "Arrives after", 2.0, min=0.05, max=3600.0, step=0.1, hint="From the keyframe before to this one."
+        )
+        fov = gui.add_slider("Field of view", 5.0, 120.0, 0.5, 50.0, hint="Vertical, in degrees.")
+        self._seconds = Field(
+            seconds,
+            lambda: self._of(lambda key: round(key.seconds or editor.path.default_seconds, 3)),
+            lambda value: editor.change_keyframe(control="seconds", seconds=float(value)),
+        )
+        self._fov = Field(
+            fov,
+            lambda: self._of(lambda key: round(min(max(math.degrees(key.fov_y), 5.0), 120.0), 1)),
+            lambda value: editor.change_keyframe(control="fov", fov_y=math.radians(value)),
+        )
+
+    def _of(self, value: Callable[[Keyframe], float]) -> float | None:
+        keyframe = self._editor.keyframe
+        return None if keyframe is None else value(keyframe)
+
+    def refresh(self) -> None:
+        """Show the selected keyframe as it is now."""
+        draft = self._editor.draft
+        there, path = draft.selected is not None, draft.path
+        self._fov.handle.visible = there
+        # The first keyframe of an open path has none before it.
+        follows = bool(draft.selected) or path.loop or len(path.keyframes) == 1
+        self._seconds.handle.visible = there and follows
+        self._seconds.refresh()
+        self._fov.refresh()
+
+
+class MotionSection:
+    """How the keyframes are joined, and the step back."""
+
+    def __init__(self, gui: viser.GuiApi, editor: PathEditor, drawn: PathScene):
+        self._editor = editor
+        duration = gui.add_number(
+            "Duration (s)",
+            2.0,
+            min=0.1,
+            max=36000.0,
+            step=0.1,
+            hint="Of the whole path; all times are stretched.",
+        )
+        tension = gui.add_slider(
+            "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: round through the keyframes; 1: slows down at each."
+        )
+        loop = gui.add_checkbox("Loop", False, hint="Lead from the last keyframe back to the first.")
+        shown = gui.add_checkbox("Show the path", True, hint="In the scene, to all who watch.")
+        shown.on_update(lambda _: drawn.show(shown.value))
+        self._undo = gui.add_button("Undo", color="gray", hint="Takes the last change of the path back.")
+        self._undo.on_click(lambda _: editor.undo())
+        self._duration = Field(
+            duration,
+            lambda: round(editor.path.duration, 3) if editor.path.keyframes else None,
+            lambda value: editor.change_duration(float(value)) if editor.path.keyframes else None,
+        )
+        self._tension = Field(
+            tension,
+            lambda: editor.path.tension,
+            lambda value: editor.change_path(control="tension", tension=float(value)),
+        )
+        self._loop = Field(loop, lambda: editor.path.loop, lambda value: editor.change_path(loop=value))
+
+    def refresh(self) -> None:
+        """Show the path as it is now."""
+        num = len(self._editor.path.keyframes)
+        self._tension.handle.visible = self._loop.handle.visible = num > 1
+        self._duration.handle.visible = num > 0
+        self._undo.disabled = not self._editor.can_undo
+        for field in (self._duration, self._tension, self._loop):
+            field.refresh()
+
+
+class FileSection:
+    """Path files from and for other programs."""
+
+    def __init__(self, page: Page, editor: PathEditor, store: PathStore):
+        gui = page.server.gui
+        self._page, self._editor, self._store = page, editor, store
+        self._upload = gui.add_upload_button(
+            "Open a path file", color="gray", hint="A camera_path.json of the studio or of nerfstudio."
+        )
+        save = gui.add_button("Download the path file", color="gray")
+        self._upload.on_upload(lambda _: self._take())
+        when_user(save, lambda client, _: self._send(client))
+
+    def _take(self) -> None:
+        file = self._upload.value
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "uploaded.json"
+            path.write_bytes(file.content)
+            try:
+                loaded = read_camera_path(path, self._store.transform)
+            except ValueError as error:
+                self._page.refuse("Not opened", str(error).replace(str(path), file.name))
+                return
+        self._store.flush()
+        self._editor.load(loaded, self._store.unused(plain_name(Path(file.name).stem)))
+
+    def _send(self, client: viser.ClientHandle) -> None:
+        draft = self._editor.draft
+        if not draft.path.keyframes:
+            return
+        try:
+            file = self._store.write(draft.path, draft.name, with_frames=True)
+            content = file.read_bytes()
+        except OSError as error:
+            self._page.refuse("Not saved", f"{draft.name}: {error.strerror or error}")
+            return
+        client.send_file_download(file.name, content, save_immediately=True)
+
+
+def keyframe_labels(path: CameraPath) -> tuple[str, ...]:
+    """Return a line for each keyframe, all different: its number and when it is reached."""
+    num = len(path.keyframes)
+    arrivals = path.arrivals
+    return tuple(
+        f"{i + 1} of {num} · {arrivals[i]:.1f} s{' · ' + key.name if key.name else ''}"
+        for i, key in enumerate(path.keyframes)
+    )
+
+
+def keyframe_here(client: viser.ClientHandle) -> Keyframe | None:
+    """Return what a browser sees now as a keyframe; None where it has not said where it is."""
+    viewpoint = read_viewpoint(client.camera)
+    return None if viewpoint is None else Keyframe(viewpoint.camera(1.0).camera_to_world, viewpoint.fov)
+
+
+def go_to(client: viser.ClientHandle, keyframe: Keyframe, distance: float) -> None:
+    """Move a browser's camera to a keyframe, with its very field of view."""
+    path = CameraPath((keyframe,), width=2, height=2)
+    with client.atomic():
+        fly_to(client, path.camera_at(0.0), distance)
+        client.camera.fov = keyframe.fov_y

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import viser
 
-from splatstudio.gui.panel_context import Page
+from splatstudio.gui.panel import Page
 from splatstudio.gui.state.setting_names import GROUPS, HELP, WORDS, label_of, number_of
-from splatstudio.gui.theme import BAD, MUTED
-from splatstudio.settings.config import Setting, value_of
+from splatstudio.gui.theme import counted, note_html
+from splatstudio.settings.config import value_of
 from splatstudio.settings.notes import switched_off
+from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
 
 
@@ -40,8 +40,8 @@ def live_settings(config: Any, group: str = "") -> Iterator[LiveSetting]:
         yield from live_settings(value, path)
 
 
-class _Input:
-    """One setting of the form. `edited` says whether it shows another value than the run has."""
+class SettingInput:
+    """One setting of the form: it shows the run's value until the user enters another one."""
 
     def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
         self.path = setting.path
@@ -49,28 +49,27 @@ class _Input:
         self._shown = self._displayed(value)
         label, hint = label_of(setting.path), hint_of(setting)
         low, high = setting.declared.low, setting.declared.high
-        self._handle: viser.GuiInputHandle[Any]
+        self.handle: viser.GuiInputHandle[Any]
         if isinstance(value, bool):
-            self._handle = gui.add_checkbox(label, value, hint=hint)
+            self.handle = gui.add_checkbox(label, value, hint=hint)
         elif isinstance(value, int) and setting.path not in WORDS:
-            bounds = (None if low is None else int(low), None if high is None else int(high))
-            self._handle = gui.add_number(label, value, min=bounds[0], max=bounds[1], step=1, hint=hint)
+            least, most = (None if bound is None else int(bound) for bound in (low, high))
+            self.handle = gui.add_number(label, value, min=least, max=most, step=1, hint=hint)
         elif isinstance(value, tuple):
-            self._handle = gui.add_rgb(label, self._shown, hint=hint)
+            self.handle = gui.add_rgb(label, self._shown, hint=hint)
         else:
             # As text: a learning rate of 1.6e-4 has no sensible step.
-            self._handle = gui.add_text(label, self._shown, hint=hint)
-
-    def offer(self, offered: bool) -> None:
-        self._handle.visible = offered
+            self.handle = gui.add_text(label, self._shown, hint=hint)
+        self.handle.on_update(lambda _: None)  # Apply follows what is entered
 
     @property
     def edited(self) -> bool:
-        return self._handle.value != self._shown
+        """Return whether it shows another value than the run has."""
+        return self.handle.value != self._shown
 
     def read(self) -> Any:
         """Return what was entered. Raises ValueError when it is no number."""
-        value = self._handle.value
+        value = self.handle.value
         if self._kind is tuple:
             return tuple(part / 255.0 for part in value)
         if not isinstance(value, str):
@@ -81,26 +80,26 @@ class _Input:
         """Show the run's value, unless the user has begun to enter another one."""
         untouched, self._shown = not self.edited, self._displayed(value)
         if untouched or self._means(value):
-            self._handle.value = self._shown
+            self.reset()
+
+    def reset(self) -> None:
+        """Show the run's value."""
+        self.handle.value = self._shown
 
     def _means(self, value: Any) -> bool:
-        """Say whether what was entered is this value, as 2e-4 is 0.0002."""
+        """Return whether what was entered is this value, as 2e-4 is 0.0002."""
         try:
             return self._displayed(self.read()) == self._displayed(value)
         except ValueError:
             return False
 
-    def reset(self) -> None:
-        """Show the run's value."""
-        self._handle.value = self._shown
-
     def _displayed(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(round(255.0 * part) for part in value)
-        words = WORDS.get(self.path)
-        if words is not None:
-            return words.get(value, f"{value:g}" if isinstance(value, float) else f"{value}")
-        return f"{value:g}" if isinstance(value, float) else value
+        text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        if self.path in WORDS:
+            return WORDS[self.path].get(value, text)  # type: ignore[arg-type] - 0.0 is 0
+        return text if isinstance(value, float) else value
 
 
 class SettingsForm:
@@ -110,55 +109,46 @@ class SettingsForm:
         gui = page.server.gui
         self._controller = page.controller
         self._config = page.controller.project.config
-        self._inputs: list[_Input] = []
+        self._inputs: list[SettingInput] = []
         self._headings: dict[str, viser.GuiHtmlHandle] = {}
         with gui.add_folder("Live settings", expand_by_default=False):
             self._apply = gui.add_button("Apply", disabled=True)
             self._undo = gui.add_button("Undo", color="gray", visible=False)
             self._answer = gui.add_html("")
-            groups: dict[str, list[LiveSetting]] = {}
             for setting in live_settings(self._config):
-                groups.setdefault(setting.group, []).append(setting)
-            for group, settings in groups.items():
-                self._headings[group] = gui.add_html(_heading(GROUPS.get(group, group)))
-                for setting in settings:
-                    value = value_of(self._config, setting.path)
-                    self._inputs.append(_Input(gui, setting, value))
+                group = setting.group
+                if group not in self._headings:
+                    heading = f'<div class="ss-heading">{GROUPS.get(group, group)}</div>'
+                    self._headings[group] = gui.add_html(heading)
+                value = value_of(self._config, setting.path)
+                self._inputs.append(SettingInput(gui, setting, value))
         self._apply.on_click(lambda _: self._send())
         self._undo.on_click(lambda _: self._reset())
-        self._offer()
 
     def refresh(self) -> None:
-        """Follow the run's settings, and offer Apply where something was entered."""
-        config = self._controller.project.config
+        """Follow the run's settings, offer what it reads, and Apply where something was entered."""
+        config, paths = self._controller.project.config, [each.path for each in self._inputs]
         if config is not self._config:
             self._config = config
             for each in self._inputs:
                 each.show(value_of(config, each.path))
-            self._offer()
-        num = sum(each.edited for each in self._inputs)
-        label = "Apply" if num == 0 else f"Apply {num} change{'s' if num > 1 else ''}"
-        if self._apply.label != label:
-            self._apply.label = label
-            self._apply.disabled = num == 0
-            self._undo.visible = num > 0
-
-    def _offer(self) -> None:
-        """Show what the run reads, and nothing that would change nothing."""
-        paths = [each.path for each in self._inputs]
-        unread = unread_settings(self._config.strategy, paths) + switched_off(self._config, paths)
-        offered = set(paths).difference(unread)
+        # Nothing is offered that would change nothing.
+        offered = {*paths}.difference(unread_settings(config.strategy, paths), switched_off(config, paths))
         for each in self._inputs:
-            each.offer(each.path in offered)
+            each.handle.visible = each.path in offered
         for group, heading in self._headings.items():
             heading.visible = any(path.rpartition(".")[0] == group for path in offered)
+        num = sum(each.edited for each in self._inputs)
+        self._apply.label = f"Apply {counted(num, 'change')}" if num else "Apply"
+        self._apply.disabled = num == 0
+        self._undo.visible = num > 0
 
     def _send(self) -> None:
         edited = [each for each in self._inputs if each.edited]
         try:
             self._controller.change_settings({each.path: each.read() for each in edited})
         except ValueError as error:
-            self._answer.content = _refusal(f"Not changed: {error}.")
+            self._answer.content = note_html(f"Not changed: {error}.", "bad", mark="refusal")
         else:
             self._answer.content = ""
 
@@ -179,14 +169,3 @@ def hint_of(setting: LiveSetting) -> str:
     else:
         allowed = "" if low is None else f" At least {low:g}."
     return f"{HELP.get(setting.path, declared.help)}{allowed} Also called {setting.path}."
-
-
-def _heading(text: str) -> str:
-    return f'<div style="padding:4px 10px 2px;font-size:11px;font-weight:600;color:{MUTED}">{text}</div>'
-
-
-def _refusal(sentence: str) -> str:
-    return (
-        f'<div data-splatstudio="refusal" style="padding:2px 10px 6px;font-size:12px;color:{BAD}">'
-        f"{html.escape(sentence)}</div>"
-    )

@@ -1,0 +1,108 @@
+// What viser's page lacks. A page that connects again gets this once more, and keeps what it has.
+// `splatstudio` holds what the studio hands over: the style sheet, and where to ask whether it is still there.
+(() => {
+  if (window.splatstudioDressed) return;
+  window.splatstudioDressed = true;
+
+  const style = document.createElement("style");
+  style.textContent = window.splatstudio.css;
+  document.head.append(style);
+
+  // The browser's tab tells what is open and how it stands. Two buttons of viser's are pictures alone,
+  // without a name for who hears the page.
+  setInterval(() => {
+    const text = name => document.querySelector(`[data-splatstudio="${name}"]`)?.textContent ?? "";
+    const title = [text("name"), text("state")].filter(Boolean).join(" · ");
+    document.title = title ? `${title} – splatstudio` : "splatstudio";
+    for (const [icon, name] of [["list-search", "All commands"], ["adjustments", "Options of the viewer"]])
+      for (const button of document.querySelectorAll(`button:not([aria-label]):has(.tabler-icon-${icon})`))
+        button.setAttribute("aria-label", name);
+  }, 1000);
+
+  // A box that was ticked and a list that was chosen from keep the keyboard, and viser gives no commands then.
+  // Only after a click (detail > 0): who works with the keyboard stays where he is.
+  document.addEventListener("click", event => {
+    const target = event.target;
+    const chosen = target.closest?.("[role=option]") || target.matches?.("input[type=checkbox]");
+    // At once, and again after a list that closes has taken the focus back.
+    if (event.detail > 0 && chosen)
+      for (const wait of [0, 150]) setTimeout(() => document.activeElement?.blur(), wait);
+  }, true);
+
+  // viser's camera moves with the arrow keys wherever the keyboard is, but for fields of text: also while a
+  // slider is moved, or a tab or an option is chosen with them.
+  for (const kind of ["keydown", "keyup"])
+    document.body.addEventListener(kind, event => {
+      const control = event.target.closest?.("[role=slider], [role=tab], [role=option], input");
+      if (control && event.key.startsWith("Arrow")) event.stopPropagation();
+    });
+
+  // viser greys its controls out when the studio is gone, without a word. A studio that was started anew has
+  // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
+  let missed = 0, told = null;
+  const say = text => {
+    if (text && !told) {
+      told = document.createElement("div");
+      told.setAttribute("role", "alert");
+      told.className = "ss-lost";
+      document.body.append(told);
+    }
+    if (told && !text) { told.remove(); told = null; }
+    if (told && told.textContent !== text) told.textContent = text;
+  };
+  setInterval(async () => {
+    if (document.hidden) return;
+    const patience = AbortSignal.timeout(20000);
+    const answer = await fetch(window.splatstudio.stillHere, {cache: "no-store", signal: patience})
+      .catch(() => null);
+    await answer?.text?.().catch(() => null);  // or the browser counts the request as one that failed
+    missed = answer?.ok ? 0 : missed + 1;
+    say(missed < 2 ? "" : answer?.status === 403
+      ? "The studio was started anew: open the address that it has printed, and close this page."
+      : "No connection to the studio. What was saved is safe. If the studio was closed, start it again and "
+        + "open the address that it prints; if only the line is cut, this page goes on by itself.");
+  }, 2500);
+
+  // The photographs of the list are labels, which have no keys of their own. The list is drawn anew when one is
+  // chosen or a score has changed, and the keyboard stays at the photograph where it was.
+  let last = null;
+  const photo = event => event.target.closest?.("[data-photo]") ?? null;
+  document.addEventListener("keydown", event => {
+    if (!photo(event) || !["Enter", " "].includes(event.key)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (!event.repeat) photo(event).click();
+  }, true);
+  document.addEventListener("focusin", event => { last = photo(event); }, true);
+  document.addEventListener("pointerdown", () => { last = null; }, true);
+  setInterval(() => {
+    if (!last || last.isConnected || document.activeElement !== document.body) return;
+    const same = each => each.dataset.photo === last.dataset.photo;
+    last = [...document.querySelectorAll("[data-photo]")].find(same) ?? null;
+    last?.focus({focusVisible: true});
+  }, 100);
+
+  // Both docks leave little of a narrow window: there they are folded at first, the one at the left before that
+  // with the buttons.
+  let width = Infinity, looked = 0;
+  const fit = () => {
+    for (const [side, least] of [["left", 1100], ["right", 720]])
+      if (innerWidth < least && width >= least)
+        document.querySelector(`[data-dock-region-collapse=${side}][aria-expanded=true]`)?.click();
+    width = innerWidth;
+    document.activeElement?.blur();  // a folded dock takes the keyboard
+  };
+  const docked = setInterval(() => {
+    if (!document.querySelector("[data-dock-region-collapse=left]") && ++looked < 100) return;
+    clearInterval(docked);
+    fit();
+    addEventListener("resize", fit);
+  }, 100);
+
+  // A chart that is made, or gets other ranges, before it is laid out or in a tab not shown finds no room for
+  // the numbers of its x axis, and now and then does not look again when it has some.
+  setInterval(() => {
+    for (const {chart} of Object.values(window.__viserTestpoints?.uplots ?? {}))
+      if (chart.width > 0 && !(chart.axes[0]._found?.[1] > 0)) chart.redraw(false, true);
+  }, 250);
+})();

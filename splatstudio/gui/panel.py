@@ -1,0 +1,237 @@
+"""What the panels of the page share: what they are built from, keys, fields, and when they refresh."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import viser
+
+from splatstudio.gui.state.controller import Controller
+from splatstudio.gui.state.status import Notice
+from splatstudio.gui.state.stream import Viewport
+from splatstudio.gui.state.tasks import TaskBoard
+from splatstudio.gui.state.viewpoint import FirstView
+from splatstudio.runtime.messages import Event
+
+# viser's camera moves with these, and with the arrow keys.
+CAMERA_KEYS = frozenset("WASDQE")
+
+
+@dataclass(frozen=True)
+class Hotkey:
+    """A command: the `key` that gives it, what it is called, and what it does.
+
+    `action` gets the browser that gave it, and runs in a thread of viser's pool. `key` is a capital letter or
+    one of viser's names ("space"), None for a command that is in the palette only; with `control` it is held
+    together with Ctrl (Cmd on a Mac). What is typed into a text field gives no commands.
+    """
+
+    key: str | None
+    label: str
+    action: Callable[[viser.ClientHandle], None]
+    description: str | None = None
+    control: bool = False
+
+
+class Hotkeys:
+    """All commands of the page, in viser's palette (Ctrl+K); the panel that owns an action adds its key."""
+
+    def __init__(self, server: viser.ViserServer):
+        self._server = server
+        self._taken: dict[tuple[str, bool], str] = {}
+
+    def add(self, hotkey: Hotkey) -> viser.CommandHandle:
+        """Register a command for all browsers and return its handle: set `disabled` while it cannot be given.
+
+        Two actions on one key, or one on a key that moves the camera, are mistakes of the program.
+        """
+        if hotkey.key is not None:
+            place = (hotkey.key, hotkey.control)
+            assert place not in self._taken, f"{hotkey.label}: {hotkey.key} is {self._taken[place]}"
+            assert hotkey.control or hotkey.key not in CAMERA_KEYS, f"{hotkey.key} moves the camera"
+            self._taken[place] = hotkey.label
+        handle = self._server.gui.add_command(
+            hotkey.label,
+            description=hotkey.description,
+            hotkey=hotkey.key,  # type: ignore[arg-type] - viser lists its keys one by one
+            modifier="cmd/ctrl" if hotkey.control else None,
+        )
+
+        @handle.on_trigger
+        def _(event: viser.CommandEvent) -> None:
+            if event.client is not None:
+                hotkey.action(event.client)
+
+        return handle
+
+
+class Panel:
+    """A tab of the page, built inside of the tab; it adds its keys to `Page.hotkeys`.
+
+    viser sends a property only when its value has changed: `refresh` may set all of them each time.
+    """
+
+    refresh_seconds = 0.25  # at least, between two refreshes
+    look_seconds: float | None = None  # how often `look` is called; None: never
+
+    def refresh(self) -> None:
+        """Show what has changed; called after something has, always from the same thread."""
+
+    def look(self) -> None:
+        """Look at what tells of no change, as the disk; a refresh follows."""
+
+    def follow(self, event: Event) -> None:
+        """Take in an event of the worker, after the controller has; it must return quickly."""
+
+    def close(self) -> None:
+        """Let go of what outlives the page."""
+
+
+class Refresher:
+    """Refreshes panels soon after something has changed, and lets them look around now and then.
+
+    While nothing happens it does nothing but that.
+    """
+
+    def __init__(self, failed: Callable[[Panel, Exception], None]):
+        """Call `failed` with a panel that could not be refreshed; the others are refreshed all the same."""
+        self.panels: list[Panel] = []
+        self._failed = failed
+        self._ready: dict[Panel, float] = {}  # from when on each may be refreshed again
+        self._looks: dict[Panel, float] = {}  # when each looks around the next time
+        self._dirty: set[Panel] = set()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    def add(self, panel: Panel) -> None:
+        """Refresh a panel from `start` on."""
+        self.panels.append(panel)
+        self._dirty.add(panel)
+        self._ready[panel] = 0.0
+        if panel.look_seconds is not None:
+            self._looks[panel] = 0.0
+
+    def start(self) -> None:
+        """Refresh all panels once, and from now on those for which something has changed."""
+        self._refresh(time.monotonic())
+        self._thread.start()
+
+    def changed(self, panel: Panel | None = None) -> None:
+        """Refresh a panel soon, None: all of them; returns at once."""
+        with self._changed:
+            self._dirty.update(self.panels if panel is None else (panel,))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the refreshing, after that in progress."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                due = [*(self._ready[panel] for panel in self._dirty), *self._looks.values()]
+                seconds = min(due, default=float("inf")) - time.monotonic()
+                if seconds > 0.0:
+                    self._changed.wait(min(seconds, 3600.0))
+                    continue
+            self._refresh(time.monotonic())
+
+    def _refresh(self, now: float) -> None:
+        looking = {panel for panel, due in self._looks.items() if due <= now}
+        with self._changed:
+            chosen = looking | {panel for panel in self._dirty if self._ready[panel] <= now}
+            self._dirty -= chosen
+        for panel in self.panels:
+            if panel not in chosen:
+                continue
+            self._ready[panel] = now + panel.refresh_seconds
+            try:
+                if panel in looking:
+                    self._looks[panel] = now + (panel.look_seconds or 0.0)
+                    panel.look()
+                panel.refresh()
+            except Exception as error:  # a mistake in one part of the page must not stop the others
+                self._failed(panel, error)
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What a panel is built from.
+
+    `notify` tells everybody who watches; `changed` has a panel, or all of them, refreshed soon. That is done
+    after each event of the worker, each change of a task, and each callback that is no coroutine, too.
+    """
+
+    server: viser.ViserServer
+    controller: Controller
+    viewport: Viewport
+    first_view: FirstView
+    hotkeys: Hotkeys
+    tasks: TaskBoard
+    notify: Callable[[Notice], None]
+    changed: Callable[[Panel | None], None]
+
+    def refuse(self, title: str, why: ValueError | OSError | str) -> None:
+        """Tell everybody what was not done, and why."""
+        self.notify(Notice(title, str(why), bad=True))
+
+
+def when_user(handle: Any, action: Callable[[viser.ClientHandle, Any], None]) -> None:
+    """Call `action` with the browser and the value when a user, not the program, changes a control."""
+
+    def update(event: viser.GuiEvent) -> None:
+        if event.client is not None:
+            action(event.client, event.target.value)
+
+    (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(update)
+
+
+class Field:
+    """A control that shows a value of the program's, and hands over what a user gives it.
+
+    What a user is about to give is not overwritten: the control is set only after the program's value has
+    changed, or after it was refused.
+    """
+
+    def __init__(
+        self,
+        handle: viser.GuiInputHandle[Any],
+        shown: Callable[[], Any],
+        take: Callable[[Any], None],
+        refused: Callable[[ValueError], None] | None = None,
+    ):
+        """Let the control show `shown()`, None: as it is; `take` raises ValueError for what cannot be."""
+        self.handle = handle
+        self._shown, self._take, self._refused = shown, take, refused
+        self._last: Any = None
+        when_user(handle, lambda _, value: self._update(value))
+
+    def refresh(self) -> None:
+        """Show the program's value where it has changed."""
+        value = self._shown()
+        if value != self._last:
+            self._last = value
+            if value is not None:
+                self.handle.value = value
+
+    def _update(self, value: Any) -> None:
+        if value == self._shown():
+            return
+        try:
+            self._take(value)
+        except ValueError as error:
+            self._last = None  # the control shows again what holds
+            if self._refused is None:
+                raise
+            self._refused(error)

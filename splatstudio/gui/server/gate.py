@@ -1,0 +1,333 @@
+"""The gate itself: every request and every message of a browser goes through it on the way to viser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import io
+import logging
+import secrets
+import socket
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import viser
+import viser._messages
+import websockets.asyncio.server
+from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
+
+from splatstudio.gui.server.access import (
+    Access,
+    Refusal,
+    is_websocket,
+    is_wildcard,
+    make_access,
+    page_response,
+)
+from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
+from splatstudio.gui.server.network import THIS_MACHINE, Listen
+from splatstudio.gui.server.selftest import Prober
+
+_log = logging.getLogger(__name__)
+STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
+_ANY = "The gate of the studio's page refused something for the first time: %s."
+_NEWS = {
+    "token": "A page without the secret of this studio's address was not let in (%s). Open the address that "
+    "is printed here; a tab of an earlier studio can be closed."
+}
+
+
+class Gate:
+    """Stands between the browsers and one viser server, and counts what it refuses.
+
+    `refused` maps a reason to how often it was given: host, origin, token, clients, handshake (before a
+    browser is let in); message type, damaged, attribute, value, control, control off, camera, upload, large
+    (messages); fast (messages that had to wait).
+    """
+
+    def __init__(self, access: Access, limits: GateLimits):
+        self.refused: Counter[str] = Counter()
+        self.limits = limits
+        self.server: viser.ViserServer | None = None
+        self.installed = False  # viser serves through this gate
+        self._trying = True  # the self-test's refusals are no news
+        self._access = access
+        self._connections: set[ServerConnection] = set()
+        self._warned: set[str] = set()
+
+    @property
+    def num_clients(self) -> int:
+        """How many browsers are connected."""
+        return len(self._connections)
+
+    def refuse(self, reason: str) -> None:
+        """Count a refusal, and say so in the log the first time."""
+        self.refused[reason] += 1
+        if reason not in self._warned and not self._trying:
+            self._warned.add(reason)
+            _log.warning(_NEWS.get(reason, _ANY), reason)
+
+    def start_counting(self) -> None:
+        """Forget what the self-test made it refuse."""
+        self._trying = False
+        self.refused.clear()
+
+    def answer(self, request: Request) -> Response | None:
+        """Answer a request that ends here; None for one that viser may answer."""
+        try:
+            port = self._access.check_sender(request)
+            if request.path == "/healthz":
+                return page_response(HTTPStatus.OK, "The studio is running.")
+            if not is_websocket(request) and (login := self._access.login(request, port)):
+                return login
+            if not self._access.is_authorized(request, port):
+                sentence = "This studio is locked. Please open the URL printed in the terminal where "
+                raise Refusal(HTTPStatus.FORBIDDEN, "token", sentence + "splatstudio was started.")
+            if request.path == STILL_HERE:
+                return page_response(HTTPStatus.OK, "This studio is still here.")
+            opens_page = is_websocket(request) or request.path.partition("?")[0] in {"/", "/index.html"}
+            if opens_page and self.num_clients >= self.limits.max_clients:
+                sentence = f"{self.num_clients} browsers are connected already, which is the limit. "
+                sentence += "Please close one; this page tries again by itself."
+                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "clients", sentence, reload_after=5)
+        except Refusal as refusal:
+            self.refuse(refusal.reason)
+            return page_response(refusal.status, refusal.sentence, reload_after=refusal.reload_after)
+        return None
+
+    def guard(self, viser_answers: Callable[..., Any] | None) -> Callable[..., Awaitable[Response | None]]:
+        """Return a `process_request` for the WebSocket server: the gate's answer, else viser's."""
+
+        async def process_request(connection: ServerConnection, request: Request) -> Response | None:
+            response = self.answer(request)
+            if response is None and viser_answers is not None:
+                response = viser_answers(connection, request)
+                if inspect.isawaitable(response):
+                    response = await response
+            if response is not None:
+                response.headers["Content-Security-Policy"] = self._access.frame_ancestors()
+                response.headers["Referrer-Policy"] = "no-referrer"
+                response.headers["X-Content-Type-Options"] = "nosniff"
+            return response
+
+        return process_request
+
+    def admit(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        """Return a connection handler that keeps count of the browsers."""
+
+        async def handle(connection: ServerConnection) -> None:
+            # This begins in the same turn of the event loop in which `answer` let it in: the limit is exact.
+            self._connections.add(connection)
+            try:
+                await handler(connection)
+            finally:
+                self._connections.discard(connection)
+                sent = connection.protocol.close_sent
+                if sent is not None and sent.code == CloseCode.MESSAGE_TOO_BIG:
+                    self.refuse("large")
+
+        return handle
+
+    def find_client(self, connection: ServerConnection) -> viser.ClientHandle | None:
+        """Return viser's handle of a connection; None before its first camera."""
+        assert self.server is not None
+        for client_id, live in tuple(self.server._websock_server._live_connections.items()):
+            if live is connection:
+                return self.server._connected_clients.get(client_id)
+        return None
+
+
+class GatedConnection(ServerConnection):
+    """A WebSocket that gives viser only the messages that the filter passes, at a bounded rate."""
+
+    def __init__(self, gate: Gate, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self._gate = gate
+        self._filter = MessageFilter(gate.limits)
+        self._client: viser.ClientHandle | None = None
+        self._credit = gate.limits.messages_per_second  # messages that may come at once
+        self._credit_time = self.loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Give up on a browser that takes nothing: pings would wait behind the frames it never reads."""
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if option is not None:
+            milliseconds = int(1000 * self._gate.limits.silent_seconds)
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, milliseconds)
+        super().connection_made(transport)
+
+    async def recv(self, decode: bool | None = None) -> Any:
+        """Return the next message that is good."""
+        while True:
+            raw = await super().recv(decode)
+            await self._pace()
+            server = self._gate.server
+            if server is None:  # it is being built; nobody but the self-test knows of it
+                continue
+            if self._client is None:
+                self._client = self._gate.find_client(self)
+            try:
+                return self._filter.passed(raw, server, self._client)
+            except Unacceptable as error:
+                self._gate.refuse(error.reason)
+
+    async def _pace(self) -> None:
+        """Take one message from the credit, or wait: then the browser's messages wait in its own machine."""
+        rate = self._gate.limits.messages_per_second
+        now = self.loop.time()
+        self._credit = min(rate, self._credit + (now - self._credit_time) * rate) - 1
+        self._credit_time = now
+        if self._credit < 0:
+            self._gate.refuse("fast")
+            await asyncio.sleep(-self._credit / rate)
+
+
+_START_SECONDS = 30.0
+_patching = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class GatedServer:
+    """A viser server that only those with the URL can reach."""
+
+    server: viser.ViserServer
+    gate: Gate
+    port: int
+    url: str = field(repr=False)  # with the token: for the terminal, never for a log
+
+    def stop(self) -> None:
+        """Close all connections and the port."""
+        with contextlib.redirect_stdout(io.StringIO()):  # viser says so
+            self.server.stop()
+
+
+def open_server(
+    listen: Listen = THIS_MACHINE,
+    *,
+    token: str | None = None,
+    limits: GateLimits = GateLimits(),  # noqa: B008 - frozen
+) -> GatedServer:
+    """Start a viser server behind the gate, and try the gate before returning.
+
+    `token` is the secret in the URL, at least 8 characters; None: a new random one. Raises ValueError where
+    the port or address cannot be had, or an argument is wrong, and RuntimeError where the gate does not hold
+    with the installed viser; nothing is left open then.
+    """
+    token = secrets.token_urlsafe(24) if token is None else token
+    if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("A token needs at least 8 letters, digits or signs, without spaces.")
+    gate = Gate(make_access(listen.host, token, listen.allow_host, listen.allow_origin), limits)
+    listener = listen.take_port()
+    try:
+        return _open_behind(gate, listener, listen.host, token)
+    except RuntimeError:
+        listener.close()
+        raise
+
+
+def _open_behind(gate: Gate, listener: socket.socket, host: str, token: str) -> GatedServer:
+    """Start viser on a listening socket, and try the gate as one who is reached under the same address."""
+    address, port = listener.getsockname()[:2]
+    server = _build(gate, listener, host, port)
+    shown = (
+        f"localhost:{port}" if is_wildcard(host) else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    )
+    gated = GatedServer(server, gate, port, f"http://{shown}/?token={quote(token)}")
+    try:
+        if not gate.installed:
+            raise RuntimeError(f"viser {viser.__version__} does not serve its page as viser 1.1 does")
+        _close_tunnel(server)
+        gate.server = server
+        if is_wildcard(host):
+            address = "::1" if ":" in host else "127.0.0.1"
+        prober = Prober((address, port), shown, token)
+        prober.check(lambda: gate.refused["message type"] + gate.refused["control"])
+        prober.wait(lambda: gate.num_clients == 0)
+    except (RuntimeError, OSError, AttributeError, AssertionError) as error:
+        gated.stop()
+        raise RuntimeError(
+            f"The studio's page could not be locked, so it was not opened: {error}. "
+            "Install the viser it was made for: pip install 'viser==1.1.*'."
+        ) from error
+    gate.start_counting()
+    return gated
+
+
+def _build(gate: Gate, listener: socket.socket, host: str, port: int) -> viser.ViserServer:
+    """Construct the viser server in a thread of its own: its constructor waits for ever when it fails."""
+    built: list[viser.ViserServer] = []
+
+    def build() -> None:
+        built.append(viser.ViserServer(host=host, port=port, verbose=False))
+
+    builder = threading.Thread(target=build, daemon=True)
+    # viser prints its address, which nobody can open without the token.
+    with _patching, contextlib.redirect_stdout(io.StringIO()), _gated_serve(gate, listener):
+        builder.start()
+        builder.join(_START_SECONDS)
+        if not built:
+            raise RuntimeError(f"The web server (viser {viser.__version__}) did not start.")
+    return built[0]
+
+
+@contextlib.contextmanager
+def _gated_serve(gate: Gate, listener: socket.socket) -> Iterator[None]:
+    """Let viser, while it starts, serve on our socket and through the gate.
+
+    When it fails to start in time this stays in force, lest it start late and without the gate.
+    """
+    serve = websockets.asyncio.server.serve
+
+    def gated_serve(handler: Callable[[Any], Awaitable[None]], *_: Any, **settings: Any) -> Any:
+        if gate.installed:
+            # viser tries the next port when serving fails; there is only one.
+            raise RuntimeError("The web server could not be started.")
+        gate.installed = True
+        settings |= {
+            "process_request": gate.guard(settings.get("process_request")),
+            "max_size": gate.limits.max_message_bytes,
+            "sock": listener,
+            "create_connection": partial(GatedConnection, gate),
+            "logger": _quiet_logger(gate),
+            "server_header": None,
+        }
+        return serve(gate.admit(handler), **settings)
+
+    websockets.asyncio.server.serve = gated_serve  # pyright: ignore[reportAttributeAccessIssue]
+    yield
+    websockets.asyncio.server.serve = serve
+
+
+def _quiet_logger(gate: Gate) -> logging.Logger:
+    """Return a logger for the WebSocket server that cannot tell the token: its requests contain it."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        if record.getMessage() != "opening handshake failed":
+            return True
+        gate.refuse("handshake")
+        return False
+
+    logger = logging.Logger("splatstudio.websockets", logging.WARNING)
+    logger.parent = logging.getLogger()
+    logger.addFilter(passes)
+    return logger
+
+
+def _close_tunnel(server: viser.ViserServer) -> None:
+    """Take away viser's public tunnel, which any browser could open."""
+    for message in (viser._messages.ShareUrlRequest, viser._messages.ShareUrlDisconnect):
+        server._websock_server.unregister_handler(message)
+
+    def no_share_url(verbose: bool = True) -> None:
+        raise RuntimeError("The studio is never shared through a public tunnel; use ssh -L.")
+
+    server.request_share_url = no_share_url

@@ -1,0 +1,286 @@
+"""The photographs that the page shows, read by threads of their own and kept within a bound of memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simplejpeg
+
+from splatstudio.files.run import Run
+from splatstudio.gui.state.history import newest_scores
+from splatstudio.scene.scaling import over_background, scaled, thumbnail
+from splatstudio.scene.scene import Scene
+
+MAX_BYTES = 256 << 20
+MAX_WAITING = 64  # pictures; of those asked for beyond, the oldest are forgotten
+NUM_THREADS = 2
+THUMBNAIL_SIDE = 132  # px
+THUMBNAIL_QUALITY = 72
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoPixels:
+    """A photograph at a certain size."""
+
+    rgb: np.ndarray  # [H, W, 3] uint8
+    problem: str = ""  # why there is none; the pixels are black then
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory it takes."""
+        return self.rgb.nbytes
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small JPEG picture as a data URI; empty where the photograph cannot be read."""
+
+    uri: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory it takes."""
+        return len(self.uri)
+
+
+PhotoItem = PhotoPixels | Thumbnail
+PhotoKey = tuple[object, ...]
+
+
+class PhotoCache:
+    """Photographs of a scene in the sizes that are shown. Asking never waits.
+
+    What is not there yet is made by a thread, what was asked for last first, and `on_ready` is called then,
+    in that thread. What was used longest ago goes when MAX_BYTES are full.
+    """
+
+    def __init__(self, scene: Scene, max_bytes: int = MAX_BYTES):
+        self._scene = scene
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[PhotoKey, PhotoItem] = OrderedDict()
+        self._waiting: OrderedDict[PhotoKey, tuple[Callable[[], PhotoItem], list[Callable[[], None]]]] = (
+            OrderedDict()
+        )
+        self._changed = threading.Condition()
+        self._closed = False
+        self.kept_bytes = 0
+        for number in range(NUM_THREADS):
+            threading.Thread(target=self._work, name=f"photos-{number}", daemon=True).start()
+
+    def pixels(
+        self,
+        index: int,
+        size: tuple[int, int],
+        background: tuple[float, float, float],
+        on_ready: Callable[[], None],
+    ) -> PhotoPixels | None:
+        """Return photograph `index` at `size` (width, height) over `background`; None: not yet."""
+        item = self._get(
+            ("pixels", index, size, background), lambda: self._read(index, size, background), on_ready
+        )
+        assert item is None or isinstance(item, PhotoPixels)
+        return item
+
+    def thumbnail(self, index: int, on_ready: Callable[[], None]) -> Thumbnail | None:
+        """Return a small picture of photograph `index`; None: not yet."""
+        item = self._get(("thumbnail", index), lambda: self._shrink(index), on_ready)
+        assert item is None or isinstance(item, Thumbnail)
+        return item
+
+    def close(self) -> None:
+        """End the threads after the picture that each is at; returns at once."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _get(
+        self, key: PhotoKey, make: Callable[[], PhotoItem], on_ready: Callable[[], None]
+    ) -> PhotoItem | None:
+        with self._changed:
+            item = self._kept.get(key)
+            if item is not None:
+                self._kept.move_to_end(key)
+                return item
+            if self._closed:
+                return None
+            _, listeners = self._waiting.pop(key, (make, []))
+            self._waiting[key] = (make, [*listeners, on_ready][-8:])
+            while len(self._waiting) > MAX_WAITING:
+                self._waiting.popitem(last=False)
+            self._changed.notify()
+        return None
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                key, (make, listeners) = self._waiting.popitem(last=True)
+                item = self._kept.get(key)
+            if item is None:
+                item = make()
+                with self._changed:
+                    self._keep(key, item)
+            for on_ready in listeners:
+                on_ready()
+
+    def _keep(self, key: PhotoKey, item: PhotoItem) -> None:
+        before = self._kept.pop(key, None)
+        self.kept_bytes += item.num_bytes - (before.num_bytes if before else 0)
+        self._kept[key] = item
+        # The newest stays whatever its size: somebody is looking at it.
+        while self.kept_bytes > self._max_bytes and len(self._kept) > 1:
+            _, old = self._kept.popitem(last=False)
+            self.kept_bytes -= old.num_bytes
+
+    def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
+        try:
+            photo = self._scene.photo(index)
+        except (ValueError, OSError) as error:
+            return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
+        return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
+
+    def _shrink(self, index: int) -> Thumbnail:
+        try:
+            small = thumbnail(self._scene.views[index], THUMBNAIL_SIDE)
+        except (ValueError, OSError):
+            return Thumbnail("")
+        jpeg = simplejpeg.encode_jpeg(
+            np.ascontiguousarray(small), quality=THUMBNAIL_QUALITY, colorspace="RGB"
+        )
+        return Thumbnail("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+
+
+BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
+BAD_DECIBELS = 2.0  # at least this much
+MIN_TYPICAL = 4  # photographs, and half of them: before that many are measured nobody knows what is typical
+UNKNOWN_COLOR = (120, 130, 146)
+# From the worst photographs to the best; told apart also by those who see red and green alike.
+SCALE = np.array([(235, 64, 70), (246, 150, 62), (238, 214, 92), (120, 190, 200), (64, 130, 235)], float)
+
+
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """The PSNR of every photograph in dB, NaN where it is unknown, [V]; replaced as a whole."""
+
+    psnr: np.ndarray
+
+    @property
+    def known(self) -> np.ndarray:
+        """Return which photographs have been measured, [V] bool."""
+        return np.isfinite(self.psnr)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Return the PSNR at the ends of the colours, dB; None while nothing was measured."""
+        known = self.psnr[self.known]
+        if len(known) == 0:
+            return None
+        low, high = np.percentile(known, (2, 98))
+        # Photographs that are equally good are not told apart by noise.
+        middle, half = (low + high) / 2.0, max(1.0, (high - low) / 2.0)
+        return float(middle - half), float(middle + half)
+
+    @property
+    def bad(self) -> np.ndarray:
+        """Return which photographs the model shows much worse than the others, [V] bool."""
+        known = self.psnr[self.known]
+        if len(known) < max(MIN_TYPICAL, len(self.psnr) / 2):
+            return np.zeros(len(self.psnr), bool)
+        middle = np.median(known)
+        deviation = 1.4826 * np.median(np.abs(known - middle))
+        return self.known & (self.psnr < middle - max(BAD_DECIBELS, BAD_DEVIATIONS * deviation))
+
+    def colors(self) -> np.ndarray:
+        """Return a colour for each photograph, red the worst and blue the best, [V, 3] uint8."""
+        colors = np.tile(np.array(UNKNOWN_COLOR, np.uint8), (len(self.psnr), 1))
+        if self.range is not None:
+            low, high = self.range
+            place = np.clip((self.psnr[self.known] - low) / (high - low), 0.0, 1.0) * (len(SCALE) - 1)
+            stops = np.arange(len(SCALE))
+            channels = [np.interp(place, stops, SCALE[:, c]) for c in range(3)]
+            colors[self.known] = np.rint(np.stack(channels, axis=1)).astype(np.uint8)
+        return colors
+
+    def worst_first(self, indices: Sequence[int]) -> list[int]:
+        """Return `indices` by rising PSNR, those that are unknown last, in their order."""
+        values = np.where(self.known, self.psnr, np.inf)[list(indices)]
+        return [indices[i] for i in np.argsort(values, kind="stable")]
+
+
+class PhotoPsnr:
+    """The errors of a scene's photographs, gathered from a run's files and from the worker's events.
+
+    Test photographs have those of the last evaluation. Training photographs are measured now and then while
+    they are trained on; a measurement from the first half of the steps done so far says little by now about
+    how a photograph compares with the others, and no longer counts.
+    """
+
+    def __init__(self, scene: Scene):
+        self._index = {view.name: i for i, view in enumerate(scene.views)}
+        self._test = np.isin(np.arange(len(scene.views)), scene.test_indices)
+        self._lock = threading.Lock()
+        self.clear()
+
+    def load(self, run_dir: Path, last_step: int | None = None) -> None:
+        """Take what an earlier training noted in its folder until `last_step`: what came later is lost.
+
+        What cannot be read is omitted.
+        """
+        try:
+            rows = Run.open(run_dir).metrics().rows
+        except (ValueError, OSError):
+            return  # no training has begun there
+        kept = [row for row in rows if last_step is None or row.get("step", 0) <= last_step]
+        for row in kept:
+            if "view" in row and row.get("psnr") is not None:
+                self._take(row["step"], [(row["view"], row["psnr"])])
+        self._note_scores(newest_scores(run_dir, last_step))
+
+    def note(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Take pairs of view name and PSNR in dB at `step`; names that are not in the scene are ignored."""
+        with self._lock:
+            self._take(step, pairs)
+            current = self._test | (self._steps >= self._step / 2)
+            self.errors = Errors(np.where(current, self._psnr, np.nan))
+
+    def _take(self, step: int, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._step = step
+        for name, value in pairs:
+            if name in self._index and isinstance(value, (int, float)):
+                self._psnr[self._index[name]] = value
+                self._steps[self._index[name]] = step
+
+    def note_evaluation(self, folder: Path, step: int) -> None:
+        """Take the scores that an evaluation has written into `folder`."""
+        self._note_scores(folder / f"step_{step:08d}.json")
+
+    def _note_scores(self, path: Path | None) -> None:
+        self.note(self._step, _scores(path) if path is not None else [])
+
+    def clear(self) -> None:
+        """Forget everything: another training begins."""
+        with self._lock:
+            self._step = 0
+            self._steps = np.full(len(self._index), -1)
+            self._psnr = np.full(len(self._index), np.nan)
+            self.errors = Errors(self._psnr.copy())
+
+
+def _scores(path: Path) -> list[tuple[Any, Any]]:
+    """Return name and PSNR of each image of an evaluation; nothing where the file is gone or damaged."""
+    try:
+        images = json.loads(path.read_bytes())["images"]
+        return [(image["name"], image["psnr"]) for image in images]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,83 @@
+"""What the Devices tab says of GPUs, of processes on the CPU, and of several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from splatstudio.devices.monitor import DeviceReading
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.tabs.devices import (
+    DevicesPanel,
+    RankRow,
+    balance_html,
+    devices_html,
+    imbalance,
+    rank_rows,
+    ranks_html,
+)
+from splatstudio.runtime.messages import RankFigures
+
+GPUS = tuple(DeviceReading(i, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, 250.0) for i in range(2))
+
+
+def test_imbalance_is_the_largest_over_the_mean() -> None:
+    assert imbalance((2.0, 2.0, 2.0)) == pytest.approx(1.0)
+    assert imbalance((1.0, 3.0)) == pytest.approx(1.5)
+    assert imbalance((0.0, 0.0)) is None and imbalance(()) is None
+
+
+def test_each_ranks_share_stands_beside_its_device() -> None:
+    loads = (RankFigures(0, 1000, 0.050, 0.020), RankFigures(1, 3000, 0.050, 0.0))
+    page = devices_html(GPUS, rank_rows(Status(), 2, loads))
+    first, second = page.split('data-splatstudio="device"')[1:]
+    assert "1,000 · 50 ms, 20 ms" in first and "3,000 · 50 ms, 0 ms" in second
+    assert "splats · step, waiting" in page
+    balance = balance_html(loads)
+    # Of splats 3000 over 2000; of work of its own 50 ms over 40 ms; of 100 ms the ranks waited 20.
+    assert "1.50" in balance and "1.25" in balance and "waiting 20 %" in balance
+    assert balance.count("ss-warning") == 2, "what is uneven stands out"
+    even = balance_html((RankFigures(0, 1000, 0.05, 0.0), RankFigures(1, 1010, 0.05, 0.001)))
+    assert "ss-warning" not in even
+
+
+def test_one_rank_has_nothing_to_be_even_with() -> None:
+    loads = (RankFigures(0, 1000, 0.050, 0.0),)
+    assert balance_html(loads) == "" and balance_html(()) == ""
+
+
+def test_long_times_are_not_powers_of_ten() -> None:
+    loads = (RankFigures(0, 1000, 0.2514, 0.1586), RankFigures(1, 3000, 1.2044, 0.0996))
+    page = devices_html(GPUS, rank_rows(Status(), 2, loads))
+    assert "251 ms, 159 ms" in page and "1,204 ms, 100 ms" in page
+    assert "1,204 ms a step, 100 ms of it" in ranks_html(loads)
+
+
+def test_device_rows_never_claim_what_the_driver_did_not_tell() -> None:
+    known = DeviceReading(0, "GPU <1>", 10**9, 2 * 10**9, 8 * 10**9, 55.0, 61.0, 250.0)
+    page = devices_html((known,), (RankRow(1234, 0.02),))
+    assert "GPU &lt;1&gt;" in page and "<1>" not in page
+    for text in ("55 %", "61 °C", "250 W", "1.0 ours + 2.0 others’ of 8.0 GB", "1,234 splats, 20 ms/step"):
+        assert text in page
+    dead = devices_html((DeviceReading(0, "GPU"), DeviceReading(1, "GPU")), ())
+    assert dead.count("not available") == 8 and "0 %" not in dead
+    # In a container the driver does not tell which processes are ours.
+    hidden = devices_html((DeviceReading(0, "GPU", None, 2 * 10**9, 8 * 10**9),), (RankRow(7, None),))
+    assert "2.0 of 8.0 GB, ours not available" in hidden and "Rank 0: 7 splats" in hidden
+    cpu = devices_html((DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0),), ())
+    assert "°C" not in cpu and "CPU rank 0" in cpu and "not available" not in cpu
+
+
+def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:
+    page.controller.pids = ()
+    tab = page.server.gui.add_tab_group().add_tab("Devices")
+    panel = DevicesPanel(page, tab)
+    panel.close()
+    cpu = DeviceReading(0, "CPU rank 0", 10**9, 0, 10**10, 50.0)
+    panel._offer((cpu,))
+    assert panel._choice.options == ("Utilization", "Memory of ours")
+    panel._offer((DeviceReading(0, "GPU", 10**9, 0, 8 * 10**9, 55.0, 61.0, None),))
+    assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
+    panel._offer((cpu,))
+    assert "Temperature" in panel._choice.options, "what was told once is offered on"

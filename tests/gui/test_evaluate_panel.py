@@ -1,0 +1,179 @@
+"""The Evaluate tab: which model is chosen, compared and deleted, and what is written over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import blobs
+from gui_parts import as_user, evaluate_panel
+from test_checkpoint import example
+
+from splatstudio.checkpoints.catalog import CatalogEntry
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint
+from splatstudio.evaluation.evaluate import ComparedWith, evaluate, write_evaluation
+from splatstudio.files.run import Run
+from splatstudio.formats.free_path import free_path
+from splatstudio.formats.ply import write_ply
+from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.tabs.evaluate import EvaluatePanel
+from splatstudio.gui.tabs.export import ExportPanel
+from splatstudio.models.scoring import EvaluationTask
+from splatstudio.runtime.file_tasks import FileTask, FileWorker
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+NAMELESS = ("", " ", "/", ".", "..", "a/..")
+
+
+def steps(run: Path) -> list[str]:
+    return [folder.name for folder in checkpoint_folders(run)]
+
+
+def entry_of(panel: EvaluatePanel, step: int) -> CatalogEntry:
+    (entry,) = (entry for entry in panel._list.entries if entry.step == step)
+    return entry
+
+
+def test_what_was_asked_about_is_deleted_whatever_is_chosen_now(page: Any, run: Path) -> None:
+    for step in (10, 20):
+        save_checkpoint(run, example(step))
+    panel = evaluate_panel(page)
+    panel._question.ask(entry_of(panel, 10))
+    panel._list.selected = entry_of(panel, 20)  # as a look at the disk may have it
+    panel._answered("Delete it")
+    assert steps(run) == ["step_00000020"]
+
+
+def test_what_has_changed_since_the_question_is_not_deleted(
+    page: Any, run: Path, notices: list[Notice]
+) -> None:
+    save_checkpoint(run, example(10))
+    panel = evaluate_panel(page)
+    panel._question.ask(entry_of(panel, 10))
+    save_checkpoint(run, example(10, seed=1))
+    panel._answered("Delete it")
+    assert steps(run) == ["step_00000010"] and "has changed since you were asked" in notices[-1].text
+    panel._answered("Delete it")
+    assert steps(run) == ["step_00000010"] and notices[-1].title == "Not deleted", "nothing was asked"
+
+
+def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
+    page: Any, run: Path, blob_scene: Scene
+) -> None:
+    save_checkpoint(run, example(10))
+    evaluation = evaluate(blobs(), blob_scene, indices=[0])
+    own = ComparedWith(blob_scene.path.resolve(), 1, 8)
+
+    def reason_with(against: ComparedWith | None, opened: Path | None = None) -> str:
+        write_evaluation(run, 10, replace(evaluation, against=against))
+        panel = evaluate_panel(page)
+        panel._opened = opened
+        panel.refresh()
+        scores = panel._scores
+        assert scores._rows[0].visible and scores._rows[0].disabled == bool(scores._why_not())
+        assert scores._reason.visible == bool(scores._why_not())
+        return scores._why_not()
+
+    assert reason_with(own) == ""
+    assert "of another scene" in reason_with(replace(own, scene=Path("/elsewhere")))
+    assert "evaluate again" in reason_with(None)
+    page.controller.status = Status(state="viewing")
+    assert "Another model is in the view" in reason_with(own, opened=run.parent / "other")
+    assert reason_with(own, opened=run) == ""
+
+
+def test_a_file_that_exists_is_not_written_over(
+    page: Any, notices: list[Notice], sent: list[Any], tmp_path: Path
+) -> None:
+    there = tmp_path / "model.ply"
+    there.write_text("mine")
+    panel = ExportPanel(page)
+    panel._path.value = str(there)
+    panel._write()
+    assert sent[-1].path == tmp_path / "model-2.ply" and "exists and stays" in notices[-1].text
+    assert evaluate_panel(page)._output(str(there)) == tmp_path / "model-2.ply"
+    for name, other in [("a.compressed.ply", "a-2.compressed.ply"), ("v1.5.spz", "v1.5-2.spz"), ("b", "b-2")]:
+        assert free_path(tmp_path / name) == tmp_path / name
+        (tmp_path / name).touch()
+        assert free_path(tmp_path / name) == tmp_path / other
+
+
+def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
+    page: Any, notices: list[Notice], blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lone" / "cloud.ply"
+    path.parent.mkdir()
+    write_ply(path, blobs())
+    page.controller.project = open_project(path, TrainConfig(), None)
+    panel = evaluate_panel(page)
+    named = panel._scene
+    assert named is not None
+    started: list[FileTask] = []
+    monkeypatch.setattr(FileWorker, "start", lambda _, task: not started.append(task))
+    assert named.button.label == "Evaluate cloud.ply" and named.button.visible
+    assert not panel._evaluate.visible and "name the folder of its scene below" in panel._facts.content
+    panel._evaluate_file(named)
+    assert not started and "Type the folder of the scene that cloud.ply shows" in notices[-1].text
+    named._field.value = str(blob_folder)
+    panel._evaluate_file(named)
+    assert [task.evaluation for task in started] == [EvaluationTask(path, blob_folder)]
+    assert started[0].title == "Evaluating cloud.ply"
+
+
+def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, run: Path) -> None:
+    path = run / "exports" / "cloud.ply"
+    path.parent.mkdir()
+    write_ply(path, blobs())
+    page.controller.project = replace(open_project(path, TrainConfig(), None), scene=None)
+    panel = evaluate_panel(page)
+    named = panel._scene
+    assert named is not None and named._field.value == str(Run.open(run).scene_path)
+    panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
+    panel._show_choice()
+    assert not named.button.visible and panel._evaluate.visible
+
+
+def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
+    """Return the run and the step that are chosen; not while a callback of the page is changing them."""
+    with panel._lock:
+        return panel._list._run.value, panel._list.selected and panel._list.selected.step
+
+
+def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: Any) -> None:
+    other, anew = run.parent / "a run", run.parent / "started over"
+    for folder in (other, anew):
+        Run.create(folder, page.controller.project.path, TrainConfig())
+    save_checkpoint(run, example(10))
+    save_checkpoint(other, example(20))
+    panel = evaluate_panel(page)
+    assert chosen(panel) == (run.name, 10)
+    as_user(panel._list._run, other.name)
+    assert chosen(panel) == (other.name, 20), "the user's choice stays"
+    page.controller.project = replace(page.controller.project, run_dir=anew)
+    panel._list.scan()
+    assert chosen(panel) == (other.name, 20), "there is nothing to see yet"
+    save_checkpoint(anew, example(30))
+    panel._list.scan()
+    assert chosen(panel) == (anew.name, 30)
+
+
+@pytest.mark.parametrize("text", NAMELESS)
+def test_nothing_is_evaluated_or_exported_into_a_file_without_a_name(
+    page: Any, run: Path, notices: list[Notice], sent: list[Any], text: str
+) -> None:
+    save_checkpoint(run, example(10))
+    panel = evaluate_panel(page)
+    panel._exported.value = text
+    panel._do_more("Export")
+    assert not page.tasks.is_busy("evaluate") and notices[-1].title == "Not started" and notices[-1].bad
+    export = ExportPanel(page)
+    export._path.value = text
+    export._format.value = "SPZ"
+    export._choose()
+    export._write()
+    assert sent == [] and notices[-1].title == "Not exported" and "names no file" in notices[-1].text

@@ -1,0 +1,125 @@
+"""The Export and Render tabs: names of files, sizes, what is omitted, and nothing written over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import viser
+from format_models import model
+from path_builder import random_keys
+
+from splatstudio.cameras.camera_path import CameraPath
+from splatstudio.formats import FORMATS, format_of
+from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.panel import Page
+from splatstudio.gui.state.camera_paths import Draft, PathEditor
+from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
+from splatstudio.gui.tabs.render_output import OutputSection
+from splatstudio.gui.theme import size
+from splatstudio.models.model import Model
+from splatstudio.runtime.messages import (
+    Exported,
+)
+from splatstudio.runtime.training_news import model_loaded
+from splatstudio.settings.typed_path import typed_output
+
+NAMELESS = ("", " ", "/", ".", "..", "a/..")
+
+
+@pytest.mark.parametrize(("name", "degree"), [("PLY", 3), ("SPZ", 1), ("Web page", 0)])
+@pytest.mark.parametrize("of_scene", [True, False])
+def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree: int, of_scene: bool) -> None:
+    controller = page.controller
+    if not of_scene:
+        controller.project = replace(controller.project, scene=None)
+    controller.status = Status(num_gaussians=2_000_000, has_model=True)
+    panel = ExportPanel(page)
+    panel._format.value = name
+    panel.refresh()
+    form = format_of(f"a{panel._chosen.endings[0]}")
+    assert form is not None and form is panel._chosen
+    gaussians = model(5, degree)
+    # Another model takes the place of the first one: its harmonics count.
+    panel.follow(model_loaded(Model(gaussians), 2_000_000))
+    panel.refresh()
+    assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
+
+
+def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(page: Any) -> None:
+    panel = ExportPanel(page)
+    page.controller.status = Status(state="viewing", has_model=True, num_gaussians=1000)
+    panel.refresh()
+    assert "at most" not in panel._facts.content
+    panel._trim._opacity.value = 0.3
+    panel.refresh()
+    assert "at most 1,000" in panel._facts.content
+    panel.follow(Exported(Path("a.ply"), 755, 10))
+    panel.refresh()
+    assert "a.ply: 755 splats" in panel._facts.content
+
+
+def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:
+    told: list[Trim] = []
+    section = TrimSection(page.server, told.append)
+    call: Callable[[], None] = section._tell
+    section._opacity.value = 0.3
+    call()
+    assert told[-1] == Trim(0.3) and section._hide.visible
+    section._hide.value = False
+    call()
+    assert told[-1] == KEEP_ALL and section.trim == Trim(0.3)
+    section._hide.value = True
+    section._opacity.value = 0.0
+    call()
+    assert told[-1] == KEEP_ALL and not section._hide.visible
+
+
+def test_the_ending_follows_the_chosen_format() -> None:
+    by_name = {format_.name: format_ for format_ in FORMATS}
+    assert with_ending("a/model", by_name["PLY"]) == "a/model.ply"
+    assert with_ending("a/model.ply", by_name["SPZ"]) == "a/model.spz"
+    assert with_ending("a/model.compressed.ply", by_name["PLY"]) == "a/model.ply"
+    assert with_ending("a/model.v2.ply", by_name["PLY"]) == "a/model.v2.ply"
+
+
+@pytest.mark.parametrize("text", NAMELESS)
+def test_a_path_without_a_name_is_no_file_to_write(text: str) -> None:
+    with pytest.raises(ValueError, match="names no file"):
+        typed_output(text)
+    assert typed_output(" a b.ply ") == Path("a b.ply")
+
+
+def test_an_ending_is_never_the_whole_name() -> None:
+    ply = next(form for form in FORMATS if form.name == "PLY")
+    assert with_ending("", ply) == "" and with_ending("/", ply) == "/" and with_ending("a/", ply) == "a.ply"
+
+
+@pytest.mark.parametrize("text", ["", "/"])
+def test_an_emptied_field_is_filled_again_when_the_path_changes(page: Any, text: str) -> None:
+    editor = PathEditor(Draft(CameraPath(())))
+    output = OutputSection(page, editor)
+    output.refresh()
+    suggested = output._file.value
+    output._file.value = text
+    page.controller.status = Status(has_model=False)
+    output.refresh()
+    assert output._file.value == suggested and suggested.endswith(".mp4")
+
+
+def test_a_video_takes_no_other_ones_place(
+    page: Page, notices: list[Notice], sent: list[Any], tmp_path: Path
+) -> None:
+    editor = PathEditor()
+    for key in random_keys(1, 2):
+        editor.add(key)
+    (tmp_path / "mine.mp4").write_bytes(b"an older video")
+    section = OutputSection(page, editor)
+    section._file.value = str(tmp_path / "mine.mp4")
+    section._start(cast(viser.ClientHandle, object()))
+    assert sent[0].output == tmp_path / "mine-2.mp4"
+    assert "mine-2.mp4" in notices[0].title and "mine.mp4 exists and stays" in notices[0].text

@@ -1,0 +1,88 @@
+"""One rank's part of a model that is opened: told, merged and opened by one command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import blobs
+from test_parts_named import part, shard  # noqa: F401  (fixtures)
+
+from splatstudio.checkpoints.rank_parts import part_of
+from splatstudio.cli import main as cli
+from splatstudio.gui import app
+from splatstudio.gui.dock.bars import part_html
+from splatstudio.models.merging import merge_to_open, place_of_merged
+from splatstudio.models.model import load_model
+
+
+@pytest.fixture
+def asked_to_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Return what `splatstudio open` would have opened in the page."""
+    opened: list[Path] = []
+
+    class NoStudio:
+        def run_forever(self) -> None:
+            pass
+
+    def take(path: Path, **_: object) -> NoStudio:
+        opened.append(Path(path))
+        return NoStudio()
+
+    monkeypatch.setattr(app, "open_studio", take)
+    yield opened
+
+
+def open_command(*arguments: object) -> int:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", "open", *map(str, arguments)])
+        cli.main()
+    return int(str(stop.value.code or 0))
+
+
+def test_a_part_is_merged_and_opened_by_one_command(
+    part: Path,  # noqa: F811
+    asked_to_open: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert open_command(part, "--merge") == 0
+    owner = part.parent.name
+    assert asked_to_open == [part.parent.resolve() / "exports" / f"{owner}-9-merged.pt"]
+    whole = load_model(asked_to_open[0])
+    assert len(whole) == len(blobs()) and whole.part is None
+    assert f"Opening {asked_to_open[0]}" in capsys.readouterr().out.replace("\n", "")
+    # Nothing is written over, and the parts stay what they are.
+    assert open_command(part, "--merge") == 0
+    assert asked_to_open[1].name == f"{owner}-9-merged-2.pt"
+    assert part_of(part) == part_of(part) and len(load_model(part)) < len(blobs())
+
+
+def test_our_own_part_opens_as_its_checkpoint(shard: Path, asked_to_open: list[Path]) -> None:  # noqa: F811
+    assert open_command(shard, "--merge") == 0
+    assert asked_to_open == [shard.parent] and not (shard.parent.parent / "exports").exists()
+
+
+def test_what_cannot_be_merged_is_not_opened(
+    part: Path,  # noqa: F811
+    asked_to_open: list[Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (part.parent / "ckpt_9_rank1.pt").rename(part.parent / "ckpt_8_rank1.pt")
+    assert open_command(part, "--merge") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "the file of rank 1 is not beside it: copy it there and merge again" in error
+    with pytest.raises(ValueError, match="is not the part of a rank"):
+        merge_to_open(part.parent)
+    assert asked_to_open == []
+
+
+def test_a_file_name_cannot_inject_html(tmp_path: Path) -> None:
+    folder = tmp_path / "<img src=x>"
+    folder.mkdir()
+    for rank in range(2):
+        (folder / f"ckpt_1_rank{rank}.pt").touch()
+    found = part_of(folder / "ckpt_1_rank0.pt")
+    assert found is not None and "<img" not in part_html(found)
+    assert place_of_merged(found.path) == folder / "exports" / "<img src=x>-1-merged.pt"

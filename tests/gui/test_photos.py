@@ -1,0 +1,139 @@
+"""Photographs on the page: read by threads, kept within a bound, and how well the model shows each."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from conftest import write_blob_scene
+
+from splatstudio.files.run import Run
+from splatstudio.gui.state.photos import Errors, PhotoCache, PhotoPixels, PhotoPsnr
+from splatstudio.gui.tabs.photo_list import tile_html
+from splatstudio.gui.tabs.view import legend_html
+from splatstudio.rendering.modes import Legend
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scaling import scaled, thumbnail
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+
+def test_errors_are_sorted_and_the_bad_ones_told() -> None:
+    psnr = np.array([25.0, 24.0, 25.5, np.nan, 14.0, 24.5, 26.0])
+    errors = Errors(psnr)
+    assert errors.worst_first(range(7)) == [4, 1, 5, 0, 2, 6, 3]
+    assert errors.worst_first([0, 3, 5]) == [5, 0, 3]
+    assert errors.bad.tolist() == [False, False, False, False, True, False, False]
+    colors = errors.colors().astype(int)
+    assert colors[4][0] > colors[4][2] + 100, "the worst is red"
+    assert colors[6][2] > colors[6][0] + 100, "the best is blue"
+    assert np.ptp(colors[3]) < 40, "what was not measured is grey"
+    assert not Errors(np.full(7, np.nan)).bad.any() and Errors(np.full(7, np.nan)).range is None
+    assert not Errors(np.full(7, 20.0)).bad.any()
+    few = np.concatenate([psnr, np.full(8, np.nan)])
+    assert not Errors(few).bad.any(), "6 of 15 do not say what is typical"
+    assert np.flatnonzero(Errors(few[:12]).bad).tolist() == [4], "6 of 12 do"
+
+
+def test_the_book_is_filled_from_events_and_files(blob_scene: Scene, tmp_path: Path) -> None:
+    names = [view.name for view in blob_scene.views]
+    book = PhotoPsnr(blob_scene)
+    book.note(100, [(names[1], 11.0), ("elsewhere.png", 3.0)])
+    book.note(150, [(names[2], 15.0)])
+    assert book.errors.psnr[1] == 11.0 and book.errors.known.sum() == 2
+    book.note(300, [(names[3], 20.0)])
+    assert book.errors.known.tolist() == [False, False, True, True, *[False] * 5], "1 is from long ago"
+    book.clear()
+    assert not book.errors.known.any()
+
+    run = Run.create(tmp_path / "run", blob_scene.path, TrainConfig())
+    run.append_metrics({"step": 10, "psnr": 12.0, "view": names[1]})
+    run.append_metrics({"step": 20, "psnr": 13.0, "view": names[2]})
+    run.append_metrics({"step": 20, "loss": 0.1})
+    for step, value in ((10, 9.0), (20, 19.0)):
+        path = run.path / "eval" / f"step_{step:08d}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"images": [{"name": names[0], "psnr": value}]}))
+    book.load(run.path)
+    assert book.errors.psnr[:3].tolist() == [19.0, 12.0, 13.0]
+    (run.path / "eval" / "step_00000030.json").write_text("{cut off")
+    book.note_evaluation(run.path / "eval", 30)
+    book.load(tmp_path / "nowhere")
+    assert book.errors.psnr[0] == 19.0
+
+
+def wait_for(ask: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60.0
+    while (answer := ask()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+def test_photos_come_later_and_within_the_bound(blob_scene: Scene) -> None:
+    size, ready = (30, 25), threading.Event()
+    one = 30 * 25 * 3
+    shelf = PhotoCache(blob_scene, max_bytes=3 * one)
+    try:
+        assert shelf.pixels(0, size, (0, 0, 0), ready.set) is None, "asking does not wait"
+        assert ready.wait(60.0)
+        pixels = shelf.pixels(0, size, (0, 0, 0), ready.set)
+        assert pixels is not None and not pixels.problem
+        assert np.array_equal(pixels.rgb, scaled(blob_scene.photo(0).rgb, *size))
+        for index in range(6):
+            wait_for(lambda index=index: shelf.pixels(index, size, (0, 0, 0), ready.set))
+            assert shelf.kept_bytes <= 3 * one
+        assert shelf.pixels(5, size, (0, 0, 0), ready.set) is not None
+        assert shelf.pixels(0, size, (0, 0, 0), ready.set) is None, "the oldest went"
+    finally:
+        shelf.close()
+
+
+def test_an_unreadable_photo_is_told_and_ends_no_thread(tmp_path: Path) -> None:
+    folder = write_blob_scene(tmp_path / "capture")
+    scene = load_scene(folder)
+    scene.views[2].image_path.write_bytes(b"no picture")
+    shelf = PhotoCache(scene)
+    try:
+        for _ in range(3):
+            pixels = wait_for(lambda: shelf.pixels(2, (24, 20), (0, 0, 0), lambda: None))
+            assert isinstance(pixels, PhotoPixels) and "view_03.png" in pixels.problem
+        assert wait_for(lambda: shelf.thumbnail(2, lambda: None)).uri == ""
+        assert wait_for(lambda: shelf.thumbnail(3, lambda: None)).uri.startswith("data:image/jpeg;base64,")
+    finally:
+        shelf.close()
+
+
+def test_thumbnails_are_upright_whatever_the_file(tmp_path: Path, blob_scene: Scene) -> None:
+    view = blob_scene.views[0]
+    small = thumbnail(view, 24)
+    assert small.shape == (20, 24, 3)
+    assert np.abs(small.astype(int) - scaled(blob_scene.photo(0).rgb, 24, 20)).max() <= 1
+    picture = np.zeros((400, 800, 3), np.uint8)
+    picture[:, :400] = (0, 0, 255)  # red in OpenCV's order, on the left
+    cv2.imwrite(str(tmp_path / "a.jpg"), picture)
+    turned = thumbnail(replace(view, image_path=tmp_path / "a.jpg", orientation=6), 60)
+    assert turned.shape == (60, 30, 3), "orientation 6: to be turned clockwise"
+    assert turned[5, 15, 0] > 200 and turned[55, 15, 0] < 50, "left has become top"
+
+
+def test_names_of_photos_cannot_inject_html() -> None:
+    name = '"><script>alert(1)</script>.png'
+    text = tile_html("id", name, "", figure="–", color="red", test=True, bad=True, current=False)
+    assert "<script" not in text and "&lt;script" in text and "bad" in text and "test" in text
+    legend = legend_html(Legend(0.0, 12.345, "<b>", "turbo"), "<i>why</i>")
+    assert "<b>" not in legend and "<i>" not in legend and "12.3" in legend and legend_html(None, None) == ""
+
+
+def test_a_photograph_tells_its_name_and_score() -> None:
+    text = tile_html(
+        "id", "a<b>.jpg", "data:,", figure="21.4 dB", color="red", test=True, bad=False, current=True
+    )
+    assert 'alt="a&lt;b&gt;.jpg, 21.4 dB, test photo"' in text and 'aria-pressed="true"' in text

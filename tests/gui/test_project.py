@@ -1,0 +1,185 @@
+"""What is opened: a scene, a run, a checkpoint, a file; and what is said where that cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import blobs, write_blob_scene
+from gui_parts import MANY, trained_run
+from test_plateau import ANYHOW
+
+from splatstudio.files.run import Run
+from splatstudio.formats.ply import write_ply
+from splatstudio.gui.state.project import open_project
+from splatstudio.models.model import load_model
+from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.runtime.messages import (
+    TrainJob,
+    ViewJob,
+)
+from splatstudio.runtime.sentences import failure_sentence
+from splatstudio.scene.load import load_scene, load_training_scene
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.plateau_curve import Plateau
+from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.train.plateau import PlateauNews
+from splatstudio.train.session import Session
+from splatstudio.train.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)
+
+
+def test_a_scene_folder_waits_for_start_in_a_new_run(own_folder: Path, blob_folder: Path) -> None:
+    project = open_project(blob_folder, MANY, None)
+    assert project.can_train and project.name == "blobs" and project.resume_step is None
+    assert project.run_dir == Path("runs/blobs") and not Path("runs").exists()
+    job = project.first_job()
+    assert isinstance(job, TrainJob) and job.checkpoint is None
+
+
+def test_a_scene_with_a_run_offers_to_go_on_and_to_start_over(
+    own_folder: Path, blob_scene: Scene, blob_folder: Path
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.resume_step == 3 and project.config == MANY, "a run goes on with its own settings"
+    assert project.first_job() == ViewJob(checkpoint)
+    assert project.training_job(resume=True).checkpoint == checkpoint
+    again = project.started_over()
+    assert again.run_dir == Path("runs/blobs-2") and again.resume_step is None
+    assert isinstance(again.first_job(), TrainJob)
+    assert open_project(blob_folder, TrainConfig(steps=3), None).resume_step is None, "all steps are done"
+
+
+def test_a_run_folder_a_checkpoint_and_a_ply(own_folder: Path, tmp_path: Path) -> None:
+    folder = write_blob_scene(tmp_path / "capture")
+    checkpoint = trained_run(load_scene(folder), Path("elsewhere/one"))
+    opened = open_project(Path("elsewhere/one"), TrainConfig(), None)
+    assert opened.scene is not None and opened.resume_step == 3 and opened.model_path == checkpoint
+    assert open_project(checkpoint, TrainConfig(), None).model_path == checkpoint
+    (folder / "sparse" / "0" / "cameras.txt").unlink()
+    without = open_project(Path("elsewhere/one"), TrainConfig(), None)
+    assert without.scene is None and not without.can_train and without.model_path == checkpoint
+    assert "only the model is shown" in without.notes[0]
+    write_ply(tmp_path / "a.PLY", blobs())
+    ply = open_project(tmp_path / "a.PLY", TrainConfig(), None)
+    assert ply.first_job() == ViewJob(tmp_path / "a.PLY") and not ply.can_train
+
+
+def test_what_cannot_be_opened_is_said_in_a_sentence(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        open_project(tmp_path / "nothing", MANY, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        open_project(tmp_path / "empty", MANY, None)
+    trained_run(load_scene(write_blob_scene(tmp_path / "other")), Path("taken"))
+    with pytest.raises(ValueError, match=r"belongs to .*other"):
+        open_project(blob_folder, MANY, Path("taken"))
+
+
+def test_an_unreadable_run_of_another_is_left_aside_with_a_note(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    Path("runs/blobs-9").mkdir()
+    Path("runs/blobs-9/run.json").write_text("{cut off")
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert project.model_path == checkpoint and any("blobs-9 is left aside" in n for n in project.notes)
+    with pytest.raises(ValueError, match="damaged"):
+        open_project(blob_folder, TrainConfig(), Path("runs/blobs-9"))
+
+
+def test_brackets_in_a_scenes_name_are_no_pattern(own_folder: Path, tmp_path: Path) -> None:
+    folder = write_blob_scene(tmp_path / "room [1]")
+    checkpoint = trained_run(load_scene(folder), Path("runs/room [1]"))
+    assert open_project(folder, TrainConfig(), None).model_path == checkpoint
+
+
+def test_given_settings_are_followed_or_it_is_said_that_they_are_not(
+    own_folder: Path, blob_folder: Path, blob_scene: Scene
+) -> None:
+    checkpoint = trained_run(blob_scene, Path("runs/blobs"))
+    steps = TrainConfig(steps=77)
+    for path in (blob_folder, Path("runs/blobs")):
+        longer = open_project(path, steps, None)
+        assert longer.config == replace(MANY, steps=77) and longer.run_dir is not None
+        assert longer.run_dir.name == "blobs" and not any("own settings" in note for note in longer.notes)
+    other = TrainConfig(sh_degree=2)
+    anew = open_project(blob_folder, other, None)
+    assert anew.run_dir == Path("runs/blobs-2") and anew.config == other and anew.model_path is None
+    assert any("sh_degree" in note and "blobs-2" in note for note in anew.notes)
+    for kept in (
+        open_project(Path("runs/blobs"), other, None),
+        open_project(blob_folder, other, Path("runs/blobs")),
+    ):
+        assert kept.config == MANY and kept.model_path == checkpoint
+        assert any("own settings; sh_degree is not changed" in note for note in kept.notes)
+
+
+def test_a_run_remembers_where_its_photographs_were_found(blob_folder: Path, tmp_path: Path) -> None:
+    config = TrainConfig(steps=1, test_every=4, eval_steps=(), save_steps=(), sh_degree=0)
+    copy, run_dir, moved = tmp_path / "scene", tmp_path / "run", tmp_path / "moved"
+    shutil.copytree(blob_folder, copy)
+    scene = load_training_scene(copy, config)
+    trainer = Trainer(scene, config)
+    session = Session(trainer, Run.create(run_dir, copy, config))
+    session.advance()
+    session.close()
+    (copy / "copied").mkdir()
+    for file in (copy / "images").iterdir():
+        shutil.copy(file, copy / "copied" / file.name)
+    assert evaluate_task(EvaluationTask(run_dir, images="copied")).file is not None
+    assert Run.open(run_dir).config.images == "", "for once: those of the training are still there"
+    (copy / "images").rename(moved)
+    with pytest.raises(ValueError, match="images"):
+        evaluate_task(EvaluationTask(run_dir))
+    assert "only the model is shown" in open_project(run_dir, TrainConfig(), None).problem
+    evaluate_task(EvaluationTask(run_dir, images=str(moved)))
+    assert evaluate_task(EvaluationTask(run_dir)).file is not None
+    moved.rename(tmp_path / "again")
+    project = open_project(run_dir, TrainConfig(images=str(tmp_path / "again")), None)
+    assert project.scene is not None and project.run_dir == run_dir
+    assert open_project(run_dir, TrainConfig(), None).scene is not None
+
+
+@pytest.fixture
+def flat_run(blob_scene: Scene) -> Run:
+    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
+    stopped = Run.open(Path("runs/blobs"))
+    stopped.append_metrics(NEWS.row())
+    return stopped
+
+
+def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:
+    project = open_project(blob_folder, TrainConfig(), None)
+    assert "The run before" not in failure_sentence("It died.", project.training_job(resume=False))
+    again = project.started_over()
+    sentence = failure_sentence("It died.", again.training_job(resume=False))
+    assert sentence.endswith(
+        f"Nothing was saved yet; press Start to begin again. The run before, {flat_run.path}, is as it was."
+    )
+    Path("runs/blobs-2").mkdir()
+    assert again.started_over().before == flat_run.path, "what holds nothing is not spoken of"
+
+
+def test_a_preset_is_left_again_but_not_what_was_typed_beside_it(blob_folder: Path, tmp_path: Path) -> None:
+    typed = {"densify.max_gaussians"}
+    config = PRESETS["preview"].apply(TrainConfig(densify=DensifyConfig(max_gaussians=99)), typed)
+    project = open_project(blob_folder, config, tmp_path / "run", typed)
+    assert project.given == typed
+    assert PRESETS["default"].apply(project.config, project.given) == TrainConfig(densify=config.densify)
+
+
+def test_who_names_the_scene_in_place_of_its_run_is_told_so(blob_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="this is a scene, and its models are in the run folders"):
+        load_model(blob_folder)
+    with pytest.raises(ValueError, match=r"a run with checkpoints$"):
+        load_model(tmp_path)

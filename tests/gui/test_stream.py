@@ -1,0 +1,272 @@
+"""The pictures of one browser: when one is asked for, how large it is, and which stays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import viser
+import viser.transforms
+from conftest import ring_of_cameras
+from gui_parts import fake_camera
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.gaussians.trimming import Trim
+from splatstudio.gui.state.compare import Comparison
+from splatstudio.gui.state.nerfview_adapter import RenderFunctionSource
+from splatstudio.gui.state.photos import PhotoPixels
+from splatstudio.gui.state.stream import (
+    MIN_SCALE,
+    RETRY_SECONDS,
+    FrameSource,
+    ModelState,
+    Pace,
+    Stream,
+    Viewport,
+    ViewSettings,
+    frame_request,
+)
+from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov, read_viewpoint
+from splatstudio.runtime.client import ReceivedFrame
+from splatstudio.runtime.messages import (
+    Frame,
+    ViewOptions,
+)
+from splatstudio.scene.scene import Scene
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
+    order: list[str] = []
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def model_state(self) -> ModelState:
+            return ModelState(1, training=False)
+
+        def render(self, view: int, camera: Any, options: Any) -> None:
+            asked.set()
+            go_on.wait(60.0)
+            order.append("rendered")
+
+        def forget(self, view: int) -> None:
+            order.append("forgotten")
+
+    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
+    stream = Stream(client, Slow(), ViewSettings())
+    assert asked.wait(60.0)
+    stream.close()
+    go_on.set()
+    stream._thread.join(60.0)
+    assert order[-2:] == ["rendered", "forgotten"]
+
+
+def test_the_pace_finds_the_scale_that_takes_the_wanted_time() -> None:
+    pace = Pace(0.08, 0.5)
+    for _ in range(40):
+        pace.measured(pace.scale, 0.02 + 0.9 * pace.scale**2)  # a slow machine: 0.92 s at full size
+    assert abs(0.02 + 0.9 * pace.scale**2 - 0.08) < 0.01
+    for _ in range(40):
+        pace.measured(pace.scale, 0.001)
+    assert pace.scale == 1.0
+    for _ in range(40):
+        pace.measured(pace.scale, 100.0)
+    assert pace.scale == MIN_SCALE
+
+
+def test_a_stream_without_pictures_does_not_spin() -> None:
+    asked: list[int] = []
+
+    class Silent:
+        def model_state(self) -> ModelState:
+            return ModelState(1, training=False)
+
+        def render(self, view: int, camera: Any, options: Any) -> None:
+            asked.append(view)
+
+        def forget(self, view: int) -> None: ...
+
+    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
+    stream = Stream(client, Silent(), ViewSettings())
+    start = time.monotonic()
+    while not asked or time.monotonic() - start < 0.6:
+        time.sleep(0.05)
+    stream.close()
+    stream._thread.join(60.0)
+    assert len(asked) <= 2 + (time.monotonic() - start) / RETRY_SECONDS
+
+
+def test_a_render_function_of_nerfviews_contract() -> None:
+    seen: list[Any] = []
+
+    def render_fn(camera_state: Any, tab_state: Any) -> np.ndarray:
+        seen.append((camera_state, tab_state))
+        K = camera_state.get_K((tab_state.viewer_width, tab_state.viewer_height))
+        return np.full((tab_state.viewer_height, tab_state.viewer_width, 3), 0.5) * (K[2, 2] == 1)
+
+    source = RenderFunctionSource(render_fn)
+    viewpoint = read_viewpoint(fake_camera())
+    assert viewpoint is not None and source.model_state() == ModelState(0, training=False)
+    camera = viewpoint.camera(0.5)
+    received = source.render(1, camera, ViewOptions())
+    assert received is not None and received.image.shape == (300, 450, 3) and (received.image == 128).all()
+    camera_state, tab_state = seen[0]
+    assert np.allclose(camera_state.get_K((450, 300)), camera.K)
+    assert np.allclose(camera_state.c2w[:3, 3], (0, 0, -2)) and (tab_state.viewer_width == 450)
+
+
+class OneModel(FrameSource):
+    """Shows one model until it is left."""
+
+    state = ModelState(7, False)
+
+    def model_state(self) -> ModelState:
+        return self.state
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        size = (camera.height, camera.width)
+        frame = Frame(view, 1, 0, size[1], size[0], 7, 0.001)
+        return ReceivedFrame(frame, np.zeros((*size, 3), np.uint8))
+
+    def forget(self, view: int) -> None:
+        pass
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a browser is sent."""
+    sent: list[str] = []
+    monkeypatch.setattr(
+        "splatstudio.gui.state.stream.push_background_jpeg", lambda *_: sent.append("picture")
+    )
+    return sent
+
+
+def browser(pictures: list[str]) -> viser.ClientHandle:
+    scene = SimpleNamespace(set_background_image=lambda _: pictures.append("none"))
+    storage = SimpleNamespace(get_item=lambda _: None)
+    client = SimpleNamespace(camera=fake_camera(), client_id=7, scene=scene, local_storage=storage)
+    return cast(viser.ClientHandle, client)
+
+
+def wait_for(pictures: list[str], picture: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while pictures[-1:] != [picture]:
+        assert time.monotonic() < deadline, pictures
+        time.sleep(0.01)
+
+
+def test_the_picture_of_a_run_that_is_left_goes_from_the_view(pictures: list[str]) -> None:
+    source = OneModel()
+    stream = Stream(browser(pictures), source, ViewSettings())
+    try:
+        wait_for(pictures, "picture")
+        source.state = ModelState(None, False)
+        stream.wake()
+        time.sleep(0.1)
+        assert pictures[-1] == "picture", "it stays while the same model is read once more"
+        source.state = ModelState(None, False, anew=True)
+        stream.wake()
+        wait_for(pictures, "none")
+        source.state = ModelState(0, True)
+        stream.wake()
+        wait_for(pictures, "picture")
+    finally:
+        stream.close()
+
+
+def test_a_photograph_alone_stays_when_its_run_is_left(pictures: list[str], blob_scene: Scene) -> None:
+    """One stands in its camera and compares: until there is a new model it is shown alone."""
+    source, camera = OneModel(), blob_scene.cameras[0]
+    source.state = ModelState(None, False, anew=True)
+    shelf = SimpleNamespace(
+        pixels=lambda _, size, *__: PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8))
+    )
+    camera_snap = SimpleNamespace(here=0, camera=lambda _: camera)
+    look = ViewSettings(comparison=Comparison("split"))
+    stream = Stream(browser(pictures), source, look, cast(Any, camera_snap), cast(Any, shelf))
+    try:
+        wait_for(pictures, "picture")
+        time.sleep(0.6)
+        assert "none" not in pictures, "it would go and come for ever"
+    finally:
+        stream.close()
+
+
+class Nothing(FrameSource):
+    """A source without a model."""
+
+    def model_state(self) -> ModelState:
+        return ModelState(None, training=False)
+
+    def render(self, view: int, camera: Any, options: Any) -> None:
+        raise AssertionError("there is no model")
+
+    def forget(self, view: int) -> None: ...
+
+
+def test_what_two_change_at_once_both_holds() -> None:
+    """A box of the View tab is ticked while the Export tab hides what is faint."""
+    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
+    stream = Stream(client, Nothing(), ViewSettings())
+    faint = Trim(min_opacity=0.5)
+    hide = Viewport(cast(Any, SimpleNamespace(on_client_connect=id, on_client_disconnect=id)), Nothing())
+    hide._streams[7] = stream
+    other = threading.Thread(target=hide.show_trim, args=(faint,))
+
+    def in_the_middle(look: ViewSettings) -> ViewSettings:
+        other.start()
+        other.join(0.2)  # it cannot end before this has
+        return replace(look, options=replace(look.options, splat_scale=0.5))
+
+    stream.change(in_the_middle)
+    other.join()
+    stream.close()
+    assert stream.look.options.trim == faint and stream.look.options.splat_scale == 0.5
+
+
+def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
+    """Return the viewpoint of a browser with this canvas that was sent to `camera`."""
+    rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
+    return Viewpoint(rotation.wxyz, camera.position, fitting_fov(camera, width / height), width, height)
+
+
+def test_only_in_its_camera_is_the_photo_compared_with() -> None:
+    camera = ring_of_cameras()[0]
+    viewpoint = standing_in(camera, 800, 400)
+    options = ViewOptions(mode="depth", background=(0.1, 0.2, 0.3))
+    split = ViewSettings(options, Comparison("split"))
+    away = frame_request(split, viewpoint, 0.5, None)
+    assert away.place is None and (away.camera.width, away.camera.height) == (400, 200)
+    here = frame_request(split, viewpoint, 0.5, (3, camera))
+    assert here.place is not None and here.photo == here.options.photo == 3
+    assert here.options == replace(options, photo=3)
+    # Exactly the photograph's camera, at half of the pixels that it has on the canvas.
+    assert here.camera.width == here.place.width // 2
+    assert np.allclose(here.camera.K, camera.resized(here.camera.width, here.camera.height).K)
+    assert np.array_equal(here.camera.viewmat, camera.viewmat)
+    assert (
+        frame_request(
+            replace(split, comparison=Comparison("difference")), viewpoint, 1.0, (3, camera)
+        ).options.mode
+        == "color"
+    )
+    assert frame_request(ViewSettings(options), viewpoint, 1.0, (3, camera)).place is None
+    error = ViewSettings(ViewOptions(mode="error"))
+    assert frame_request(error, viewpoint, 1.0, (3, camera)).options == ViewOptions(mode="error", photo=3)
+    assert frame_request(error, viewpoint, 1.0, None).options.mode == "color", (
+        "there is nothing to compare with"
+    )
+
+
+def test_a_new_comparison_needs_no_new_picture_of_the_model() -> None:
+    look = ViewSettings(comparison=Comparison("split"))
+    assert replace(look, comparison=Comparison("split", split=0.1)).draws_like(look)
+    assert not replace(look, comparison=Comparison("difference")).draws_like(look)
+    assert not replace(look, options=ViewOptions(mode="depth")).draws_like(look)

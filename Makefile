@@ -59,7 +59,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 	$(BIN)/pyright --warnings
-	$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 
 format: setup
 	$(BIN)/ruff format .
@@ -68,7 +68,7 @@ format: setup
 
 # The guide as a site, in build/docs.
 docs: setup
-	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 bench: setup
 	$(BIN)/python tests/bench/step.py --scene assets/demo --json

@@ -42,7 +42,8 @@ def test_a_renderer_of_ones_own_draws() -> None:
     state = RenderTabState(viewer_width=32, viewer_height=16)
     image = namespace["render"](CameraState(fov=1.0, aspect=2.0, c2w=np.eye(4)), state)
     assert image.shape == (16, 32, 3) and image.dtype == np.uint8
-    assert tuple(image[8, 16]) == pytest.approx((127, 127, 254), abs=6), "straight ahead is z"
+    straight = image[8, 16].astype(int)
+    assert straight[2] > 240 and abs(straight[:2] - 128).max() < 12, "straight ahead is z"
 
 
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:

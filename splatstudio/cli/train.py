@@ -21,7 +21,6 @@ from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.files.run_lock import RunLock
 from splatstudio.models.model import remember_images, with_images_found
-from splatstudio.runtime.client import WorkerClient, plan_for
 from splatstudio.runtime.launched import launched_rank
 from splatstudio.runtime.messages import (
     Evaluated,
@@ -40,6 +39,7 @@ from splatstudio.runtime.messages import (
 )
 from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
 from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
+from splatstudio.runtime.supervisor import WorkerClient, plan_for
 from splatstudio.scene import load_training_scene
 from splatstudio.settings.config import TrainConfig, resumed
 from splatstudio.settings.notes import notes_on_settings

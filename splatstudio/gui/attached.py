@@ -18,10 +18,10 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.runtime.channel.handshake import RunCard
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Job, TrainJob
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
+from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.train.device_options import DeviceOptions

@@ -46,8 +46,8 @@ from splatstudio.gaussians.transform import transformed
 from splatstudio.gui.app import Studio
 from splatstudio.gui.state import stream
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import Pause, Progress, Resume, ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import DensifyConfig, TrainConfig
 from splatstudio.strategy import Population, trainable

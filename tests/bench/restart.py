@@ -18,8 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Event, Progress, Save, Saved, Start, Started, StateChanged, TrainJob
+from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.settings.config import TrainConfig
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"

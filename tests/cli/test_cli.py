@@ -24,8 +24,8 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model
 from splatstudio.runtime import save_retries
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Event, StateChanged
+from splatstudio.runtime.supervisor import WorkerClient
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")

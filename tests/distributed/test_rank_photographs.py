@@ -10,9 +10,9 @@ from worker_watcher import MANY, Launch
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.runtime.activity import Activity, WorkerContext
-from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Failed, Job, Saved, Start, TrainJob
 from splatstudio.runtime.rank import activity_of
+from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.data.photo_queue import Batch, PhotoQueue

@@ -18,7 +18,6 @@ from splatstudio.gui.state.photos import PhotoPsnr
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Choice, Notice
 from splatstudio.gui.state.stream import ModelState
-from splatstudio.runtime.client import ONE_RANK, WorkerClient
 from splatstudio.runtime.messages import (
     Evaluated,
     Event,
@@ -30,6 +29,7 @@ from splatstudio.runtime.messages import (
     TrainJob,
     ViewJob,
 )
+from splatstudio.runtime.supervisor import ONE_RANK, WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

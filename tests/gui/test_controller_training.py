@@ -26,8 +26,8 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Saved, ViewOptions
+from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig

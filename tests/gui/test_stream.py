@@ -32,11 +32,11 @@ from splatstudio.gui.state.stream import (
     frame_request,
 )
 from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov, read_viewpoint
-from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import (
     Frame,
     ViewOptions,
 )
+from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scene import Scene
 
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -28,11 +28,10 @@ from splatstudio.gui.app import Studio
 from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state import controller as present_worker
 from splatstudio.runtime.channel.frame_slots import NUM_SLOTS
-from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.heartbeat import Limits
 from splatstudio.runtime.messages import Save, ViewOptions
 from splatstudio.runtime.rank import activity_of, rank_main
-from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.supervisor import Plan, ReceivedFrame
 
 QUICK = Plan(rank_main, activity_of, limits=Limits(frozen=1.5))
 SMALL = CAMERA | {"image_width": 320, "image_height": 180}

@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import (
     Frame,
     ModelLoaded,
@@ -19,6 +18,7 @@ from splatstudio.runtime.messages import (
     TrainJob,
     ViewOptions,
 )
+from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
@@ -63,7 +63,7 @@ def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
     program = (
         "import sys; from pathlib import Path\n"
         "from splatstudio.settings.config import TrainConfig\n"
-        "from splatstudio.runtime.client import WorkerClient\n"
+        "from splatstudio.runtime.supervisor import WorkerClient\n"
         "from splatstudio.runtime.group import RankGroup\n"
         "from splatstudio.runtime.messages import TrainJob\n"
         "client = WorkerClient(TrainJob(Path(sys.argv[1]), Path('run'), TrainConfig()))\n"

@@ -22,7 +22,6 @@ from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gui.dock.bars import offer_text
 from splatstudio.gui.state.status import Status, followed, notice_of
-from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import (
     Evaluated,
     Finished,
@@ -38,6 +37,7 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.sentences import plateau_sentence, stopped_sentence
+from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import PlateauConfig

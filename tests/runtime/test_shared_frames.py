@@ -21,7 +21,6 @@ from splatstudio.cameras.camera_path import CameraPath, keyframe_of
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import render, render_image
-from splatstudio.runtime.client import WorkerClient, plan_for
 from splatstudio.runtime.messages import (
     CancelJob,
     JobCancelled,
@@ -41,6 +40,7 @@ from splatstudio.runtime.messages import (
     TrainJob,
     ViewOptions,
 )
+from splatstudio.runtime.supervisor import WorkerClient, plan_for
 from splatstudio.runtime.view_renderer import asked_for
 from splatstudio.scene.scene import Scene
 

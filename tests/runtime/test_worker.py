@@ -218,7 +218,7 @@ PARENT = """
     import os, signal, sys, time
     from pathlib import Path
     from splatstudio.settings.config import TrainConfig
-    from splatstudio.runtime.client import ONE_RANK, WorkerClient
+    from splatstudio.runtime.supervisor import ONE_RANK, WorkerClient
     from splatstudio.runtime.messages import Progress, Start, TrainJob
 
     def main():

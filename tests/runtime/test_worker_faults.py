@@ -17,7 +17,6 @@ from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_un
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
 from splatstudio.runtime.channel.codec import encode_order
-from splatstudio.runtime.client import ONE_RANK
 from splatstudio.runtime.heartbeat import Limits, Phase
 from splatstudio.runtime.messages import (
     Failed,
@@ -39,7 +38,7 @@ from splatstudio.runtime.messages import (
 )
 from splatstudio.runtime.rank import activity_of, rank_main
 from splatstudio.runtime.rank_group import RankGroup
-from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.supervisor import ONE_RANK, Plan
 from splatstudio.scene.scene import Scene
 
 FAULTY = Plan(rank_main, faulty)

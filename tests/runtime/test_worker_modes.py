@@ -20,8 +20,8 @@ from splatstudio.kernels.stages import ProjectSettings, RasterSettings
 from splatstudio.rendering.color_maps import color_table
 from splatstudio.rendering.mode_pictures import error_picture, photo_in_view
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.runtime.client import ReceivedFrame, WorkerClient
 from splatstudio.runtime.messages import Finished, Job, SetView, Start, TrainJob, ViewJob, ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame, WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

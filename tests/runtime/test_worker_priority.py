@@ -13,9 +13,9 @@ import pytest
 from worker_watcher import MANY, TIMEOUT, Launch, front_camera, wait_until
 
 from splatstudio.distributed.rank_devices import choose_devices
-from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Progress, SetView, Start, TrainJob
 from splatstudio.runtime.process_setup import ALONE, WATCHED, TrainingPriority
+from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.scene import Scene
 
 pytestmark = [

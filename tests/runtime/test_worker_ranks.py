@@ -18,7 +18,6 @@ from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import read_ply
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import (
     Evaluate,
     Evaluated,
@@ -45,6 +44,7 @@ from splatstudio.runtime.messages import (
     ViewOptions,
     Warned,
 )
+from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.scene import Scene
 
 

@@ -20,8 +20,8 @@ from splatstudio.distributed.failures import Fault, OutOfMemory
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
-from splatstudio.runtime.client import plan_for
 from splatstudio.runtime.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
+from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene import Scene, load_scene
 from splatstudio.strategy import growth
 from splatstudio.train.session import Session

@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 import pytest
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.runtime.client import ONE_RANK, WorkerClient
 from splatstudio.runtime.messages import Event, Job
-from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.supervisor import ONE_RANK, Plan, WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

@@ -17,7 +17,6 @@ from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.project import Project, with_preset, with_settings
 from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, followed, notice_of
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
-from splatstudio.runtime.client import ReceivedFrame, WorkerClient, plan_for
 from splatstudio.runtime.messages import (
     Close,
     Command,
@@ -46,7 +45,7 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
-from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.supervisor import Plan, ReceivedFrame, WorkerClient, plan_for
 from splatstudio.settings.config import changed, value_of
 
 POLL_SECONDS = 0.1  # between two looks at a training that saves before the studio closes

@@ -13,8 +13,8 @@ from splatstudio.gui.server.gate import GatedServer, open_server
 from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import ACCENT
-from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import Frame, ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame
 
 if TYPE_CHECKING:
     from nerfview import CameraState, RenderTabState

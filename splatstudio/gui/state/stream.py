@@ -27,8 +27,8 @@ from splatstudio.gui.state.compare import CanvasPlace, Comparison, compared, err
 from splatstudio.gui.state.photos import PhotoCache
 from splatstudio.gui.state.viewpoint import MIN_SIDE, CameraSnap, Viewpoint, read_viewpoint
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
-from splatstudio.runtime.client import ReceivedFrame
 from splatstudio.runtime.messages import Frame, ViewOptions
+from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
 

@@ -15,7 +15,6 @@ from msgspec import structs
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import duration, size
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.runtime.messages import (
     CancelJob,
@@ -29,6 +28,7 @@ from splatstudio.runtime.messages import (
     RenderPath,
     Snapshot,
 )
+from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.runtime.tasks import num_bytes, output_of
 
 WATCH_SECONDS = 0.25  # between two looks at how far a task on files is

@@ -17,10 +17,9 @@ from worker_faults import counting
 from worker_watcher import MANY, Launch, alive, wait_until
 
 from splatstudio.runtime.channel.frame_slots import FrameSlots
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, TrainJob
 from splatstudio.runtime.rank import rank_main
-from splatstudio.runtime.supervisor import Plan
+from splatstudio.runtime.supervisor import Plan, WorkerClient
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ DIE_AT_ONCE = """
     from multiprocessing.process import BaseProcess
     from splatstudio.settings.config import TrainConfig
     from splatstudio.runtime.channel.frame_slots import FrameSlots
-    from splatstudio.runtime.client import WorkerClient
+    from splatstudio.runtime.supervisor import WorkerClient
     from splatstudio.runtime.messages import TrainJob
 
     if __name__ == "__main__":

@@ -21,7 +21,6 @@ from splatstudio.runtime.channel import handshake
 from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer
-from splatstudio.runtime.client import WorkerClient
 from splatstudio.runtime.headless_controller import keep_token, kept_token
 from splatstudio.runtime.messages import (
     CancelJob,
@@ -48,6 +47,7 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
+from splatstudio.runtime.supervisor import WorkerClient
 
 TIMEOUT = 120.0
 E = TypeVar("E", bound=Event)

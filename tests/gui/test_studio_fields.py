@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import viser
+from example_checkpoints import example
 from studio_page import PAGE_TEST
-from test_checkpoint import example
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 from test_studio_parts import fake_camera
 

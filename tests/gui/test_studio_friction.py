@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_checkpoints import example
 from gate_client import get
 from studio_page import PAGE_TEST
-from test_checkpoint import example
 from test_studio_panels import evaluate_panel, notices, page, run, submitted  # noqa: F401  (fixtures)
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint

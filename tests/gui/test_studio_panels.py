@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import viser
 from conftest import blobs
-from test_checkpoint import example
+from example_checkpoints import example
 
 from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from step_models import RATES, TARGET, camera_at, degree_at, model
 from test_cuda import close
-from test_train_step import RATES, TARGET, camera_at, degree_at, model
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
-from test_train_step import RATES, camera_at, loss_of, model
+from step_models import RATES, camera_at, loss_of, model
 
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.gaussians.dropout import Dropout

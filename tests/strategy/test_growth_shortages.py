@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from compared_trainings import assert_same
 from growth_tasks import Shortage, balance_short, grow_short
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, config_of, train
-from test_sharded_strategies import COMMON, FAST, MCMC
-from test_sharded_training import assert_same
+from strategy_settings import COMMON, FAST, MCMC
 from worker_watcher import MANY, Launch
 
 from splatstudio.distributed.failures import Fault, OutOfMemory

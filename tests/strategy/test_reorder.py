@@ -11,11 +11,11 @@ import pytest
 import torch
 from growth_tasks import failing_at, same, state_of
 from rank_pool import RankPool
+from resumed_trainings import CONFIG, assert_same, run
 from sharded_tasks import camera_of, model
 from sharded_training_tasks import Plan, train
 from shortage_tasks import replaced
-from test_resume import CONFIG, assert_same, run
-from test_sharded_strategies import COMMON, MCMC
+from strategy_settings import COMMON, MCMC
 from torch import Tensor
 
 from splatstudio.checkpoints.checkpoint import Checkpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from sharded_training_tasks import config_of
+from strategy_settings import COMMON, MCMC
 from test_mcmc import STEP, population, strategy
-from test_sharded_strategies import COMMON, MCMC
 
 from splatstudio.distributed import ALONE
 from splatstudio.gaussians.gaussians import Gaussians

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_checkpoint import example
+from example_checkpoints import example
 from test_studio_scores import scores
 
 from splatstudio.checkpoints.catalog import entries_of

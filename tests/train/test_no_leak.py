@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_corrections import ALL_ON, repainted
-from test_depth_guide import tracked  # noqa: F401  (a fixture)
+from corrected_scenes import ALL_ON, repainted
 
 from splatstudio.checkpoints.shard_file import named_tensors
 from splatstudio.evaluation.evaluate import evaluate
@@ -51,7 +50,7 @@ def after_training(scene: Scene, config: TrainConfig) -> tuple[dict[str, torch.T
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc", "fast"])
 def test_other_test_photographs_make_the_same_model(
-    tracked: Scene,  # noqa: F811
+    tracked: Scene,
     tmp_path: Path,
     strategy: str,
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs, ring_of_cameras
-from test_corrections import repainted
+from corrected_scenes import repainted
 
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.evaluation.evaluate import evaluate

@@ -11,7 +11,7 @@ import splatstudio  # noqa: F401
 # isort: split
 import pytest
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
-from blob_scenes import blob_folder, blob_scene, write_blob_scene  # noqa: F401 - fixtures of most tests
+from blob_scenes import blob_folder, blob_scene, tracked, write_blob_scene  # noqa: F401 - fixtures of most tests
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page without a browser
     idle,

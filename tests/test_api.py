@@ -12,7 +12,7 @@ import pytest
 
 import splatstudio as ss
 from splatstudio.files.run import Run
-from splatstudio.scene import Scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.presets import PRESETS
 

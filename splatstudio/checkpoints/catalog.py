@@ -39,7 +39,7 @@ class CatalogEntry:
 
     @property
     def is_gsplat(self) -> bool:
-        """Say whether gsplat's trainer wrote it."""
+        """Return whether gsplat's trainer wrote it."""
         return self.path.suffix == ".pt"
 
     @property

@@ -75,7 +75,7 @@ class Checkpoint:
     upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
     view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
-    corrections: SavedCorrections | None = None  # what was learnt beside the Gaussians
+    corrections: SavedCorrections | None = None  # what was learnt besides the Gaussians
 
     @property
     def gaussians(self) -> Gaussians:
@@ -373,7 +373,7 @@ def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails.
 
-    What was learnt beside the Gaussians is written with it, once, whatever the number of ranks.
+    What was learnt besides the Gaussians is written with it, once, whatever the number of ranks.
     """
     values = {
         "step": checkpoint.step,
@@ -412,7 +412,7 @@ def _verify_corrections(folder: Path, manifest: dict[str, Any], *, content: bool
 
 
 def _read_corrections(folder: Path, manifest: dict[str, Any]) -> SavedCorrections | None:
-    """Return what was learnt besides the Gaussians of a verified checkpoint, on the CPU; None: nothing.
+    """Return what was learnt besidess the Gaussians of a verified checkpoint, on the CPU; None: nothing.
 
     Raises ValueError when the file cannot be read.
     """

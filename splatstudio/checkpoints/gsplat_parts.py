@@ -66,12 +66,12 @@ def check_distinct(files: Sequence[Path], contents: Sequence[Mapping[str, Any]])
     """Raise ValueError where the parts hold nothing, or two of them the same: ranks share no Gaussian."""
     means = [content["splats"]["means"] for content in contents]
     if sum(map(len, means)) == 0:
-        raise ValueError(f"{files[0]} and the parts with it hold no Gaussians")
+        raise ValueError(f"{files[0]} and the parts with it hold no splats")
     for index, later in enumerate(means):
         for other in range(index):
             if len(later) > 0 and torch.equal(means[other], later):
                 raise ValueError(
-                    f"{files[other]} and {files[index]} hold the same Gaussians: one was copied over the"
+                    f"{files[other]} and {files[index]} hold the same splats: one was copied over the"
                     " part of another rank"
                 )
 
@@ -79,7 +79,7 @@ def check_distinct(files: Sequence[Path], contents: Sequence[Mapping[str, Any]])
 def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
     """Raise ValueError unless these are dense tensors with one row for each Gaussian."""
     if "means" not in splats:
-        raise ValueError(f"{file} has no 'means': it is not a model of Gaussians")
+        raise ValueError(f"{file} has no 'means': it is not a model of splats")
     for name, tensor in splats.items():
         if not _is_dense(tensor) or tensor.ndim == 0:
             raise ValueError(f"{file}: {name!r} is not a dense tensor of floating-point numbers")
@@ -91,7 +91,7 @@ def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
         finite = tensor.isfinite()
         if not bool(finite.all()):
             row = int((~finite).nonzero()[0, 0])
-            raise ValueError(f"{file} is damaged: {name!r} of Gaussian {row} is no finite number")
+            raise ValueError(f"{file} is damaged: {name!r} of splat {row} is no finite number")
 
 
 def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor]) -> None:
@@ -123,8 +123,7 @@ def _check_row(name: str, first_file: Path, ours: Tensor, file: Path, theirs: Te
         found = [" x ".join(map(str, shape)) for shape in shapes]
         why = ": the degrees of their spherical harmonics differ" if name == "shN" else ""
         raise ValueError(
-            f"{name!r} has {found[0]} numbers for each Gaussian in {first_file}, but {found[1]}"
-            f" in {file}{why}"
+            f"{name!r} has {found[0]} numbers for each splat in {first_file}, but {found[1]} in {file}{why}"
         )
     if ours.dtype != theirs.dtype:
         raise ValueError(f"{name!r} is {ours.dtype} in {first_file}, {theirs.dtype} in {file}")
@@ -141,12 +140,12 @@ def _is_dense(tensor: Any) -> TypeGuard[Tensor]:
 
 
 def _claims_too_much(tensor: Tensor) -> bool:
-    """Say whether a few numbers pretend to be many by being counted again and again."""
+    """Return whether a few numbers pretend to be many by being counted again and again."""
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _is_count(step: Any) -> bool:
-    """Say whether this is a number of steps as Adam keeps it: a number, or a tensor of one."""
+    """Return whether this is a number of steps as Adam keeps it: a number, or a tensor of one."""
     if isinstance(step, Tensor):
         if (
             step.numel() != 1
@@ -160,7 +159,7 @@ def _is_count(step: Any) -> bool:
 
 
 def _same(ours: Any, theirs: Any, depth: int = 0) -> bool:
-    """Say whether two state_dicts, or values in them, are equal; NaN equals itself."""
+    """Return whether two state_dicts, or values in them, are equal; NaN equals itself."""
     if depth > DEEPEST or type(ours) is not type(theirs):
         return False
     if isinstance(ours, Tensor):

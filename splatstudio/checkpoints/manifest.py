@@ -84,7 +84,7 @@ def _check_whole(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _is_intact(manifest: dict[str, Any]) -> bool:
-    """Say whether the seal fits the rest; a manifest of an earlier version has none, and nothing new."""
+    """Return whether the seal fits the rest; a manifest of an earlier version has none, and nothing new."""
     rest = {name: value for name, value in manifest.items() if name != SEAL}
     if SEAL not in manifest:
         return rest.keys() <= UNSEALED

@@ -28,7 +28,7 @@ class RankPart:
 
     @property
     def complete(self) -> bool:
-        """Say whether the files of all ranks are there."""
+        """Return whether the files of all ranks are there."""
         return not self.missing
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ def print_what_is_there(path: Path, images: str) -> None:
     elif folders := sorted(file.parent for file in path.glob("*/run.json")):
         _print_those_that_can_be_read(folders)
     else:
-        from splatstudio.scene import load_scene
+        from splatstudio.scene.load import load_scene
 
         print_scene(load_scene(path, images_folder=images or None))
 

@@ -156,7 +156,8 @@ def print_part(path: Path, advice: str) -> None:
 
 def print_run(run: Run) -> None:
     """Print what a run folder holds: its scene, how far it has come, its last scores, its checkpoints."""
-    from splatstudio.checkpoints.checkpoint import checkpoint_folders, step_of
+    from splatstudio.checkpoints.checkpoint import checkpoint_folders
+    from splatstudio.checkpoints.manifest import step_of
 
     config, far = run.config, _how_far(run)
     steps = [step for path in checkpoint_folders(run.path) if (step := step_of(path)) is not None]

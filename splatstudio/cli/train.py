@@ -13,7 +13,8 @@ from pathlib import Path
 from shlex import quote
 from types import FrameType
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.cli.launched import launched_job, train_as_rank
 from splatstudio.cli.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
 from splatstudio.distributed.rank_devices import RankDevices
@@ -40,7 +41,7 @@ from splatstudio.runtime.messages import (
 from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
 from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
 from splatstudio.runtime.supervisor import WorkerClient, plan_for
-from splatstudio.scene import load_training_scene
+from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, resumed
 from splatstudio.settings.notes import notes_on_settings
 from splatstudio.train.device_options import AS_FOUND, DeviceOptions

@@ -1,4 +1,4 @@
-"""What is learnt beside the Gaussians: the photographs' colours, the cameras' places, the sky.
+"""What is learnt besides the Gaussians: the photographs' colours, the cameras' places, the sky.
 
 The loss alone sees colour corrections and moved cameras; the sky is part of the model. Every rank of a
 training holds all of them and makes the same steps, from gradients that are summed over the ranks.

@@ -44,7 +44,7 @@ class SavedCorrections:
 
 
 class Corrections:
-    """What the settings say to learn beside the Gaussians of a training.
+    """What the settings say to learn besides the Gaussians of a training.
 
     Before a step `begin` gives the leaf tensors of its photographs, `camera`, `shown` and `penalty` use them,
     and `finish` and `move_cameras` move them from their gradients, the same on every rank.
@@ -115,44 +115,44 @@ class Corrections:
         }
         return tuple(self._leaves.values())
 
-    def shown(self, shot: TrainView, drawing: RenderOutput) -> Tensor:
-        """Return a drawing as its photograph shows it: before the sky, in the photograph's exposure."""
-        rows = {name: 0 if name == "sky" else self._place(shot) for name in self._leaves}
+    def shown(self, view: TrainView, output: RenderOutput) -> Tensor:
+        """Return an output as its photograph shows it: before the sky, in the photograph's exposure."""
+        rows = {name: 0 if name == "sky" else self._place(view) for name in self._leaves}
         learnt = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
-        rgb = drawing.rgb
+        rgb = output.rgb
         if "sky" in learnt:
-            rgb = _over_learnt_sky(shot, drawing, learnt["sky"])
+            rgb = _over_learnt_sky(view, output, learnt["sky"])
         if "exposure" in learnt:
             rgb = _exposed(rgb, learnt["exposure"])
         if learnt:
-            self._shown[shot.index] = rgb.detach()
+            self._shown[view.index] = rgb.detach()
         return rgb
 
     @torch.no_grad()
-    def shown_now(self, shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
+    def shown_now(self, view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
         """Return a picture [H, W, 3] over black, with alpha [H, W], as its photograph shows it.
 
         As `shown`, but at any time and without gradients.
         """
         if "sky" in self._tables:
-            rgb = over_sky(rgb, alpha, self._tables["sky"].values[0], shot.camera)
+            rgb = over_sky(rgb, alpha, self._tables["sky"].values[0], view.camera)
         if "exposure" in self._tables:
-            rgb = _exposed(rgb, self._tables["exposure"].values[self._row_of[shot.index]])
+            rgb = _exposed(rgb, self._tables["exposure"].values[self._row_of[view.index]])
         return rgb
 
-    def before_sky(self, shot: TrainView) -> TrainView:
-        """Return the shot of a photograph with alpha over the sky as the photograph would show it.
+    def before_sky(self, view: TrainView) -> TrainView:
+        """Return the view of a photograph with alpha over the sky as the photograph would show it.
 
         Its target is over black before, as of `behind`. Others are returned as they are.
         """
-        if shot.alpha is None or "sky" not in self._tables:
-            return shot
-        sky = self.shown_now(shot, torch.zeros_like(shot.target), torch.zeros_like(shot.alpha))
-        return replace(shot, target=shot.target + (1.0 - shot.alpha[..., None]) * sky)
+        if view.alpha is None or "sky" not in self._tables:
+            return view
+        sky = self.shown_now(view, torch.zeros_like(view.target), torch.zeros_like(view.alpha))
+        return replace(view, target=view.target + (1.0 - view.alpha[..., None]) * sky)
 
-    def picture(self, shot: TrainView, drawn: Tensor) -> Tensor:
-        """Return what `shown` made of `drawn`, the picture of a shot, without gradients."""
-        return self._shown.get(shot.index, drawn)
+    def picture(self, view: TrainView, drawn: Tensor) -> Tensor:
+        """Return what `shown` made of `drawn`, the picture of a view, without gradients."""
+        return self._shown.get(view.index, drawn)
 
     def behind(
         self, config: TrainConfig, generator: torch.Generator | None = None
@@ -168,11 +168,11 @@ class Corrections:
             return red, green, blue
         return config.background
 
-    def penalty(self, shot: TrainView, config: TrainConfig) -> Tensor | None:
+    def penalty(self, view: TrainView, config: TrainConfig) -> Tensor | None:
         """Return what keeps the correction of a photograph small and smooth, a scalar; None: nothing does."""
         if "exposure" not in self._leaves:
             return None
-        difference = self._leaves["exposure"][self._place(shot)]
+        difference = self._leaves["exposure"][self._place(view)]
         loss = config.exposure.stay * (difference**2).mean()
         if difference.dim() == 4:
             loss = loss + config.exposure.grid_smooth * roughness(difference)
@@ -268,8 +268,8 @@ class Corrections:
             except (IndexError, ValueError) as error:
                 raise ValueError(f"the checkpoint's corrections do not fit: {name}.{error}") from error
 
-    def _place(self, shot: TrainView) -> int:
-        return self._rows.index(self._row_of[shot.index])
+    def _place(self, view: TrainView) -> int:
+        return self._rows.index(self._row_of[view.index])
 
     def _correction(self, row: int) -> np.ndarray:
         correction = self._tables["poses"].values[row].numpy().copy()
@@ -309,13 +309,13 @@ def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
     return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
 
 
-def _over_learnt_sky(shot: TrainView, drawing: RenderOutput, sky: Tensor) -> Tensor:
-    """Return a drawing over the sky, which learns only from what the photograph has not left transparent."""
-    rgb = over_sky(drawing.rgb, drawing.alpha, sky, shot.camera)
-    if shot.alpha is None:
+def _over_learnt_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Tensor:
+    """Return an output over the sky, which learns only from what the photograph has not left transparent."""
+    rgb = over_sky(output.rgb, output.alpha, sky, view.camera)
+    if view.alpha is None:
         return rgb
-    unmoved = over_sky(drawing.rgb, drawing.alpha, sky.detach(), shot.camera)
-    return unmoved + shot.alpha[..., None] * (rgb - unmoved)  # the value of both
+    unmoved = over_sky(output.rgb, output.alpha, sky.detach(), view.camera)
+    return unmoved + view.alpha[..., None] * (rgb - unmoved)  # the value of both
 
 
 def _exposed(rgb: Tensor, difference: Tensor) -> Tensor:

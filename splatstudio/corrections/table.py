@@ -1,4 +1,4 @@
-"""Values learnt beside the Gaussians: rows, one a photograph, with an Adam of their own."""
+"""Values learnt besides the Gaussians: rows, one a photograph, with an Adam of their own."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def failed_together(ranks: Ranks, wrong: str) -> FailedTogether:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory, of the machine or of a GPU, was short."""
+    """Return whether an error means that memory, of the machine or of a GPU, was short."""
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     return known or any(sentence in str(error) for sentence in _SHORT_OF_MEMORY)
 

@@ -125,7 +125,7 @@ def _row_bytes(rows: Tensor) -> int:
 
 
 def _fit(rows: Tensor, count: int) -> bool:
-    """Say whether so many rows like these go with their number into a short message."""
+    """Return whether so many rows like these go with their number into a short message."""
     return rows.device.type == "cpu" and COUNT_BYTES + count * _row_bytes(rows) <= SHORT
 
 

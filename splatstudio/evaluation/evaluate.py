@@ -179,7 +179,7 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Measures:
-    """What to measure beside PSNR and SSIM, and why something that was wanted cannot be."""
+    """What to measure besides PSNR and SSIM, and why something that was wanted cannot be."""
 
     lpips: tuple[Lpips, ...] = ()
     color_correct: bool = False

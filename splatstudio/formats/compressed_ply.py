@@ -180,10 +180,10 @@ def _elements(path: Path, header: PlyHeader) -> tuple[Element, Element, Element 
         if len(sh.properties) // 3 not in NUM_SHN or len(sh.properties) % 3:
             raise ValueError(f"{path}: {len(sh.properties)} coefficients of SH make no full degree")
         if sh.count != vertex.count:
-            raise ValueError(f"{path}: it has SH for {sh.count} Gaussians, but {vertex.count} Gaussians")
+            raise ValueError(f"{path}: it has SH for {sh.count} splats, but {vertex.count} splats")
         _check_properties(path, sh, [f"f_rest_{index}" for index in range(len(sh.properties))], "u1")
     if chunk.count != -(-vertex.count // GROUP):
-        raise ValueError(f"{path}: {chunk.count} chunks of {GROUP} do not fit {vertex.count} Gaussians")
+        raise ValueError(f"{path}: {chunk.count} chunks of {GROUP} do not fit {vertex.count} splats")
     return chunk, vertex, sh
 
 

@@ -74,7 +74,7 @@ def arrays_to_write(path: Path, gaussians: Gaussians) -> ModelArrays:
     Raises ValueError when there are none, or when one is not finite.
     """
     if len(gaussians) == 0:
-        raise ValueError(f"{path} is not written: the model has no Gaussians")
+        raise ValueError(f"{path} is not written: the model has no splats")
     arrays = {name: part.detach().float().cpu().numpy() for name, part in gaussians.tensors().items()}
     for name, array in arrays.items():
         _refuse_non_finite(path, name, array, "cannot be written")
@@ -105,7 +105,7 @@ def _refuse_non_finite(path: Path, name: str, array: np.ndarray, verdict: str) -
     wrong = np.argwhere(~np.isfinite(array))
     if len(wrong):
         value = array[tuple(wrong[0])]
-        raise ValueError(f"{path} {verdict}: {name!r} of Gaussian {wrong[0][0]} is {value}")
+        raise ValueError(f"{path} {verdict}: {name!r} of splat {wrong[0][0]} is {value}")
 
 
 def read_file(path: Path) -> bytes:

@@ -27,7 +27,7 @@ def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
     wrong = torch.nonzero(~means.isfinite())
     if len(wrong):
         row, axis = wrong[0].tolist()
-        raise ValueError(f"there are no normals: 'means' of Gaussian {row} is {float(means[row, axis])}")
+        raise ValueError(f"there are no normals: 'means' of splat {row} is {float(means[row, axis])}")
     normals = torch.empty(num, 3)
     nearest = KDTree(eyes) if len(eyes) else None
     middle = means.median(dim=0).values if num else means

@@ -127,12 +127,12 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
     by_name = {element.name: element for element in header.elements}
     vertex = by_name.get("vertex")
     if vertex is None:
-        raise ValueError(f"{path} has no element 'vertex': it holds no Gaussians")
+        raise ValueError(f"{path} has no element 'vertex': it holds no splats")
     if "packed_position" in vertex.properties:
         raise ValueError(f"{path} is a compressed splat PLY, which cannot be read; export it uncompressed")
     missing = [name for name in REQUIRED if name not in vertex.properties]
     if missing:
-        kind = "a point cloud or mesh, not Gaussians" if "opacity" in missing else "not complete"
+        kind = "a point cloud or mesh, not splats" if "opacity" in missing else "not complete"
         raise ValueError(f"{path} is {kind}: it has no property {missing[0]!r}")
     num_rest = _num_rest(vertex)
     if num_rest not in NUM_REST:
@@ -144,7 +144,7 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
         if code[0] != "f":
             raise ValueError(f"{path}: property {name!r} must be a floating-point number")
     if vertex.has_lists:
-        raise ValueError(f"{path}: the Gaussians have a list property, which no splat PLY has")
+        raise ValueError(f"{path}: the splats have a list property, which no splat PLY has")
     return vertex
 
 
@@ -160,18 +160,18 @@ def _binary_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO)
         if element is vertex:
             break
         if element.has_lists:
-            raise ValueError(f"{path}: the element {element.name!r} before the Gaussians holds lists")
+            raise ValueError(f"{path}: the element {element.name!r} before the splats holds lists")
         offset += element.count * element.row_type(header.byte_order).itemsize
     row_type = vertex.row_type(header.byte_order)
     num_complete = max(size - offset, 0) // row_type.itemsize
     if num_complete < vertex.count:
         raise ValueError(
-            f"{path} is cut off or damaged: its header promises {vertex.count} Gaussians, but record"
+            f"{path} is cut off or damaged: its header promises {vertex.count} splats, but record"
             f" {num_complete} is not complete"
         )
     if vertex is header.elements[-1] and num_complete > vertex.count:
         raise ValueError(
-            f"{path} is damaged: its header promises {vertex.count} Gaussians, but there are data for"
+            f"{path} is damaged: its header promises {vertex.count} splats, but there are data for"
             f" {num_complete}"
         )
     file.seek(offset)
@@ -193,7 +193,7 @@ def _text_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO) -
     num_lines = max(len(lines) - first, 0)
     if num_lines < vertex.count:
         raise ValueError(
-            f"{path} is cut off or damaged: its header promises {vertex.count} Gaussians, but record"
+            f"{path} is cut off or damaged: its header promises {vertex.count} splats, but record"
             f" {num_lines} is missing"
         )
     lines = lines[first : first + vertex.count]

@@ -59,7 +59,7 @@ def write_sog(path: Path | str, gaussians: Gaussians, *, antialiased: bool = Fal
     path = Path(path)
     model = arrays_to_write(path, gaussians)
     if len(model) > MOST_GAUSSIANS:
-        raise ValueError(f"{path} cannot be written: SOG holds {MOST_GAUSSIANS:,} Gaussians at most")
+        raise ValueError(f"{path} cannot be written: SOG holds {MOST_GAUSSIANS:,} splats at most")
     model = model[morton_order(model.means)]
     width = 4 * math.ceil(math.sqrt(len(model)) / 4)
     meta: dict[str, Any] = {"version": 2, "asset": {"generator": "splatstudio"}, "count": len(model)}
@@ -164,7 +164,7 @@ def _content(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> Spl
     def pixels(name: str, channels: int) -> np.ndarray:
         content = content_of(name)
         if num > MOST_PER_BYTE * len(content) + 100_000:
-            raise ValueError(f"{path} is damaged: {name} is too small for {num} Gaussians")
+            raise ValueError(f"{path} is damaged: {name} is too small for {num} splats")
         return _pixels(path, name, content, num, 4 * num + 65_536)[:num, :channels]
 
     low, high = (pixels(name, 3).astype(np.int32) for name in description.means)

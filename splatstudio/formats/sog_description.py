@@ -50,7 +50,7 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its meta.json is damaged") from error
     if not isinstance(meta, dict) or "means" not in meta:
-        raise ValueError(f"{path} is no SOG: its meta.json does not describe Gaussians")
+        raise ValueError(f"{path} is no SOG: its meta.json does not describe splats")
     if meta.get("version") != 2:
         raise ValueError(f"{path} is SOG of another version than 2; convert it with a newer program")
     count = _whole(path, meta, "count", 2**28)

@@ -64,9 +64,7 @@ def read_splat(path: Path | str) -> SplatFile:
     wrong = ~((rows["scales"] >= 0.0) & np.isfinite(rows["scales"])).all(axis=1)
     if wrong.any():
         index = int(wrong.argmax())
-        raise ValueError(
-            f"{path} is damaged: Gaussian {index} has the scales {rows['scales'][index].tolist()}"
-        )
+        raise ValueError(f"{path} is damaged: splat {index} has the scales {rows['scales'][index].tolist()}")
     model = ModelArrays(
         means=rows["means"],
         quats=unit_quats((rows["quats"].astype(np.float32) - 128.0) / 128.0),

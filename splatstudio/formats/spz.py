@@ -215,11 +215,11 @@ def _column_shapes(path: Path, header: bytes, size: int) -> list[tuple[int, ...]
     if degree >= len(NUM_COEFFICIENTS):
         raise ValueError(f"{path} has SH of degree {degree}; degrees 0 to 3 can be read")
     if num == 0:
-        raise ValueError(f"{path} holds no Gaussians")
+        raise ValueError(f"{path} holds no splats")
     rotation = 3 if version == 2 else 4
     shapes = [(num, 3, 3), (num,), (num, 3), (num, 3), (num, rotation), (num, NUM_COEFFICIENTS[degree], 3)]
     if sum(math.prod(shape) for shape in shapes) > MOST_EXPANSION * size:
-        raise ValueError(f"{path} is damaged: its header promises {num} Gaussians, too many for its size")
+        raise ValueError(f"{path} is damaged: its header promises {num} splats, too many for its size")
     return shapes
 
 
@@ -238,7 +238,7 @@ def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
         for shape in shapes:
             column = _inflated(stream, math.prod(shape))
             if len(column) < math.prod(shape):
-                raise ValueError(f"{path} is cut off: it ends before {shape[0]} Gaussians are complete")
+                raise ValueError(f"{path} is cut off: it ends before {shape[0]} splats are complete")
             columns.append(np.frombuffer(column, np.uint8).reshape(shape))
         extensions = _inflated(stream, 1 << 20)
     except zlib.error as error:
@@ -246,7 +246,7 @@ def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
     if flags & HAS_EXTENSIONS:
         _refuse_other_axes(path, extensions)
     elif extensions:
-        raise ValueError(f"{path} is damaged: data follow its Gaussians")
+        raise ValueError(f"{path} is damaged: data follow its splats")
     if not stream.eof:
         raise ValueError(f"{path} is cut off: its last bytes, with the checksum, are missing")
     return _Packed(bits, *columns)

@@ -79,9 +79,7 @@ def gaussians_of_tensors(path: Path, tensors: Mapping[str, Any]) -> Gaussians:
     """
     for name in ("means", "quats", "scales", "opacities", "sh0", "shN"):
         if name not in tensors:
-            raise ValueError(
-                f"{path} has no {name!r}: it is not a model of Gaussians with spherical harmonics"
-            )
+            raise ValueError(f"{path} has no {name!r}: it is not a model of splats with spherical harmonics")
         tensor = tensors[name]
         if not (isinstance(tensor, Tensor) and tensor.dtype in FLOATS and tensor.layout == torch.strided):
             raise ValueError(f"{path}: {name!r} is not a dense tensor of floating-point numbers")
@@ -93,7 +91,7 @@ def gaussians_of_tensors(path: Path, tensors: Mapping[str, Any]) -> Gaussians:
     means = tensors["means"]
     num = means.shape[0] if means.ndim else 0
     if num == 0:
-        raise ValueError(f"{path} holds no Gaussians")
+        raise ValueError(f"{path} holds no splats")
     expected: dict[str, Sequence[tuple[int, ...]]] = {
         "means": [(num, 3)],
         "quats": [(num, 4)],
@@ -106,7 +104,7 @@ def gaussians_of_tensors(path: Path, tensors: Mapping[str, Any]) -> Gaussians:
         if tuple(tensors[name].shape) not in shapes:
             found = " x ".join(map(str, tensors[name].shape))
             wanted = " x ".join(map(str, shapes[-1] if name == "shN" else shapes[0]))
-            raise ValueError(f"{path}: {name!r} is {found}, where 3D Gaussians need {wanted}")
+            raise ValueError(f"{path}: {name!r} is {found}, where splats need {wanted}")
     arrays: dict[str, np.ndarray] = {
         name: tensors[name].detach().to(torch.float32).contiguous().numpy() for name in expected
     }

@@ -89,20 +89,20 @@ def write_viewer_page(path: Path | str, gaussians: Gaussians, view: PageView = A
     """
     path = Path(path)
     if len(gaussians) == 0:
-        raise ValueError(f"{path} is not written: the model has no Gaussians")
+        raise ValueError(f"{path} is not written: the model has no splats")
     for name, tensor in gaussians.tensors().items():
         wrong = torch.nonzero(~torch.isfinite(tensor.detach()))
         if len(wrong):
             row = wrong[0].tolist()
             value = float(tensor[tuple(row)])
-            raise ValueError(f"{path} cannot be written: {name!r} of Gaussian {row[0]} is {value}")
+            raise ValueError(f"{path} cannot be written: {name!r} of splat {row[0]} is {value}")
     placed, opening = page_frame(gaussians, view)
     # A file's name may hold bytes that are no text.
     title = (view.title or path.stem).encode(errors="replace").decode()
     text = _page(placed, opening, view.background, title)
     if len(text) > LONGEST_TEXT:
         raise ValueError(
-            f"{path} is not written: {len(gaussians):,} Gaussians are more than a browser takes in one page;"
+            f"{path} is not written: {len(gaussians):,} splats are more than a browser takes in one page;"
             " leave out the faint ones, or crop to a box"
         )
     try:

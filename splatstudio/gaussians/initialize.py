@@ -85,7 +85,7 @@ def random_in_cameras(
     Raises ValueError without cameras.
     """
     if not cameras:
-        raise ValueError("the scene has no cameras between which Gaussians could be placed")
+        raise ValueError("the scene has no cameras between which splats could be placed")
     every = -(-len(cameras) // MAX_CAMERAS_ASKED)
     asked = list(cameras)[::every]
     distance = _viewing_distance(asked)

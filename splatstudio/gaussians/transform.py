@@ -51,10 +51,10 @@ def _decomposed(similarity: np.ndarray) -> tuple[float, np.ndarray]:
     linear = similarity[:3, :3]
     scale = similarity_scale(similarity) if np.isfinite(similarity).all() else math.nan
     if not scale > 0:
-        raise ValueError("Gaussians can only be moved, turned and scaled: this transform mirrors or flattens")
+        raise ValueError("splats can only be moved, turned and scaled: this transform mirrors or flattens")
     rotation = linear / scale
     if not np.abs(rotation @ rotation.T - np.eye(3)).max() < 1e-4:
-        raise ValueError("Gaussians can only be moved, turned and scaled: this transform shears or stretches")
+        raise ValueError("splats can only be moved, turned and scaled: this transform shears or stretches")
     return scale, rotation
 
 

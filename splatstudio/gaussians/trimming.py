@@ -50,7 +50,7 @@ def trimmed(gaussians: Gaussians, trim: Trim) -> Gaussians:
         return gaussians
     kept = _kept(gaussians, trim)
     if not bool(kept.any()):
-        raise ValueError("no Gaussian is left: lower the least opacity, or make the crop box larger")
+        raise ValueError("no splat is left: lower the least opacity, or make the crop box larger")
     return gaussians[kept]
 
 

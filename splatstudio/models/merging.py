@@ -158,9 +158,7 @@ def merge_to_open(path: Path, report: Report = _silent) -> Path:
     """
     part = part_of(path)
     if part is None:
-        raise ValueError(
-            f"{path} is not the part of a rank, so there is nothing to merge: leave --merge away"
-        )
+        raise ValueError(f"{path} is not the part of a rank, so there is nothing to merge: omit --merge")
     if not part.complete:
         raise ValueError(f"{part}: copy it there and merge again")
     whole = whole_of(part)

@@ -122,7 +122,7 @@ def load_model(path: str | Path) -> Model:
     if folder is None:
         scene = any((path / name).exists() for name in ("sparse", "transforms.json", "transforms_train.json"))
         raise ValueError(
-            f"{path} holds no model: expected a file of Gaussians, a checkpoint or a run with checkpoints"
+            f"{path} holds no model: expected a file of splats, a checkpoint or a run with checkpoints"
             + ("; this is a scene, and its models are in the run folders, such as runs/NAME" if scene else "")
         )
     return model_of(load_checkpoint(folder))

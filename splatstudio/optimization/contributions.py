@@ -33,14 +33,14 @@ MapsOf = Callable[[TrainView, Tensor, Tensor], Tensor]
 
 @torch.enable_grad()
 def contributions(
-    ranks: Ranks, gaussians: Gaussians, shots: Sequence[TrainView], options: RenderOptions, maps_of: MapsOf
+    ranks: Ranks, gaussians: Gaussians, views: Sequence[TrainView], options: RenderOptions, maps_of: MapsOf
 ) -> list[Tensor]:
-    """Return for each shot of all ranks, rank 0's first, what this rank's Gaussians contribute, [N, 3].
+    """Return for each view of all ranks, rank 0's first, what this rank's Gaussians contribute, [N, 3].
 
-    `shots` are this rank's; each is drawn, and `maps_of` it, its picture [H, W, 3] and its alpha [H, W] gives
+    `views` are this rank's; each is drawn, and `maps_of` it, its picture [H, W, 3] and its alpha [H, W] gives
     the three maps [H, W, 3]. All ranks must call this together, and `options` must be the same on all.
     """
-    by_rank = cameras_of_all(ranks, [shot.camera for shot in shots])
+    by_rank = cameras_of_all(ranks, [view.camera for view in views])
     settings = project_settings(gaussians, options)
     with torch.no_grad():
         shared = project_for_all(
@@ -49,14 +49,14 @@ def contributions(
     received = share(ranks, shared, [len(part) for part in by_rank])
     v_rows = torch.zeros_like(received.rows)
     colors = slice(sum(COLUMNS) - COLUMNS[-1], sum(COLUMNS))
-    for number, shot in enumerate(shots):
+    for number, view in enumerate(views):
         rows = rows_of_camera(received, number)
         seen = projected_from(received.rows[rows], received.radii[rows])
         seen.colors.requires_grad_()
-        background = seen.means2d.new_tensor(shot.background)
-        sizes = RasterSettings(shot.camera.width, shot.camera.height, background)
+        background = seen.means2d.new_tensor(view.background)
+        sizes = RasterSettings(view.camera.width, view.camera.height, background)
         raster = stages_for(seen.means2d).rasterize(seen, sizes)
-        maps = maps_of(shot, raster.rgb.detach(), raster.alpha.detach())
+        maps = maps_of(view, raster.rgb.detach(), raster.alpha.detach())
         # Of a scalar: for `grad_outputs` torch would load its symbolic shapes, which takes a second.
         (weights,) = torch.autograd.grad((raster.rgb * maps).sum(), seen.colors)
         full = torch.zeros_like(v_rows[rows])

@@ -39,10 +39,10 @@ class DepthGuide:
         return cls({index: shown[name] for index, name in views if name in shown}, scene.extent)
 
     def penalty(
-        self, shot: TrainView, drawing: RenderOutput, config: TrainConfig, *, step: int
+        self, view: TrainView, output: RenderOutput, config: TrainConfig, *, step: int
     ) -> Tensor | None:
-        """Return what the loss of a drawing gains after `step` steps, a scalar; None: nothing."""
-        error = self.error(shot.index, shot.camera, drawing.alpha, drawing.depth_sum, shot.mask)
+        """Return what the loss of a output gains after `step` steps, a scalar; None: nothing."""
+        error = self.error(view.index, view.camera, output.alpha, output.depth_sum, view.mask)
         return None if error is None else error * depth_weight(config.depth, step=step, steps=config.steps)
 
     def error(

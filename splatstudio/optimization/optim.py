@@ -55,7 +55,7 @@ def learning_rates(config: OptimConfig, *, extent: float, step: int, steps: int)
 
 
 class AdamNumbers(TypedDict):
-    """What `adam_step` takes beside the tensors."""
+    """What `adam_step` takes besides the tensors."""
 
     lr: float
     beta1: float

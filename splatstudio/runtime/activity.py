@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from splatstudio.distributed import ALONE, Ranks
+from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Command, Event, ViewRequest
 from splatstudio.runtime.shared_views import SharedViews

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
-from splatstudio.distributed import ALONE
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.models.model import Model
 from splatstudio.runtime.activity import Activity, WorkerContext
 from splatstudio.runtime.channel.broadcast import Broadcast

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
 from splatstudio.runtime.command_replay import LIMIT

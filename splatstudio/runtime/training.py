@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from splatstudio.checkpoints.saver import CheckpointSaver
-from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import AbandonedElsewhere, Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
@@ -64,11 +64,12 @@ from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.shared_views import SharedViews
 from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_on_scores
 from splatstudio.runtime.view_renderer import ShownModel
-from splatstudio.scene import load_training_scene
+from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.train.precision import note_on_precision
 from splatstudio.train.session import EvaluationAbandoned, OnImage, Session, evaluate_training
-from splatstudio.train.trainer import Trainer, TrainingDiverged
+from splatstudio.train.step import TrainingDiverged
+from splatstudio.train.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
 SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk

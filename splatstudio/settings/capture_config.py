@@ -10,7 +10,7 @@ from splatstudio.settings.setting import documented, setting
 @documented
 @dataclass(frozen=True)
 class ExposureConfig:
-    """A colour correction of each training photograph, learnt beside the model and seen by the loss alone.
+    """A colour correction of each training photograph, learnt besides the model and seen by the loss alone.
 
     The model is drawn without it. Test photographs have none: their PSNR is the plain one.
     """
@@ -85,9 +85,7 @@ class ShapeConfig:
         live=True,
         least=1,
     )
-    min_views: int = setting(
-        0, "Remove Gaussians that fewer training photographs show; 0: never.", 0, live=True
-    )
+    min_views: int = setting(0, "Remove splats that fewer training photographs show; 0: never.", 0, live=True)
     min_views_every: int = setting(1000, "Steps between two such removals.", 1)
 
 
@@ -101,7 +99,7 @@ class DropoutConfig:
     """
 
     rate: float = setting(
-        0.0, "Share of the Gaussians that a step leaves out at most, with very few photographs.", 0, 0.9
+        0.0, "Share of the splats that a step leaves out at most, with very few photographs.", 0, 0.9
     )
     grown_at: int = setting(7000, "The share grows evenly up to this step: the longer, the more overfits.", 1)
     photos: int = setting(

@@ -60,7 +60,7 @@ class OptimConfig:
     )
     visible_only: bool = setting(
         False,
-        "Move only the Gaussians that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
+        "Move only the splats that the photograph shows, moments included; 0.4 to 1.3 dB worse in tests.",
         live=True,
     )
 
@@ -97,15 +97,13 @@ class TrainConfig:
         3, "Highest degree in use from now on; higher ones are kept as they are.", 0, 3, live=True
     )
     ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
-    init_opacity: float = setting(0.1, "Opacity of the first Gaussians.", 0.001, 0.999)
-    init_scale: float = setting(
-        1.0, "Size of the first Gaussians over the distance to their neighbours.", 1e-3
-    )
+    init_opacity: float = setting(0.1, "Opacity of the first splats.", 0.001, 0.999)
+    init_scale: float = setting(1.0, "Size of the first splats over the distance to their neighbours.", 1e-3)
     init: str = setting(
         "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
     )
-    init_random: int = setting(20_000, "Number of random Gaussians where the scene has no points.", 1)
-    antialiased: bool = setting(False, "Compensate the opacity of Gaussians smaller than a pixel.")
+    init_random: int = setting(20_000, "Number of random splats where the scene has no points.", 1)
+    antialiased: bool = setting(False, "Compensate the opacity of splats smaller than a pixel.")
     background: tuple[float, float, float] = setting(
         (0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1, live=True
     )
@@ -145,7 +143,7 @@ class TrainConfig:
     )
     order: Order = setting(  # noqa: RUF009 - likewise
         "insertion",
-        "How Gaussians lie in memory: as born, or after each densification along a Morton curve (morton),"
+        "How splats lie in memory: as born, or after each densification along a Morton curve (morton),"
         " neighbours together, which is faster where there are very many. Choices by chance are the same.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
@@ -345,7 +343,7 @@ def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> T
     fixed = [name for name in differing(asked, saved) if name in given and name not in FREE_ON_RESUME]
     if fixed:
         raise ValueError(
-            f"a run goes on with its own settings, but {', '.join(fixed)} would change; leave that away, "
+            f"a run goes on with its own settings, but {', '.join(fixed)} would change; omit that, "
             "or train anew without --resume"
         )
     return dataclasses.replace(

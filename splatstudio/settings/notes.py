@@ -103,7 +103,7 @@ def notes_on_settings(config: TrainConfig, given: Collection[str]) -> tuple[str,
 
 
 def _is_of_a_preset(config: TrainConfig, name: str) -> bool:
-    """Say whether a setting has a value that some preset gives it: then nobody may have asked for it."""
+    """Return whether a setting has a value that some preset gives it: then nobody may have asked for it."""
     value = value_of(config, name)
     return any(preset.settings.get(name) == value for preset in PRESETS.values())
 

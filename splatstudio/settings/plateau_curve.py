@@ -116,7 +116,7 @@ def _steady_since(scores: Sequence[Score], settled: int) -> int:
 
 
 def _is_better(psnr: np.ndarray, gain: float) -> bool:
-    """Say whether the newer half has risen above the older one's best, single scores left aside."""
+    """Return whether the newer half has risen above the older one's best, single scores left aside."""
     smooth = _medians(psnr)
     half = len(smooth) // 2
     return bool(smooth[half:].max() - smooth[:half].max() > gain)

@@ -78,17 +78,17 @@ _PRESETS = (
     Preset("default", "The rules of Kerbl et al. 2023, as they are best known.", {}),
     Preset(
         "quality",
-        "The rules of mcmc with twice as many Gaussians: the finest detail.",
+        "The rules of mcmc with twice as many splats: the finest detail.",
         {**_MCMC, "mcmc.density": 0.6},
     ),
     Preset(
         "mcmc",
-        "A chosen number of Gaussians that move to where they are needed (Kheradmand et al. 2024).",
+        "A chosen number of splats that move to where they are needed (Kheradmand et al. 2024).",
         _MCMC,
     ),
     Preset(
         "fast",
-        "The picture of default in less time, with less than half of the Gaussians.",
+        "The picture of default in less time, with less than half of the splats.",
         {**_FAST, **_FEW},
     ),
 )

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared of a hyper-parameter beside its type and default."""
+    """What is declared of a hyper-parameter besides its type and default."""
 
     help: str
     low: float | None = None

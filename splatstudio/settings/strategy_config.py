@@ -16,9 +16,9 @@ StrategyName = Literal["default", "absgrad", "mcmc", "fast"]
 class DensifyConfig:
     """Rules of clone, split, prune and opacity reset (Kerbl et al. 2023, counted as gsplat does)."""
 
-    enabled: bool = setting(True, "Add and remove Gaussians while training.", live=True)
+    enabled: bool = setting(True, "Add and remove splats while training.", live=True)
     start_step: int = setting(
-        500, "Step after which Gaussians are added and removed; at the latest after a sixth of the steps.", 0
+        500, "Step after which splats are added and removed; at the latest after a sixth of the steps.", 0
     )
     stop_step: int = setting(
         15_000, "Step from which none are added or removed; at the latest after half of the steps.", 0
@@ -29,7 +29,7 @@ class DensifyConfig:
         0, "Steps without densification after each opacity reset, and at the beginning.", 0
     )
     grow_grad: float = setting(
-        2e-4, "Mean screen-space gradient above which a Gaussian is cloned or split.", 0, live=True
+        2e-4, "Mean screen-space gradient above which a splat is cloned or split.", 0, live=True
     )
     grow_scale3d: float = setting(
         0.01, "Size over scene extent below which to clone, above which to split.", 0
@@ -37,7 +37,7 @@ class DensifyConfig:
     grow_scale2d: float = setting(0.05, "Screen size (share of the longer side) above which to split.", 0)
     prune_opacity: float = setting(
         0.005,
-        "Opacity below which a Gaussian is removed; a reset lowers to twice this.",
+        "Opacity below which a splat is removed; a reset lowers to twice this.",
         1e-4,
         0.4,
         live=True,
@@ -48,7 +48,7 @@ class DensifyConfig:
     )
     stop_scale2d_step: int = setting(0, "Step until which the two screen-size rules hold; 0: never.", 0)
     max_gaussians: int = setting(
-        2_000_000, "No Gaussians are added above this number, by whatever strategy.", 1, live=True
+        2_000_000, "No splats are added above this number, by whatever strategy.", 1, live=True
     )
 
     def ends(self, steps: int) -> int:
@@ -62,7 +62,7 @@ class AbsgradConfig:
     """What *absgrad* has of its own (Ye et al. 2024, AbsGS); all else is as in `densify`."""
 
     grow_grad: float = setting(
-        8e-4, "Mean absolute screen-space gradient above which a Gaussian grows.", 0, live=True
+        8e-4, "Mean absolute screen-space gradient above which a splat grows.", 0, live=True
     )
 
 
@@ -76,7 +76,7 @@ class McmcConfig:
     """
 
     start_step: int = setting(
-        500, "Step after which Gaussians move and are added; at the latest after a sixth of the steps.", 0
+        500, "Step after which splats move and are added; at the latest after a sixth of the steps.", 0
     )
     stop_step: int = setting(
         25_000, "Step from which none move or are added; at the latest after five sixths of the steps.", 0
@@ -91,7 +91,7 @@ class McmcConfig:
     grow_factor: float = setting(
         1.05, "At least so many times as many after each relocation, up to all.", 1, 2
     )
-    min_opacity: float = setting(0.005, "Opacity up to which a Gaussian is dead.", 1e-4, 0.4)
+    min_opacity: float = setting(0.005, "Opacity up to which a splat is dead.", 1e-4, 0.4)
     noise: float = setting(5e5, "Size of the positions' noise, times their learning rate and covariance.", 0)
     guided: bool = setting(
         True, "Samples go where the mean absolute gradients are large, not where opacities are (the paper)."
@@ -113,8 +113,8 @@ class McmcConfig:
 class FastConfig:
     """What *fast* has of its own; of `densify` it has the rules of clone, split and what is too faint."""
 
-    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a Gaussian grows.", 0, live=True)
-    grow_from: float = setting(0.1, "Share of the steps after which Gaussians are added, or sooner.", 0, 1)
+    grow_grad: float = setting(2e-4, "Mean screen-space gradient above which a splat grows.", 0, live=True)
+    grow_from: float = setting(0.1, "Share of the steps after which splats are added, or sooner.", 0, 1)
     grow_until: float = setting(0.4, "Share of the steps from which none are added, or sooner.", 0, 1)
     every: int = setting(100, "Steps between two densifications.", 1)
     density: float = setting(
@@ -135,12 +135,12 @@ class FastConfig:
         1.5, "Errors are high above so many times the mean error of their photograph.", 0
     )
     min_error_weight: float = setting(
-        0.1, "Weight in pixels of high error, px, from which on a photograph wants more Gaussians there.", 0
+        0.1, "Weight in pixels of high error, px, from which on a photograph wants more splats there.", 0
     )
     min_views: int = setting(2, "Photographs that must want it.", 1)
     min_weight: float = setting(
         0.02,
-        "Sum of its weights, px, that a photograph must show, or a Gaussian is removed when thinning.",
+        "Sum of its weights, px, that a photograph must show, or a splat is removed when thinning.",
         0,
     )
     thin_at: tuple[float, ...] = setting(
@@ -149,7 +149,7 @@ class FastConfig:
         0,
         1,
     )
-    thin_share: float = setting(0.27, "Share of all Gaussians that is removed then.", 0, 0.9)
+    thin_share: float = setting(0.27, "Share of all splats that is removed then.", 0, 0.9)
 
     def ends(self, steps: int, densify: DensifyConfig) -> int:
         """Return the step of a training of `steps` from which none are added."""

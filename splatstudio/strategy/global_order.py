@@ -86,7 +86,7 @@ def normal_numbers(numbers: Tensor, num: int, generator: torch.Generator) -> Ten
 
 
 def _is_order(ranks: Ranks, places: Tensor | None, num: int) -> bool:
-    """Say whether all ranks' `places` together are 0 to `num` - 1, each once."""
+    """Return whether all ranks' `places` together are 0 to `num` - 1, each once."""
     own = torch.full((1,), -1, device="cpu") if places is None else places.cpu()
     if ranks.any(own.dtype != torch.int64 or not bool(((own >= 0) & (own < num)).all())):
         return False

@@ -110,11 +110,11 @@ def views_showing(
     for start in range(0, len(cameras), ranks.num_ranks):
         alive()
         own = cameras[start : start + ranks.num_ranks][ranks.rank : ranks.rank + 1]
-        shots = [TrainView(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
-        for weights in contributions(ranks, gaussians, shots, options, _ones):
+        views = [TrainView(0, "", camera, nothing, None, (0.0, 0.0, 0.0)) for camera in own]
+        for weights in contributions(ranks, gaussians, views, options, _ones):
             counts += weights[:, 0] >= SHOWN
     return counts
 
 
-def _ones(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
+def _ones(view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
     return torch.ones_like(rgb)

@@ -27,8 +27,8 @@ def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[i
 ShownOf = Callable[[TrainView, Tensor, Tensor], Tensor]
 
 
-def as_drawn(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-    """Return the picture of a shot as it is: of a training that learns nothing beside the Gaussians."""
+def as_drawn(view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
+    """Return the picture of a view as it is: of a training that learns nothing besides the Gaussians."""
     return rgb
 
 
@@ -36,7 +36,7 @@ def survey(
     population: Population,
     scene: Scene,
     views: Sequence[int],
-    shot_of: Callable[[int], TrainView],
+    view_of: Callable[[int], TrainView],
     options: RenderOptions,
     error_ratio: float,
     *,
@@ -52,15 +52,15 @@ def survey(
     population changes.
     """
 
-    def maps_of(shot: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-        error = (shown(shot, rgb, alpha) - shot.target).abs().mean(dim=-1)
+    def maps_of(view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
+        error = (shown(view, rgb, alpha) - view.target).abs().mean(dim=-1)
         counted, mean = torch.ones_like(error), error.mean()
-        if shot.mask is not None:
-            counted = shot.mask.to(error)
+        if view.mask is not None:
+            counted = view.mask.to(error)
             error = error * counted
             mean = error.sum() / counted.sum().clamp_min(1.0)
         high = (error > error_ratio * mean).to(error)
-        full = scene.views[shot.index].camera
+        full = scene.views[view.index].camera
         pixels = full.width * full.height / error.numel()
         return pixels * torch.stack([high, error, counted], dim=-1)
 
@@ -68,5 +68,5 @@ def survey(
     population.optimizer.flush_lazy_rows(population.gaussians)
     for first in range(0, len(views), ranks.num_ranks):
         drawn = views[first : first + ranks.num_ranks]
-        shots = [shot_of(view) for view in drawn[ranks.rank : ranks.rank + 1]]
-        yield from contributions(ranks, population.gaussians, shots, options, maps_of)
+        train_views = [view_of(index) for index in drawn[ranks.rank : ranks.rank + 1]]
+        yield from contributions(ranks, population.gaussians, train_views, options, maps_of)

@@ -184,5 +184,5 @@ def _growth_ends(config: TrainConfig) -> int:
 
 
 def _is_new(flat: Plateau, before: float | None, config: TrainConfig) -> bool:
-    """Say whether a stretch is another one than that at `before` dB: the score has risen in between."""
+    """Return whether a stretch is another one than that at `before` dB: the score has risen in between."""
     return before is None or flat.psnr - before > max(config.flat.gain, RISEN)

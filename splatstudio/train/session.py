@@ -18,12 +18,12 @@ from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore
 from splatstudio.files.run import Run
 from splatstudio.files.run_lock import RunLock
 from splatstudio.settings.plateau_curve import Score
-from splatstudio.train.lost_scores import set_lost_scores_aside
 from splatstudio.train.plateau import PlateauNews, PlateauWatch, evaluation_interval
 from splatstudio.train.trainer import StepStats, Trainer
 
 SAFE = "Checkpoints already written are safe"
 FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
+LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
 
@@ -94,7 +94,7 @@ class Session:
         self._evaluating = False
         self.run = run
         self._lock = RunLock(run.path)
-        self._lost_note = set_lost_scores_aside(run.path, trainer.step)
+        self._lost_note = _set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
         self._evaluator = evaluator or partial(evaluate_training, trainer)
         self._began = clock()  # later by as long as it has rested
@@ -124,12 +124,12 @@ class Session:
 
     @property
     def evaluating(self) -> bool:
-        """Say whether an evaluation is in progress, as `breathe` may ask."""
+        """Return whether an evaluation is in progress, as `breathe` may ask."""
         return self._evaluating
 
     @property
     def finished(self) -> bool:
-        """Say whether the planned number of steps is done."""
+        """Return whether the planned number of steps is done."""
         return self.trainer.step >= self.trainer.config.steps
 
     @property
@@ -373,3 +373,29 @@ def _save_problem(result: SaveResult, well: str) -> str:
     return (
         f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}. {well}"
     )
+
+
+def _set_lost_scores_aside(run_dir: Path, step: int) -> str:
+    """Move scores of steps after `step`, from which a training goes on, to eval/lost/; return a sentence.
+
+    It is "" where there are none. Those of a checkpoint that is there stay: it can still be looked at.
+    """
+    try:
+        moved = _scores_moved(run_dir, step)
+    except OSError as error:
+        return f"Scores of steps after {step:,}, which are lost, stay in eval/: {error}."
+    if not moved:
+        return ""
+    return f"Scores of steps after {step:,}, which no checkpoint has, are put into {moved[0].parent}."
+
+
+def _scores_moved(run_dir: Path, step: int) -> list[Path]:
+    folder = run_dir / "eval"
+    kept = {step_of(checkpoint) for checkpoint in checkpoint_folders(run_dir)}
+    moved: list[Path] = []
+    for file in sorted(folder.glob("step_*.*")):
+        digits = file.stem.removeprefix("step_")
+        if digits.isdecimal() and int(digits) > step and int(digits) not in kept:
+            (folder / LOST).mkdir(exist_ok=True)
+            moved.append(file.replace(folder / LOST / file.name))
+    return moved

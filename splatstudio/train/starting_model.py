@@ -61,7 +61,7 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
     if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
         raise ValueError(
             f"{config.init} does not belong to {scene.path}: no photograph's camera has any of its"
-            f" {len(gaussians):,} Gaussians before it; a file must be in the scene's own coordinates"
+            f" {len(gaussians):,} splats before it; a file must be in the scene's own coordinates"
         )
     return with_sh_degree(gaussians, config.sh_degree)
 
@@ -76,7 +76,7 @@ def with_sh_degree(gaussians: Gaussians, sh_degree: int) -> Gaussians:
 
 @torch.no_grad()
 def _is_seen(gaussians: Gaussians, scene: Scene, options: RenderOptions) -> bool:
-    """Say whether a training camera has a Gaussian in its picture; of many cameras some are asked."""
+    """Return whether a training camera has a Gaussian in its picture; of many cameras some are asked."""
     indices = scene.train_indices
     for index in indices[:: math.ceil(len(indices) / MAX_CAMERAS_ASKED)]:
         camera = scene.views[index].camera

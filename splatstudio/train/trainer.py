@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ from splatstudio.train.data.resolution import sh_degree_at
 from splatstudio.train.data.train_views import TrainViewMaker
 from splatstudio.train.lookahead import Lookahead
 from splatstudio.train.precision import fp16_packing_for
-from splatstudio.train.resuming import config_to_go_on
 from splatstudio.train.starting_model import first_gaussians
 from splatstudio.train.step import (
     DrawnStep,
@@ -54,6 +53,10 @@ from splatstudio.train.step import (
 __all__ = ["StepStats", "Trainer", "TrainingDiverged"]
 
 EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
+FIXED_AT_START = (
+    *("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random"),
+    *("test_every", "test_images", "strategy"),
+)
 MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
 
 
@@ -108,7 +111,7 @@ class Trainer:
         be changed any more.
         """
         checkpoint = load_share(Path(checkpoint_dir), ranks)
-        config = config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
+        config = _config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
         _require_photographs(scene)
         trainer, generator = cls.__new__(cls), torch.Generator()
         generator.set_state(checkpoint.rng_state)
@@ -418,3 +421,36 @@ class _MadeStep:
 def _require_photographs(scene: Scene) -> None:
     if not scene.train_indices:
         raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
+
+
+def _config_to_go_on(
+    checkpoint: Checkpoint, scene: Scene, overrides: Mapping[str, Any], folder: Path
+) -> TrainConfig:
+    """Return the settings of a checkpoint, read from `folder`, with `overrides` by their dotted paths.
+
+    Raises ValueError when one of them cannot be changed any more, and when the checkpoint is of another scene
+    than `scene` is now.
+    """
+    config = checkpoint.config
+    for path, value in overrides.items():
+        new = changed(config, path, value)
+        if path in FIXED_AT_START and new != config:
+            raise ValueError(f"setting {path} cannot be changed when a training is resumed")
+        config = new
+    if overrides:  # else what was saved goes on, in which a sky wins
+        check_agreement(config)
+    if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
+        raise ValueError(
+            f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
+            " changed since; name the run's own scene, or train this one anew"
+        )
+    if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
+        raise ValueError(
+            f"{folder} was trained with {_split(config)}, but {scene.path} was "
+            f"loaded with {_split(scene)}: test photographs would be trained on"
+        )
+    return config
+
+
+def _split(of: TrainConfig | Scene) -> str:
+    return f"test_images {','.join(of.test_images)}" if of.test_images else f"test_every {of.test_every}"

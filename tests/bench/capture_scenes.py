@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from splatstudio.corrections.poses import corrected_camera
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"

@@ -25,7 +25,7 @@ import torch
 from capture_scenes import in_changing_light, under_an_open_sky, with_cameras_off, with_passers_by
 
 from splatstudio.evaluation.evaluate import Measures, evaluate
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.settings.presets import PRESETS

@@ -19,8 +19,9 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.saver import CheckpointSaver, snapshot
-from splatstudio.scene import load_scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"

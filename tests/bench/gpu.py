@@ -29,7 +29,7 @@ from gpu_workloads import Workload, cloud, find_garden, garden, training_step
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.kernels import ops
 from splatstudio.rendering.render import render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed import ALONE
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
 from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView

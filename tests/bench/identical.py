@@ -26,9 +26,9 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from rank_processes import answers_of, meet
 
-from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.process_ranks import ProcessRanks
-from splatstudio.scene import load_training_scene
+from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.settings.presets import PRESETS
 

@@ -48,9 +48,10 @@ from splatstudio.gui.state import stream
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.runtime.messages import Pause, Progress, Resume, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
-from splatstudio.scene import load_scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.strategy import Population, trainable
+from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.train.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]

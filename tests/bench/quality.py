@@ -22,7 +22,8 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 
 from splatstudio.evaluation.evaluate import evaluate, measures_for
-from splatstudio.scene import Scene, load_training_scene
+from splatstudio.scene.load import load_training_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
 from splatstudio.settings.presets import PRESETS
 from splatstudio.train.trainer import Trainer

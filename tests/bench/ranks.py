@@ -31,7 +31,7 @@ from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
-from splatstudio.scene import load_training_scene
+from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed, declaration
 from splatstudio.settings.presets import PRESETS
 from splatstudio.train.trainer import Trainer

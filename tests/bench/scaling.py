@@ -27,7 +27,7 @@ from torch import Tensor
 
 from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.train.precision import HALVES, row_bytes
 from splatstudio.train.trainer import Trainer

@@ -47,7 +47,8 @@ from splatstudio.optimization.gradients import apply_gradients, backward, draw, 
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.scene import Scene, load_scene
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig
 
 # Floating-point operations of the rasteriser's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.

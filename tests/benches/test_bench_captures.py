@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench import capture_scenes, quality
 
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

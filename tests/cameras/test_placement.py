@@ -21,7 +21,8 @@ from splatstudio.rendering.render import render
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 

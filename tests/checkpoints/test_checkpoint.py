@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from example_checkpoints import example
 from safetensors.torch import load_file, save_file
 
 from splatstudio.checkpoints import checkpoint as module
 from splatstudio.checkpoints.checkpoint import (
-    Checkpoint,
     begin_checkpoint,
     commit_checkpoint,
     load_checkpoint,
@@ -29,36 +28,15 @@ from splatstudio.checkpoints.checkpoint import (
     prune_checkpoints,
     remove_checkpoint,
     save_checkpoint,
-    step_of,
     verify_checkpoint,
     write_shard,
 )
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Population, trainable
+from splatstudio.strategy.population import Population
 
 RANK = "rank00000-of-00001.safetensors"
-
-
-def example(step: int = 120, seed: int = 0) -> Checkpoint:
-    """Return a checkpoint whose every number is its own."""
-    generator = torch.Generator().manual_seed(seed)
-    gaussians = blobs(seed)
-    moments = [gaussians.map(lambda t: torch.rand(t.shape, generator=generator)) for _ in range(2)]
-    return Checkpoint(
-        step=step,
-        config=TrainConfig(steps=777, background=(0.25, 0.5, 0.1)),
-        population=Population(
-            trainable(gaussians),
-            SplatAdam(moments[0], moments[1], num_steps=step),
-            {"grad2d": torch.rand(60, generator=generator), "visible": torch.arange(60.0)},
-        ),
-        scene_path=Path("/scenes/garden"),
-        scene_transform=np.linspace(0.1, 1.0, 16).reshape(4, 4),
-        rng_state=generator.get_state(),
-        upcoming=("b.jpg", "ä.jpg"),
-    )
 
 
 def assert_equal(ours: Gaussians, theirs: Gaussians) -> None:

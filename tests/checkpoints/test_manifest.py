@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_checkpoint import example
+from example_checkpoints import example
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 

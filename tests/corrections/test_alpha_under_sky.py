@@ -19,11 +19,12 @@ from splatstudio.rendering.color_maps import color_table
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import ViewOptions
 from splatstudio.runtime.view_renderer import Painter
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, SkyConfig
-from splatstudio.settings.config import CoarseConfig, DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs, ring_of_cameras
+from corrected_scenes import ALL_ON, repainted
 
 from splatstudio.cameras.camera import Camera, CameraModel
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.checkpoints.saver import snapshot
-from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
+from splatstudio.corrections.table import LearntRows
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import Sky, over_sky, viewing_directions
@@ -30,32 +30,12 @@ from splatstudio.models.exporting import export_model
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
-
-ALL_ON = TrainConfig(
-    steps=100,
-    sh_degree=1,
-    sh_degree_every=5,
-    exposure=ExposureConfig(enabled=True),
-    poses=PoseConfig(enabled=True, start_step=4, lr=1e-3),
-    sky=SkyConfig(enabled=True),
-)
-
-
-def repainted(folder: Path, target: Path, paint: Callable[[int, np.ndarray], np.ndarray]) -> Path:
-    """Copy a scene with other colours; `paint` gets a view's number and its pixels, RGB in 0..1."""
-    shutil.copytree(folder, target)
-    for number, file in enumerate(sorted((target / "images").iterdir())):
-        stored = cv2.imread(str(file))
-        assert stored is not None
-        pixels = stored[..., ::-1] / 255.0
-        changed = np.clip(paint(number, pixels), 0.0, 1.0)
-        cv2.imwrite(str(file), np.rint(changed[..., ::-1] * 255.0).astype(np.uint8))
-    return target
 
 
 def trained(scene: Scene, config: TrainConfig, num_steps: int | None = None) -> Trainer:

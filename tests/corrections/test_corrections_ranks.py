@@ -11,10 +11,11 @@ from correction_tasks import corrections_after
 from rank_pool import RankPool
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
-from splatstudio.distributed import ALONE
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.models.merging import merge
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 
 CONFIG = TrainConfig(
     steps=100,

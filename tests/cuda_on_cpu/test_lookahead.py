@@ -25,8 +25,9 @@ from splatstudio.optimization.losses import photometric, psnr, psnr_on_device
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, McmcConfig, ShapeConfig, StrategyName
-from splatstudio.strategy import trainable
+from splatstudio.settings.capture_config import ShapeConfig
+from splatstudio.settings.strategy_config import DensifyConfig, McmcConfig, StrategyName
+from splatstudio.strategy.population import trainable
 from splatstudio.train.step import DrawnStep, StepLoss
 from splatstudio.train.trainer import Trainer
 

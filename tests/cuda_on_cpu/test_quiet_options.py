@@ -19,8 +19,8 @@ from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
 from splatstudio.train import trainer as trainer_module
 from splatstudio.train.data import train_views as shots
-from splatstudio.train.step import DrawnStep, StepLoss
-from splatstudio.train.trainer import Trainer, TrainingDiverged
+from splatstudio.train.step import DrawnStep, StepLoss, TrainingDiverged
+from splatstudio.train.trainer import Trainer
 
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
 

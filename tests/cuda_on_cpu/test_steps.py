@@ -16,7 +16,8 @@ from splatstudio.kernels.intersection_capacity import IntersectionCapacity
 from splatstudio.optimization import train_step as findings
 from splatstudio.optimization.gradients import RenderOutput
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import StrategyName, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import StrategyName
 from splatstudio.train.step import StepLoss
 from splatstudio.train.trainer import Trainer
 

@@ -9,11 +9,11 @@ import torch
 from rank_pool import RankPool
 from sharded_training_tasks import config_of
 from shortage_tasks import no_memory
-from test_sharded_strategies import COMMON, FAST
+from strategy_settings import COMMON, FAST
 from wary_tasks import NUM_EXCHANGES, Ending, fail_at, grow_unread
 
 from splatstudio.distributed.failures import OutOfMemory, is_out_of_memory
-from splatstudio.scene import Scene
+from splatstudio.scene.scene import Scene
 from splatstudio.strategy import population
 from splatstudio.train.trainer import Trainer
 

@@ -13,7 +13,7 @@ from splatstudio.runtime.activity import Activity, WorkerContext
 from splatstudio.runtime.messages import Failed, Job, Saved, Start, TrainJob
 from splatstudio.runtime.rank import activity_of
 from splatstudio.runtime.supervisor import plan_for
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.data.photo_queue import Batch, PhotoQueue
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from compared_trainings import SETTINGS, assert_same
 from rank_pool import RankPool
 from sharded_tasks import Case
 from sharded_training_tasks import Plan, train
 from shortage_tasks import copy_twice, descend_short, look_twice, train_short_of_photographs
-from test_sharded_training import SETTINGS, assert_same
 
 
 def test_a_copy_that_there_is_no_memory_for_is_refused_before_anything_is_sent(

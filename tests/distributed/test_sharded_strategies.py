@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, Trained, train
+from strategy_settings import COMMON, FAST, MCMC
 
-COMMON: dict[str, Any] = {
-    "sh_degree": 1,
-    "densify.start_step": 5,
-    "densify.every": 10,
-    "densify.grow_grad": 1e-4,
-    "densify.reset_every": 1000,
-}
-MCMC = {"strategy": "mcmc", "mcmc.start_step": 5, "mcmc.every": 5, "mcmc.max_gaussians": 130}
 MCMC |= {"shapes.opacity_weight": 0.01, "shapes.scale_weight": 0.01}
-FAST = {"strategy": "fast", "fast.every": 5}
 
 
 def even(parts: list[Trained]) -> bool:

@@ -31,7 +31,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels.reference import ssim
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 

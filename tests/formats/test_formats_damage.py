@@ -140,7 +140,7 @@ def test_nothing_is_written_of_a_model_that_is_not_finite(
 
 @pytest.mark.parametrize("ending", [ending for ending in WRITTEN if ending != ".ply"])
 def test_a_model_without_gaussians_is_not_written(tmp_path: Path, ending: str) -> None:
-    with pytest.raises(ValueError, match="no Gaussians"):
+    with pytest.raises(ValueError, match="no splats"):
         write_gaussians(tmp_path / f"a{ending}", model(3)[:0])
     assert not list(tmp_path.iterdir())
 
@@ -158,7 +158,7 @@ def test_missing_files_folders_and_other_things(tmp_path: Path, name: str) -> No
     (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
         read_splats(tmp_path / name)
-    (tmp_path / f"b{name}").write_text("These are not Gaussians.")
+    (tmp_path / f"b{name}").write_text("These are not splats.")
     with pytest.raises(ValueError, match=name.replace(".", r"\.")):
         read_splats(tmp_path / f"b{name}")
 
@@ -187,11 +187,11 @@ def edited(content: bytes, old: bytes, new: bytes) -> bytes:
         (
             b"element vertex 300",
             b"element vertex 1152921504606846976",
-            "SH for 300 Gaussians, but 1152921504606846976",
+            "SH for 300 splats, but 1152921504606846976",
         ),
-        (b"element vertex 300", b"element vertex 0", "SH for 300 Gaussians, but 0"),
+        (b"element vertex 300", b"element vertex 0", "SH for 300 splats, but 0"),
         (b"element chunk 2", b"element chunk 3", "3 chunks of 256 do not fit 300"),
-        (b"element sh 300", b"element sh 299", "SH for 299 Gaussians, but 300"),
+        (b"element sh 300", b"element sh 299", "SH for 299 splats, but 300"),
         (b"element sh 300", b"element face 300", "lacks the elements"),
         (b"element chunk 2", b"element vertex 2", "lacks the elements|twice"),
         (b"property float min_scale_y", b"property double min_scale_y", "'min_scale_y' of the type f4"),
@@ -218,7 +218,7 @@ def test_bounds_that_are_not_finite(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     start = content.index(b"end_header\n") + len(b"end_header\n")
     content[start + 72 : start + 76] = struct.pack("<f", np.nan)
-    assert "is damaged: 'means' of Gaussian 256 is nan" in refusal(path, bytes(content))
+    assert "is damaged: 'means' of splat 256 is nan" in refusal(path, bytes(content))
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -226,7 +226,7 @@ def test_lying_headers_of_spz(tmp_path: Path, version: int) -> None:
     path = tmp_path / "a.spz"
     columns = spz_columns(4, 3 if version == 2 else 4)
     assert "too many for its size" in refusal(path, spz_of(version, columns, num=2**32 - 1))
-    assert "holds no Gaussians" in refusal(path, spz_of(version, columns, num=0))
+    assert "holds no splats" in refusal(path, spz_of(version, columns, num=0))
     more = refusal(path, spz_of(version, columns, num=5))
     assert "cut off" in more
     fewer = refusal(path, spz_of(version, columns, num=3))
@@ -296,9 +296,9 @@ def test_a_checkpoint_with_a_program_is_refused(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("means", torch.zeros(3, 2), "'means' is 3 x 2, where 3D Gaussians need 3 x 3"),
-        ("means", torch.zeros(()), "no Gaussians"),
-        ("means", torch.zeros(0, 3), "no Gaussians"),
+        ("means", torch.zeros(3, 2), "'means' is 3 x 2, where splats need 3 x 3"),
+        ("means", torch.zeros(()), "no splats"),
+        ("means", torch.zeros(0, 3), "no splats"),
         ("quats", torch.zeros(4, 4), "'quats' is 4 x 4"),
         ("scales", torch.zeros(3, 2), "'scales' is 3 x 2"),
         ("shN", torch.zeros(3, 7, 3), "'shN' is 3 x 7 x 3"),
@@ -308,8 +308,8 @@ def test_a_checkpoint_with_a_program_is_refused(tmp_path: Path, monkeypatch: pyt
         ("quats", torch.zeros(3, 4).to_sparse(), "not a dense tensor"),
         ("quats", torch.zeros(3, 4, device="meta"), "not a dense tensor|no values|damaged|claims more"),
         ("scales", torch.tensor([1.0]).expand(3, 3), "claims more numbers than it has"),
-        ("shN", torch.full((3, 15, 3), torch.inf), "'shN' of Gaussian 0 is inf"),
-        ("means", torch.full((3, 3), 1e300, dtype=torch.float64), "'means' of Gaussian 0 is inf"),
+        ("shN", torch.full((3, 15, 3), torch.inf), "'shN' of splat 0 is inf"),
+        ("means", torch.full((3, 3), 1e300, dtype=torch.float64), "'means' of splat 0 is inf"),
         ("sh0", None, "no 'sh0'"),
     ],
 )
@@ -347,7 +347,7 @@ def test_scales_below_zero_in_splat(tmp_path: Path) -> None:
     write_gaussians(path, model(3, 0))
     content = bytearray(path.read_bytes())
     content[32 + 16 : 32 + 20] = struct.pack("<f", -1.0)
-    assert "Gaussian 1 has the scales" in refusal(path, bytes(content))
+    assert "splat 1 has the scales" in refusal(path, bytes(content))
 
 
 def test_spz_is_a_plain_gzip_stream_however_many_blocks_it_has(

@@ -72,7 +72,7 @@ def test_a_centre_that_is_no_place_is_named() -> None:
     gaussians = model(10)
     gaussians.means[7, 1] = float("nan")
     for eyes in (np.zeros((0, 3)), np.ones((2, 3))):
-        with pytest.raises(ValueError, match=r"no normals: 'means' of Gaussian 7 is nan"):
+        with pytest.raises(ValueError, match=r"no normals: 'means' of splat 7 is nan"):
             normals_of(gaussians, eyes)
 
 

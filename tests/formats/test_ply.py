@@ -161,7 +161,7 @@ def edited(path: Path, old: bytes, new: bytes) -> None:
         (b"element vertex 9", b"element vertex %d" % 2**60, "promises 1152921504606846976 .* record 9 "),
         (b"element vertex 9", b"element vertex %d" % 10**400, "line 4 .* makes no sense"),
         (b"element vertex 9", b"element vertex 10", "record 9 is not complete"),
-        (b"element vertex 9", b"element vertex 8", "promises 8 Gaussians, but there are data for 9"),
+        (b"element vertex 9", b"element vertex 8", "promises 8 splats, but there are data for 9"),
         (b"element vertex 9", b"element vertex -9", "line 4 .* makes no sense: 'element vertex -9'"),
         (b"element vertex 9", b"element vertex 9.0", "makes no sense"),
         (b"element vertex 9", b"element vertex", "makes no sense"),

@@ -130,15 +130,15 @@ def test_no_server_is_started_for_a_page(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     broken = model(10)
     broken.scales[3, 1] = float("nan")
-    with pytest.raises(ValueError, match="'scales' of Gaussian 3 is nan"):
+    with pytest.raises(ValueError, match="'scales' of splat 3 is nan"):
         write_viewer_page(tmp_path / "a.html", broken)
-    with pytest.raises(ValueError, match="the model has no Gaussians"):
+    with pytest.raises(ValueError, match="the model has no splats"):
         write_viewer_page(tmp_path / "a.html", model(10)[:0])
     with pytest.raises(ValueError, match=r"missing/a\.html cannot be written"):
         write_viewer_page(tmp_path / "missing" / "a.html", model(10))
     with (
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(ValueError, match="10 Gaussians are more than a browser"),
+        pytest.raises(ValueError, match="10 splats are more than a browser"),
     ):
         patch.setattr("splatstudio.formats.viewer_page.LONGEST_TEXT", 1000)
         write_viewer_page(tmp_path / "a.html", model(10))

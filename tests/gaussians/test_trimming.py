@@ -35,7 +35,7 @@ def test_what_makes_no_sense_is_said() -> None:
             Trim(value)
     with pytest.raises(ValueError, match="finite"):
         Trim(crop=(0, 0, 0, 1, 1, float("inf")))
-    with pytest.raises(ValueError, match="no Gaussian is left"):
+    with pytest.raises(ValueError, match="no splat is left"):
         trimmed(blobs(), Trim(crop=(90, 90, 90, 91, 91, 91)))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from conftest import blobs
+from example_checkpoints import example
 from gui_parts import as_user, evaluate_panel
-from test_checkpoint import example
 
 from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint

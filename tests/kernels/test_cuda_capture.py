@@ -17,10 +17,10 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio.corrections import LearntRows
 from splatstudio.corrections.exposure import corrected_affinely
+from splatstudio.corrections.table import LearntRows
 from splatstudio.devices import transfer
-from splatstudio.distributed import ALONE
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
 from splatstudio.optimization import depth_guide
@@ -30,7 +30,7 @@ from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 pytestmark = [
     pytest.mark.cuda,

@@ -19,8 +19,9 @@ from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.strategy import trainable
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.strategy.population import trainable
 
 pytestmark = [
     pytest.mark.cuda,

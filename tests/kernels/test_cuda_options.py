@@ -13,7 +13,7 @@ from blob_scenes import write_blob_scene
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.kernels import ops
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.train.trainer import Trainer

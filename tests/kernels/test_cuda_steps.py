@@ -8,8 +8,8 @@ from blob_models import blobs, ring_of_cameras
 from lookahead_trainings import waiting_is_an_error
 from torch import Tensor
 
-from splatstudio.distributed import ALONE
 from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity, intersection_capacity_for
@@ -19,7 +19,7 @@ from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.config import OptimConfig
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 pytestmark = [
     pytest.mark.cuda,

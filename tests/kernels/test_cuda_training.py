@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from step_models import RATES, TARGET, camera_at, degree_at, model
 from test_cuda import close
-from test_train_step import RATES, TARGET, camera_at, degree_at, model
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
@@ -13,7 +13,7 @@ from splatstudio.kernels.ops_training import Regularization, compute_relocation,
 from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 pytestmark = [
     pytest.mark.cuda,

@@ -23,7 +23,7 @@ from splatstudio.kernels.stages import ProjectSettings, RasterSettings
 from splatstudio.optimization.gradients import backward, draw, gradient_of_pose
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 SIZE = (24, 20)  # px
 STEP = 1e-8  # of finite differences: so small that no pixel crosses the threshold of alpha in between

@@ -82,14 +82,14 @@ def test_what_is_no_model_is_not_written(parts: Path, output: str, wrong: str) -
     files = [parts / f"ckpt_{STEP}_rank{rank}.pt" for rank in range(2)]
     if wrong == "nan":
         rewrite(files[1], lambda content: content["splats"]["quats"][3].fill_(torch.inf))
-        sentence = rf"{files[1]} is damaged: 'quats' of Gaussian 3 is no finite number"
+        sentence = rf"{files[1]} is damaged: 'quats' of splat 3 is no finite number"
     elif wrong == "nothing":
         for file in files:
             rewrite(file, emptied)
-        sentence = "hold no Gaussians"
+        sentence = "hold no splats"
     else:
         shutil.copy(files[0], files[1])
-        sentence = rf"{files[0]} and {files[1]} hold the same Gaussians"
+        sentence = rf"{files[0]} and {files[1]} hold the same splats"
     with pytest.raises(ValueError, match=sentence):
         merge(parts, parts / output)
     assert sorted(parts.iterdir()) == files

@@ -19,7 +19,7 @@ from splatstudio.models import scoring
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import BESIDE, OTHER_FRAME, EvaluationTask, evaluate_task
 from splatstudio.rendering.render import render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.session import Session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +12,13 @@ import pytest
 import torch
 from conftest import blobs, ring_of_cameras
 from rank_pool import RankPool
-from scene_builder import quaternion
 from sharded_training_tasks import Plan, train
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
 from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.rendering.render import render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
 from splatstudio.settings.capture_config import DepthConfig
@@ -28,21 +26,6 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
 
 SHARED = Path(__file__).parents[3] / "shared" / "scenes"
-
-
-@pytest.fixture(scope="module")
-def tracked(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """The blobs, whose images.txt tells that view k (from 1 on) shows the points k, k + 1 and one unknown."""
-    folder = tmp_path_factory.mktemp("tracked") / "scene"
-    shutil.copytree(blob_folder, folder)
-    lines = []
-    for number, camera in enumerate(ring_of_cameras(), start=1):
-        pose = [*quaternion(camera.viewmat[:3, :3]), *camera.viewmat[:3, 3]]
-        numbers = " ".join(repr(float(value)) for value in pose)
-        lines += [f"{number} {numbers} 1 view_{number:02d}.png"]
-        lines += [f"1.5 2.5 {number + 1} 3.5 4.5 -1 0.5 0.5 {number} 7 7 999999"]
-    (folder / "sparse" / "0" / "images.txt").write_text("\n".join(lines) + "\n")
-    return load_scene(folder)
 
 
 def test_a_photograph_shows_the_points_of_its_observations(tracked: Scene) -> None:

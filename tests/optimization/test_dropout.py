@@ -10,7 +10,7 @@ import pytest
 import torch
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
-from test_train_step import RATES, camera_at, loss_of, model
+from step_models import RATES, camera_at, loss_of, model
 
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.gaussians.dropout import Dropout
@@ -19,14 +19,9 @@ from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import (
-    DensifyConfig,
-    DropoutConfig,
-    FastConfig,
-    McmcConfig,
-    StrategyName,
-    TrainConfig,
-)
+from splatstudio.settings.capture_config import DropoutConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig, StrategyName
 from splatstudio.strategy.population import PERSISTENT_ID
 from splatstudio.train import memory_plan
 from splatstudio.train.trainer import Trainer

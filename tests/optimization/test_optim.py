@@ -10,7 +10,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import LazyRows
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.settings.config import OptimConfig
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
 

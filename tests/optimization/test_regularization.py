@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_train_step import RATES, assert_same, camera_at, fused_step, loss_of, model
+from step_models import RATES, assert_same, camera_at, fused_step, loss_of, model
 from torch import Tensor
 
 from splatstudio.gaussians.gaussians import Gaussians

@@ -19,7 +19,7 @@ from splatstudio.files.run import Run
 from splatstudio.gui.dock.status import header_html
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
-from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 from splatstudio.train.device_options import AS_FOUND
 from splatstudio.train.trainer import Trainer

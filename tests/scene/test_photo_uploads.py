@@ -15,7 +15,8 @@ from splatstudio.scene import photo_uploads
 from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import PhotoUploads, Pixels, pixels_of
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 CPU = torch.device("cpu")

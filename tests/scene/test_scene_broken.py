@@ -22,7 +22,7 @@ from scene_builder import (
     write_transforms,
 )
 
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
 TINY = tiny_scene(3, num_points=4)
 MODEL = "sparse/0"

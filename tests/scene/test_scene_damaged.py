@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scene_builder import cameras_bin, images_bin, points_bin, tiny_scene, write_colmap
 
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
 TINY = tiny_scene(3, num_points=4)
 MODEL = "sparse/0"

@@ -22,7 +22,9 @@ from scene_builder import (
     write_transforms,
 )
 
-from splatstudio.scene import Scene, describe_scene, load_scene
+from splatstudio.scene.describe import describe_scene
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene
 
 
 def file_cameras(scene: Scene) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from scene_builder import tiny_scene, write_colmap
 
 from splatstudio.cameras.camera import Camera, look_at
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.normalize import normalizing_transform
 
 NO_POINTS = np.zeros((0, 3))

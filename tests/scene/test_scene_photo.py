@@ -10,8 +10,10 @@ import pytest
 from PIL import Image, ImageOps
 from scene_builder import picture, tiny_scene, write_blender, write_colmap, write_picture
 
-from splatstudio.scene import PhotoLoader, load_scene, photo_cache
+from splatstudio.scene import photo_cache
+from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.lens import Lens, distort, pinhole, undistort
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.photo import oriented
 
 

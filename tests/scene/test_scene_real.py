@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatstudio.scene import PhotoLoader, Scene, load_scene
+from splatstudio.scene.images import PhotoLoader
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene
 
 SCENES = Path(__file__).resolve().parents[3] / "shared" / "scenes"
 pytestmark = pytest.mark.skipif(not SCENES.is_dir(), reason="the captures are not beside the repository")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from splatstudio.settings.config import (
-    DensifyConfig,
     OptimConfig,
     TrainConfig,
     changed,
@@ -18,6 +17,7 @@ from splatstudio.settings.config import (
     from_json,
     to_json,
 )
+from splatstudio.settings.strategy_config import DensifyConfig
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, OptimConfig, DensifyConfig])

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splatstudio.settings.config import CoarseConfig, DensifyConfig, OptimConfig, TrainConfig
+from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import Plateau, PlateauConfig, Score, line_through, plateau_stretch
+from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
 from splatstudio.train.plateau import PlateauWatch, evaluation_interval, rates_left, settled_after
 
 STEPS, EVERY = 10_000, 200

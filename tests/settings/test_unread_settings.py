@@ -12,19 +12,18 @@ from splatstudio.cli.launched import launched_job
 from splatstudio.gui.state.project import open_project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
-from splatstudio.settings.config import (
+from splatstudio.settings.config import TrainConfig, changed, value_of
+from splatstudio.settings.notes import notes_on_settings, switched_off
+from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.strategy_config import (
     AbsgradConfig,
     DensifyConfig,
     FastConfig,
     McmcConfig,
     StrategyName,
-    TrainConfig,
-    changed,
-    value_of,
+    note_on_unread,
+    unread_settings,
 )
-from splatstudio.settings.notes import notes_on_settings, switched_off
-from splatstudio.settings.presets import PRESETS
-from splatstudio.settings.strategy_config import note_on_unread, unread_settings
 from splatstudio.train.device_options import AS_FOUND
 from splatstudio.train.trainer import Trainer
 

@@ -9,7 +9,8 @@ from test_strategy import HIGH, population, seen
 from torch import Tensor
 
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, FastConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.strategy.fast import FastStrategy
 from splatstudio.train.trainer import Trainer
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from compared_trainings import assert_same
 from growth_tasks import Shortage, balance_short, grow_short
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, config_of, train
-from test_sharded_strategies import COMMON, FAST, MCMC
-from test_sharded_training import assert_same
+from strategy_settings import COMMON, FAST, MCMC
 from worker_watcher import MANY, Launch
 
 from splatstudio.distributed.failures import Fault, OutOfMemory
@@ -22,7 +22,8 @@ from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
 from splatstudio.runtime.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
 from splatstudio.runtime.supervisor import plan_for
-from splatstudio.scene import Scene, load_scene
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene
 from splatstudio.strategy import growth
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer

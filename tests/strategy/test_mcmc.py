@@ -14,9 +14,11 @@ from test_strategy import rows, seen
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import render
-from splatstudio.settings.config import DensifyConfig, McmcConfig, TrainConfig
-from splatstudio.strategy import Population, number_rows, trainable
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, McmcConfig
+from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.mcmc import McmcStrategy, beside, compute_relocation, inject_noise, part
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.sampling import Samples, keys_of_parts
 
 STEP = 600

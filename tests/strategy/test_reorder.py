@@ -11,11 +11,11 @@ import pytest
 import torch
 from growth_tasks import failing_at, same, state_of
 from rank_pool import RankPool
+from resumed_trainings import CONFIG, assert_same, run
 from sharded_tasks import camera_of, model
 from sharded_training_tasks import Plan, train
 from shortage_tasks import replaced
-from test_resume import CONFIG, assert_same, run
-from test_sharded_strategies import COMMON, MCMC
+from strategy_settings import COMMON, MCMC
 from torch import Tensor
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
@@ -26,9 +26,10 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.spatial_order import morton_order
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import render
-from splatstudio.scene import Scene
-from splatstudio.settings.config import FastConfig, McmcConfig, TrainConfig
-from splatstudio.strategy import Population, trainable
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import FastConfig, McmcConfig
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.reorder import reorder
 from splatstudio.train import memory_plan
 from splatstudio.train.memory_plan import PLACE_BYTES, plan_memory

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from sharded_training_tasks import config_of
+from strategy_settings import COMMON, MCMC
 from test_mcmc import STEP, population, strategy
-from test_sharded_strategies import COMMON, MCMC
 
-from splatstudio.distributed import ALONE
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.reference_training import normal_noise
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import McmcConfig
-from splatstudio.strategy import number_rows
+from splatstudio.settings.strategy_config import McmcConfig
 from splatstudio.strategy import sampling as births
+from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.population import PERSISTENT_ID
 from splatstudio.strategy.sampling import chances_of, dealt, keys_of_parts, sample_parents
 from splatstudio.train.trainer import Trainer

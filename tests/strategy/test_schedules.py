@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import CoarseConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import CoarseConfig
 from splatstudio.train.data.resolution import divisor_at, sh_degree_at
 from splatstudio.train.trainer import Trainer
 

@@ -10,14 +10,15 @@ import torch
 from conftest import blobs, ring_of_cameras
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed import ALONE
+from splatstudio.distributed.ranks import ALONE
 from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.strategy import Population, trainable
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
 from splatstudio.train.trainer import Trainer
 

@@ -11,8 +11,9 @@ import torch
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import CoarseConfig, DensifyConfig, FastConfig, McmcConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig, FastConfig, McmcConfig
 from splatstudio.train.trainer import Trainer
 
 STEPS = 60

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.optimization.gradients import Observation
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.settings.config import DensifyConfig
-from splatstudio.strategy import Observation, Population, edit, trainable
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.strategy.default import DefaultStrategy
+from splatstudio.strategy.population import Population, edit, trainable
 
 HIGH, LOW = 1e-3, 1e-5  # image gradients above and below the threshold
 STEP = 600  # the first step at which the default settings densify

@@ -11,15 +11,17 @@ from sharded_training_tasks import config_of
 from torch import Tensor
 
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.gaussians.change import Change
+from splatstudio.optimization.gradients import Observation
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Change, Observation, Population, Strategy, trainable
+from splatstudio.strategy import Strategy
 from splatstudio.strategy.choice import AbsgradStrategy
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.fast import FastStrategy
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.mcmc import McmcStrategy
-from splatstudio.strategy.population import ROW_INDEX
+from splatstudio.strategy.population import ROW_INDEX, Population, trainable
 from splatstudio.strategy.rebalance import rebalance
 
 NUM, MOST, STEPS = 120, 600, (10, 20, 30)  # Gaussians, more than there ever are, steps with decisions

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import cv2
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras
+from scene_builder import quaternion
 
 from splatstudio.rendering.render import render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 
 
@@ -70,3 +72,18 @@ def blob_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def blob_scene(blob_folder: Path) -> Scene:
     """The scene of `blob_folder`, loaded."""
     return load_scene(blob_folder)
+
+
+@pytest.fixture(scope="module")
+def tracked(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """The blobs, whose images.txt tells that view k (from 1 on) shows the points k, k + 1 and one unknown."""
+    folder = tmp_path_factory.mktemp("tracked") / "scene"
+    shutil.copytree(blob_folder, folder)
+    lines = []
+    for number, camera in enumerate(ring_of_cameras(), start=1):
+        pose = [*quaternion(camera.viewmat[:3, :3]), *camera.viewmat[:3, 3]]
+        numbers = " ".join(repr(float(value)) for value in pose)
+        lines += [f"{number} {numbers} 1 view_{number:02d}.png"]
+        lines += [f"1.5 2.5 {number + 1} 3.5 4.5 -1 0.5 0.5 {number} 7 7 999999"]
+    (folder / "sparse" / "0" / "images.txt").write_text("\n".join(lines) + "\n")
+    return load_scene(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
 

@@ -16,7 +16,7 @@ from splatstudio.runtime import shared_views
 from splatstudio.runtime.messages import ViewOptions, ViewRequest
 from splatstudio.runtime.shared_views import SharedViews, seen_by_rank
 from splatstudio.runtime.view_renderer import asked_for
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.optimization.optim import SplatAdam
-from splatstudio.scene import load_scene
-from splatstudio.strategy import Population, attempt, rebalance, trainable
+from splatstudio.scene.load import load_scene
+from splatstudio.strategy import attempt, rebalance
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.train.trainer import Trainer
 
 

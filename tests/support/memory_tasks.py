@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.scene import load_scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 

@@ -18,8 +18,8 @@ from splatstudio.optimization.gradients import StepInputs, StepPlan
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.sharded_view import gathered
-from splatstudio.scene import load_scene
-from splatstudio.strategy import trainable
+from splatstudio.scene.load import load_scene
+from splatstudio.strategy.population import trainable
 from splatstudio.train import precision as precision_module
 from splatstudio.train.trainer import Trainer
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 from splatstudio.optimization.depth_guide import DepthGuide
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import (
-    CoarseConfig,
+from splatstudio.settings.capture_config import (
     DepthConfig,
     DropoutConfig,
     ExposureConfig,
-    McmcConfig,
-    OptimConfig,
     PoseConfig,
     ShapeConfig,
     SkyConfig,
-    TrainConfig,
 )
+from splatstudio.settings.config import OptimConfig, TrainConfig
+from splatstudio.settings.strategy_config import CoarseConfig, McmcConfig
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 WEIGHTS = ShapeConfig(opacity_weight=0.01, scale_weight=0.01)

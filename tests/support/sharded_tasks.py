@@ -20,7 +20,7 @@ from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.rendering.sharded_view import as_seen_from, drawn, gathered, received_for
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 RATES = {"means": 1e-3, "quats": 2e-3, "scales": 3e-3, "opacities": 4e-3, "sh0": 5e-3, "shN": 6e-3}
 

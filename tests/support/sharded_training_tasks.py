@@ -14,12 +14,13 @@ from torch import Tensor
 from splatstudio.distributed.failures import FAULT_VARIABLE
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.strategy import Change
-from splatstudio.train.trainer import Trainer, TrainingDiverged
+from splatstudio.train.step import TrainingDiverged
+from splatstudio.train.trainer import Trainer
 
 
 @dataclass(frozen=True)

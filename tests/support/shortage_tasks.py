@@ -31,9 +31,9 @@ from splatstudio.runtime.messages import (
     ViewRequest,
 )
 from splatstudio.runtime.training import Training
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 from splatstudio.train.data import train_views as shots
 from splatstudio.train.trainer import Trainer
 

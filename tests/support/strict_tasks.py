@@ -15,7 +15,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime.messages import ViewOptions, ViewRequest
 from splatstudio.runtime.shared_views import gather_seen
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.train.trainer import Trainer
 
 

@@ -15,7 +15,7 @@ from shortage_tasks import no_memory, replaced
 from splatstudio.distributed.failures import FailedTogether, OutOfMemory, together
 from splatstudio.distributed.guarded_ranks import all_or_none
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.strategy import attempt
 from splatstudio.train.trainer import Trainer
 

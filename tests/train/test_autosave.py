@@ -16,10 +16,10 @@ from splatstudio.checkpoints.checkpoint import (
     checkpoint_folders,
     load_checkpoint,
     newest_checkpoint,
-    step_of,
 )
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.files.run import Run
-from splatstudio.scene import Scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer

@@ -14,7 +14,8 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.run import Run
 from splatstudio.gui.state.project import on_devices, open_project, with_settings
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, StrategyName, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig, StrategyName
 from splatstudio.train import memory_plan
 from splatstudio.train.device_options import DeviceOptions
 from splatstudio.train.memory_plan import fitted, plan_memory, splats_wanted

@@ -10,8 +10,8 @@ from splatstudio.runtime.messages import Start, TrainJob
 from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.settings.strategy_config import FastConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.train.trainer import Trainer
 
 CALM = TrainConfig(steps=10, sh_degree=0, test_every=0, densify=DensifyConfig(enabled=False))

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from example_checkpoints import example
 from gui_parts import scores
-from test_checkpoint import example
 
 from splatstudio.checkpoints.catalog import entries_of
 from splatstudio.checkpoints.checkpoint import save_checkpoint

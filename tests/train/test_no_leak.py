@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_corrections import ALL_ON, repainted
-from test_depth_guide import tracked  # noqa: F401  (a fixture)
+from corrected_scenes import ALL_ON, repainted
 
 from splatstudio.checkpoints.shard_file import named_tensors
 from splatstudio.evaluation.evaluate import evaluate
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import DepthConfig, ShapeConfig
-from splatstudio.settings.config import DensifyConfig, FastConfig, McmcConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig
 from splatstudio.train.trainer import Trainer
 
 STEPS = 40
@@ -51,7 +51,7 @@ def after_training(scene: Scene, config: TrainConfig) -> tuple[dict[str, torch.T
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc", "fast"])
 def test_other_test_photographs_make_the_same_model(
-    tracked: Scene,  # noqa: F811
+    tracked: Scene,
     tmp_path: Path,
     strategy: str,
 ) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs, ring_of_cameras
-from test_corrections import repainted
+from corrected_scenes import repainted
 
 from splatstudio.corrections.exposure import corrected_affinely
 from splatstudio.evaluation.evaluate import evaluate
@@ -20,7 +20,7 @@ from splatstudio.models.exporting import export_model
 from splatstudio.models.model import load_model
 from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig
 from splatstudio.settings.config import TrainConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
-from test_sharded_strategies import COMMON, MCMC
+from strategy_settings import COMMON, MCMC
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from splatstudio.scene.scene import Scene

@@ -17,7 +17,8 @@ from splatstudio.files.run import Run
 from splatstudio.gui.state.project import open_project
 from splatstudio.runtime.messages import TrainJob
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig, settings_named
+from splatstudio.settings.config import TrainConfig, settings_named
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer
 

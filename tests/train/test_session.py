@@ -16,11 +16,11 @@ from splatstudio.checkpoints.checkpoint import (
     checkpoint_folders,
     load_checkpoint,
     save_checkpoint,
-    step_of,
 )
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.files import run_lock
 from splatstudio.files.run import Run
-from splatstudio.scene import Scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer

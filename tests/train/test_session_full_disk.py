@@ -12,7 +12,7 @@ import pytest
 from splatstudio.checkpoints import saver as checkpoint_saver
 from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.files.run import Run
-from splatstudio.scene import Scene
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer

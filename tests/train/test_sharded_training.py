@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from compared_trainings import SETTINGS, assert_same
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, Trained, evaluate_shards, train
 
@@ -14,23 +15,9 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.render import options_for_display
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
-SETTINGS: dict[str, Any] = {
-    "sh_degree": 1,
-    "sh_degree_every": 20,
-    "densify.start_step": 5,
-    "densify.every": 10,
-    "densify.reset_every": 1000,
-    "densify.grow_grad": 1e-4,
-}
 CALM = {**SETTINGS, "densify.enabled": False}
-
-
-def assert_same(ours: Gaussians | None, theirs: Gaussians | None) -> None:
-    assert ours is not None and theirs is not None
-    for name, tensor in ours.tensors().items():
-        assert torch.equal(tensor, theirs.tensors()[name]), name
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gui.state.project import open_project
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.starting_model import with_sh_degree
 from splatstudio.train.trainer import Trainer
 

@@ -9,7 +9,7 @@ import pytest
 
 from splatstudio.files.run import Run
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
-from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.session import Session
 from splatstudio.train.trainer import Trainer

@@ -17,12 +17,14 @@ from conftest import NUM_VIEWS
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.optimization import train_step as descent
+from splatstudio.optimization import train_step
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.train.trainer import Trainer, TrainingDiverged
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.train.step import TrainingDiverged
+from splatstudio.train.trainer import Trainer
 
 # Densifies at steps 20, 30, 40 and resets at 35: everything happens within a few steps.
 BUSY = DensifyConfig(start_step=15, every=10, reset_every=35, grow_grad=1e-5, stop_step=50)
@@ -336,7 +338,7 @@ def test_another_thread_always_sees_six_tensors_of_one_length(start: Any) -> Non
     assert len(set(seen)) > 3 and all(len(set(one)) == 1 for one in seen)
 
 
-@pytest.mark.parametrize(("stage", "whole"), [("draw", True), ("improve", False)])
+@pytest.mark.parametrize(("stage", "whole"), [("draw_as_planned", True), ("apply_gradients", False)])
 def test_it_knows_whether_an_error_has_torn_the_model(
     stage: str, whole: bool, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +347,7 @@ def test_it_knows_whether_an_error_has_torn_the_model(
 
     trainer = start()
     run(trainer, 2)
-    monkeypatch.setattr(descent, stage, fail)
+    monkeypatch.setattr(train_step, stage, fail)
     with pytest.raises(MemoryError):
         trainer.train_step()
     assert trainer.whole is whole and trainer.step == 2

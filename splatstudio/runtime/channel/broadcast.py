@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from splatstudio.distributed import Ranks
 from splatstudio.distributed.gpu_group import gpu_group
 from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.render import fastest_device
 from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.messages import Command

@@ -12,7 +12,6 @@ from splatstudio.distributed import Ranks
 from splatstudio.scene.images import Photo, PhotoLoader, default_memory_budget
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.data.view_assignment import dealt
 
 LOOKAHEAD = 8  # steps whose photographs are decoded before it is their turn
 
@@ -31,7 +30,7 @@ class PhotoQueue:
     """The photographs of a training: epochs, each in an order of its own, that all ranks draw alike.
 
     `generator` must be in the same state on all ranks, and is afterwards. What a photograph has cost before
-    says which rank takes it, see `dealt`.
+    says which rank takes it, see `assign_views`.
     """
 
     def __init__(self, scene: Scene, generator: torch.Generator, ranks: Ranks) -> None:
@@ -74,7 +73,7 @@ class PhotoQueue:
         num = per_round * config.accumulate
         self._draw(LOOKAHEAD * num)
         drawn = [self._upcoming.popleft() for _ in range(num)]
-        order = self._dealt(config, drawn)
+        order = self._assigned(config, drawn)
         indices = tuple(drawn[place] for place in order)
         own = self._own(config, num)
         photos = {place: self._loader.get(indices[place]) for place in own}
@@ -103,7 +102,7 @@ class PhotoQueue:
         indices = list(self._upcoming)[:num]
         if len(indices) < num:
             return frozenset()
-        order = self._dealt(config, indices)
+        order = self._assigned(config, indices)
         return frozenset(indices[order[place]] for place in self._own(config, num))
 
     def photo(self, index: int) -> Photo:
@@ -119,9 +118,9 @@ class PhotoQueue:
         size, ranks = config.batch_size, self._ranks
         return [place for place in range(num) if place // size % ranks.num_ranks == ranks.rank]
 
-    def _dealt(self, config: TrainConfig, indices: Sequence[int]) -> tuple[int, ...]:
+    def _assigned(self, config: TrainConfig, indices: Sequence[int]) -> tuple[int, ...]:
         num_ranks = self._ranks.num_ranks
-        return dealt(indices, self._costs, num_ranks=num_ranks, batch_size=config.batch_size)
+        return assign_views(indices, self._costs, num_ranks=num_ranks, batch_size=config.batch_size)
 
     def _draw(self, num: int) -> None:
         """Draw whole epochs, each in an order of its own, until more than `num` photographs are known."""
@@ -134,6 +133,31 @@ class PhotoQueue:
         num = config.batch_size * self._ranks.num_ranks * config.accumulate
         upcoming = list(self._upcoming)[: LOOKAHEAD * num]
         for start in range(0, len(upcoming) - num + 1, num):
-            order = self._dealt(config, upcoming[start : start + num])
+            order = self._assigned(config, upcoming[start : start + num])
             for place in self._own(config, num):
                 self._loader.prefetch(upcoming[start + order[place]])
+
+
+def assign_views(
+    indices: Sequence[int], costs: Mapping[int, float], *, num_ranks: int, batch_size: int
+) -> tuple[int, ...]:
+    """Return the places of a step's photographs, `indices` of views, as rounds and ranks take them.
+
+    Of each round rank 0 takes the first `batch_size`, then rank 1. Photographs of like cost come into one
+    round; within it the dearest go one by one to the rank with the least to do. `costs` are by view, in any
+    unit; while one of them is not known yet, the order stays as it is. The same on all ranks.
+    """
+    per_round = num_ranks * batch_size
+    assert len(indices) % per_round == 0, "whole rounds"
+    if num_ranks == 1 or any(index not in costs for index in indices):
+        return tuple(range(len(indices)))
+    cost = [costs[index] for index in indices]
+    dearest_first = sorted(range(len(indices)), key=lambda place: -cost[place])
+    order: list[int] = []
+    for start in range(0, len(indices), per_round):
+        shares: list[list[int]] = [[] for _ in range(num_ranks)]
+        for place in dearest_first[start : start + per_round]:
+            free = [share for share in shares if len(share) < batch_size]
+            min(free, key=lambda share: sum(cost[held] for held in share)).append(place)
+        order += [place for share in shares for place in share]
+    return tuple(order)

@@ -22,18 +22,18 @@ VARIATION = 0.12  # of a side: how far from its middle a photograph may be cut
 TILE = 16  # px: the rasteriser's, of which halves have whole ones
 
 
-def random_crop(shot: TrainView, step: int, config: TrainConfig, number: int = 0) -> TrainView:
-    """Return what the step after `step` others learns from: the shot, or a half of it.
+def random_crop(view: TrainView, step: int, config: TrainConfig, number: int = 0) -> TrainView:
+    """Return what the step after `step` others learns from: the view, or a half of it.
 
-    `number` is the shot's among those of the step. From `crops_begin` on it is cut across one of its sides,
+    `number` is the view's among those of the step. From `crops_begin` on it is cut across one of its sides,
     near the middle: every pixel is as often in the half that is kept as in the other. Which half follows from
     the seed.
     """
-    begin, camera = crops_begin(config), shot.camera
+    begin, camera = crops_begin(config), view.camera
     if begin is None or step < begin:
-        return shot
+        return view
     if min(camera.width, camera.height) < SMALLEST_TO_CUT:
-        return shot
+        return view
     generator = generator_of(config.seed, (step << 20) + number)
     side, place, end = torch.rand(3, generator=generator).tolist()
     across = side * (camera.width + camera.height) < camera.width
@@ -49,11 +49,11 @@ def random_crop(shot: TrainView, step: int, config: TrainConfig, number: int = 0
         return image[top : top + height, left : left + width].contiguous()
 
     return replace(
-        shot,
+        view,
         camera=camera.cropped(left, top, width, height),
-        target=cut(shot.target),
-        mask=None if shot.mask is None else cut(shot.mask),
-        alpha=None if shot.alpha is None else cut(shot.alpha),
+        target=cut(view.target),
+        mask=None if view.mask is None else cut(view.mask),
+        alpha=None if view.alpha is None else cut(view.alpha),
     )
 
 

@@ -47,23 +47,23 @@ def survey_divisor_at(step: int, config: TrainConfig, camera: Camera) -> float:
     return max(divisor_at(step, config), 2.0 if min(camera.width, camera.height) >= LARGE_SIDE else 1.0)
 
 
-def reduced(shot: TrainView, divisor: float) -> TrainView:
-    """Return a shot of which the sides are divided by `divisor`, 1 or more: its pixels are means of areas.
+def reduced(view: TrainView, divisor: float) -> TrainView:
+    """Return a view of which the sides are divided by `divisor`, 1 or more: its pixels are means of areas.
 
     A pixel counts where all that it covers does. No side becomes shorter than `SMALLEST_SIDE`.
     """
-    camera = shot.camera
+    camera = view.camera
     divisor = min(divisor, max(min(camera.width, camera.height) / SMALLEST_SIDE, 1.0))
     width, height = round(camera.width / divisor), round(camera.height / divisor)
     if (width, height) == (camera.width, camera.height):
-        return shot
+        return view
     mask = None
-    if shot.mask is not None:
+    if view.mask is not None:
         # Of what does not count: a mean of zeros is zero always, one of ones may be a last bit below one.
-        mask = _means((~shot.mask)[..., None].float(), height, width)[..., 0] == 0.0
-    alpha = None if shot.alpha is None else _means(shot.alpha[..., None], height, width)[..., 0]
-    target = _means(shot.target, height, width)
-    return replace(shot, camera=camera.resized(width, height), target=target, mask=mask, alpha=alpha)
+        mask = _means((~view.mask)[..., None].float(), height, width)[..., 0] == 0.0
+    alpha = None if view.alpha is None else _means(view.alpha[..., None], height, width)[..., 0]
+    target = _means(view.target, height, width)
+    return replace(view, camera=camera.resized(width, height), target=target, mask=mask, alpha=alpha)
 
 
 def _means(image: Tensor, height: int, width: int) -> Tensor:

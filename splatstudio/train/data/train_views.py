@@ -17,7 +17,7 @@ from splatstudio.train.data.resolution import divisor_at, reduced
 
 
 class TrainViewMaker:
-    """Makes shots of a scene's photographs, each from where its camera is by now and over its background.
+    """Makes views of a scene's photographs, each from where its camera is by now and over its background.
 
     `generator` draws random backgrounds. The photographs of the next step are on their way to `device` while
     one is made.
@@ -38,19 +38,19 @@ class TrainViewMaker:
         self._uploads = PhotoUploads(device)
 
     def of_batch(self, batch: Batch, step: int, config: TrainConfig) -> list[list[TrainView]]:
-        """Return this rank's shots of the step after `step` others, a round at a time."""
+        """Return this rank's views of the step after `step` others, a round at a time."""
         backgrounds = [self._corrections.behind(config, self._generator) for _ in batch.indices]
 
         divisor = divisor_at(step, config)
 
-        def shot_at(place: int) -> TrainView:
+        def view_at(place: int) -> TrainView:
             number = batch.drawn[place]
-            shot = self.of_photo(
+            view = self.of_photo(
                 batch.indices[place], batch.photos[place], backgrounds[number], config, divisor
             )
-            return random_crop(shot, step, config, number)
+            return random_crop(view, step, config, number)
 
-        rounds = [[shot_at(place) for place in places] for places in batch.rounds]
+        rounds = [[view_at(place) for place in places] for places in batch.rounds]
         self._uploads.send(self._queue.following(config))
         return rounds
 
@@ -62,12 +62,12 @@ class TrainViewMaker:
         config: TrainConfig,
         divisor: float,
     ) -> TrainView:
-        """Return the shot of view `index`, whole, its sides divided by `divisor`."""
+        """Return the view of view `index`, whole, its sides divided by `divisor`."""
         name, pixels = self._scene.views[index].name, self._uploads.take(index, photo)
         target, mask = target_of(pixels, background)
         alpha = alpha_of(pixels) if config.sky.enabled else None
-        shot = TrainView(index, name, self._corrections.camera(index), target, mask, background, alpha)
-        return self._corrections.before_sky(reduced(shot, divisor))
+        view = TrainView(index, name, self._corrections.camera(index), target, mask, background, alpha)
+        return self._corrections.before_sky(reduced(view, divisor))
 
     def close(self) -> None:
         """Let the photographs go that were copied ahead."""

@@ -1,4 +1,4 @@
-"""Photographs are dealt so that no rank has much more to do than another."""
+"""Photographs are assigned so that no rank has much more to do than another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 
-from splatstudio.train.data.view_assignment import dealt
+from splatstudio.train.data.photo_queue import assign_views
 
 CALM: dict[str, Any] = {"sh_degree": 1, "densify.enabled": False}
 
@@ -35,7 +35,7 @@ def test_no_rank_waits_long(num_ranks: int, size: int, num_rounds: int) -> None:
     before, after = [], []
     for _ in range(20):
         costs = dict(enumerate((0.2 + torch.rand(len(indices), generator=generator) ** 2).tolist()))
-        order = dealt(indices, costs, num_ranks=num_ranks, batch_size=size)
+        order = assign_views(indices, costs, num_ranks=num_ranks, batch_size=size)
         assert sorted(order) == indices
         before.append(waiting(rounds_of(tuple(indices), num_ranks, size, costs)))
         after.append(waiting(rounds_of(order, num_ranks, size, costs)))
@@ -43,10 +43,10 @@ def test_no_rank_waits_long(num_ranks: int, size: int, num_rounds: int) -> None:
 
 
 def test_what_is_not_known_stays_in_order() -> None:
-    assert dealt([4, 2, 4, 1], {4: 1.0, 2: 9.0}, num_ranks=2, batch_size=2) == (0, 1, 2, 3)
-    assert dealt([4, 2], {4: 1.0, 2: 9.0}, num_ranks=1, batch_size=2) == (0, 1)
+    assert assign_views([4, 2, 4, 1], {4: 1.0, 2: 9.0}, num_ranks=2, batch_size=2) == (0, 1, 2, 3)
+    assert assign_views([4, 2], {4: 1.0, 2: 9.0}, num_ranks=1, batch_size=2) == (0, 1)
     # A photograph that comes twice counts twice.
-    assert dealt([4, 2, 4, 1], {4: 5.0, 2: 9.0, 1: 0.5}, num_ranks=2, batch_size=2) == (1, 3, 0, 2)
+    assert assign_views([4, 2, 4, 1], {4: 5.0, 2: 9.0, 1: 0.5}, num_ranks=2, batch_size=2) == (1, 3, 0, 2)
 
 
 def test_a_training_that_deals_goes_on_bit_for_bit(pool: RankPool, blob_folder: Path, tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed import Ranks
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.gradients import TrainView
 from splatstudio.optimization.train_step import TrainStep, begin_step
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import CoarseConfig, DensifyConfig, ExposureConfig, TrainConfig
+from splatstudio.settings.capture_config import ExposureConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
 from splatstudio.train.data.random_crops import crops_begin, random_crop
 from splatstudio.train.data.resolution import divisor_at
 from splatstudio.train.plateau import settled_after

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import blobs
-from test_checkpoint import example
+from example_checkpoints import example
 
 from splatstudio.checkpoints.catalog import delete_entry, entries_of, folders_with_models
 from splatstudio.checkpoints.checkpoint import save_checkpoint

@@ -19,7 +19,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.merging import merge, merged_parts
 from splatstudio.models.model import load_model
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import DensifyConfig, TrainConfig
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.train.trainer import Trainer
 
 STEP = 14999

@@ -26,7 +26,7 @@ from splatstudio.gaussians.gaussians import Gaussians, concatenated
 from splatstudio.kernels.ops_training import Regularization
 from splatstudio.optimization.losses import photometric
 from splatstudio.rendering.render import RenderOptions, render
-from splatstudio.strategy import trainable
+from splatstudio.strategy.population import trainable
 
 NOTHING = 100  # a view that sees nothing
 

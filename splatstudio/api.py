@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +17,8 @@ from splatstudio.scene import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
 from splatstudio.settings.presets import PRESETS, PresetName
-from splatstudio.train.session import Advance, Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 
 __all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 
@@ -61,17 +58,6 @@ def train(
         if session is not None:
             session.close()
         trainer.close()
-
-
-class _CallablePackage(ModuleType):
-    """The package `splatstudio.train`, which has the name of the function and stands for it when called."""
-
-    def __call__(self, scene: Scene | str | Path, **options: Any) -> Model:
-        return train(scene, **options)
-
-
-# By now its import has put the package into the place that `splatstudio.train`, the function, should have.
-sys.modules["splatstudio.train"].__class__ = _CallablePackage
 
 
 def _chosen(config: TrainConfig, preset: PresetName | None, settings: Mapping[str, object]) -> TrainConfig:

@@ -35,7 +35,7 @@ LAYERS = [
     "checkpoints",
     "evaluation",
     "models",
-    "train",
+    "training",
     "runtime",
     "gui",
     "api",

@@ -15,7 +15,7 @@ from splatstudio.runtime.messages import Evaluated, Event, PlateauReached, Progr
 from splatstudio.runtime.sentences import plateau_sentence
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, value_of
 from splatstudio.settings.notes import notes_on_settings
-from splatstudio.train.device_options import DeviceOptions
+from splatstudio.training.device_options import DeviceOptions
 
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 LIMIT = "densify.max_gaussians"  # what --max-splats sets

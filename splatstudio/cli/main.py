@@ -27,7 +27,7 @@ from splatstudio.gui.server.network import THIS_MACHINE, Listen
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.settings.presets import PRESETS, PresetName
-from splatstudio.train.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 

@@ -44,7 +44,7 @@ from splatstudio.runtime.supervisor import WorkerClient, plan_for
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, resumed
 from splatstudio.settings.notes import notes_on_settings
-from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept

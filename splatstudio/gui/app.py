@@ -38,7 +38,7 @@ from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.messages import Close, Event, ModelLoaded, Saved
 from splatstudio.runtime.sentences import saved_sentence
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 RIGHT_WIDTH = 390  # pixels
 LEFT_WIDTH = 300

@@ -24,7 +24,7 @@ from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
-from splatstudio.train.device_options import DeviceOptions
+from splatstudio.training.device_options import DeviceOptions
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.training import Training
 from splatstudio.runtime.view_renderer import ViewRenderer
 from splatstudio.runtime.viewing import Viewing
-from splatstudio.train.session import EvaluationAbandoned
+from splatstudio.training.session import EvaluationAbandoned
 
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
 LAST_SECONDS = 10  # whole ones, for a rank on a GPU to end after an error

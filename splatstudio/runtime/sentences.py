@@ -11,7 +11,7 @@ from splatstudio.files.run import read_metrics
 from splatstudio.runtime.command_replay import LIMIT
 from splatstudio.runtime.messages import Job, PlateauReached, TrainJob
 from splatstudio.runtime.root_cause import MEMORY, Cause
-from splatstudio.train.plateau import AT_REST
+from splatstudio.training.plateau import AT_REST
 
 
 def error_sentence(error: BaseException) -> str:

@@ -36,7 +36,7 @@ from splatstudio.runtime.messages import (
     ViewRequest,
 )
 from splatstudio.runtime.view_renderer import Painter, ShownModel, asked_for
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 COLUMNS = 14  # means 3, quats 4, scales 3, opacity 1, sh0 3
 POLL_SECONDS = 0.1  # between two looks whether a task that waits for pictures was cancelled

@@ -66,10 +66,10 @@ from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_o
 from splatstudio.runtime.view_renderer import ShownModel
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME
-from splatstudio.train.precision import note_on_precision
-from splatstudio.train.session import EvaluationAbandoned, OnImage, Session, evaluate_training
-from splatstudio.train.step import TrainingDiverged
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.precision import note_on_precision
+from splatstudio.training.session import EvaluationAbandoned, OnImage, Session, evaluate_training
+from splatstudio.training.step import TrainingDiverged
+from splatstudio.training.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two reports of the ranks' figures
 SEEN_SECONDS, SEEN_POLL_SECONDS = 30.0, 0.5  # for what rank 0 wrote to be seen over a network disk

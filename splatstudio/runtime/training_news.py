@@ -27,9 +27,9 @@ from splatstudio.runtime.messages import (
 )
 from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.plateau import AT_REST, PlateauNews
-from splatstudio.train.session import Advance, Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.plateau import AT_REST, PlateauNews
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
 ERRORS_SECONDS = 1.0  # between two PhotoErrors events

@@ -22,7 +22,7 @@ from splatstudio.checkpoints.saver import CheckpointSaver, snapshot
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 DEMO = Path(__file__).parent.parent.parent / "assets" / "demo"
 

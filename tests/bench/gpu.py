@@ -31,7 +31,7 @@ from splatstudio.kernels import ops
 from splatstudio.rendering.render import render
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_A_ROW = 4  # steps that are timed together

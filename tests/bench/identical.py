@@ -33,7 +33,7 @@ from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.settings.presets import PRESETS
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
-TRAINERS = ("splatstudio.train.trainer", "splatstudio.training.trainer")  # where it is, or was
+TRAINERS = ("splatstudio.training.trainer", "splatstudio.training.trainer")  # where it is, or was
 
 PRESET_NAMES = ("default", "absgrad", "mcmc", "fast", "quality", "preview")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -52,7 +52,7 @@ from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.strategy.population import Population, trainable
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"

@@ -26,7 +26,7 @@ from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
 from splatstudio.settings.presets import PRESETS
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 

@@ -34,7 +34,7 @@ from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, changed, declaration
 from splatstudio.settings.presets import PRESETS
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 SCENES = Path(__file__).parents[3] / "shared" / "scenes"
 STRATEGIES = ("default", "absgrad", "mcmc", "fast")  # each with the preset of its name, where there is one

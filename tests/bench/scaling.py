@@ -29,8 +29,8 @@ from splatstudio.distributed.process_ranks import ProcessRanks
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.train.precision import HALVES, row_bytes
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.precision import HALVES, row_bytes
+from splatstudio.training.trainer import Trainer
 
 # Of a visible Gaussian in the exchange and of its gradients.
 ROW_BYTES = {"fp32": row_bytes(None), "mixed": row_bytes(HALVES)}

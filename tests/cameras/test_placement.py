@@ -23,7 +23,7 @@ from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def cameras_in(path: Path) -> dict[str, Camera]:

@@ -112,8 +112,8 @@ from pathlib import Path
 from splatstudio.settings.config import TrainConfig
 from splatstudio.files.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 scene, folder = load_scene(sys.argv[1]), Path(sys.argv[2])
 config = TrainConfig(steps=14, save_steps=(2, 4), eval_steps=(), sh_degree=1)

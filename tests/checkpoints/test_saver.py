@@ -24,7 +24,7 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.parts import shard_rows
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 class Known(Ranks):

@@ -30,7 +30,7 @@ from splatstudio.runtime.messages import (
     Warned,
 )
 from splatstudio.runtime.remote_run import dial
-from splatstudio.train.device_options import DeviceOptions
+from splatstudio.training.device_options import DeviceOptions
 
 BIN = Path(sys.executable).parent
 

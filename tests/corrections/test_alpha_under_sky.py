@@ -25,7 +25,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, SkyConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 BRIGHT = Sky(((0.9, 1.1, 1.3),))  # 0.75 to 0.87

@@ -35,7 +35,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, SkyConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def trained(scene: Scene, config: TrainConfig, num_steps: int | None = None) -> Trainer:

@@ -24,7 +24,7 @@ from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import PoseConfig
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 POSES = PoseConfig(enabled=True, start_step=0, lr=0.01)
 

@@ -28,8 +28,8 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.strategy_config import DensifyConfig, McmcConfig, StrategyName
 from splatstudio.strategy.population import trainable
-from splatstudio.train.step import DrawnStep, StepLoss
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.step import DrawnStep, StepLoss
+from splatstudio.training.trainer import Trainer
 
 GROWING = replace(
     CONFIG,

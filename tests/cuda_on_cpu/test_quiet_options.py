@@ -17,10 +17,10 @@ from torch import Tensor
 from splatstudio.evaluation.evaluate import target_of
 from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
-from splatstudio.train import trainer as trainer_module
-from splatstudio.train.data import train_views as shots
-from splatstudio.train.step import DrawnStep, StepLoss, TrainingDiverged
-from splatstudio.train.trainer import Trainer
+from splatstudio.training import trainer as trainer_module
+from splatstudio.training.data import train_views as shots
+from splatstudio.training.step import DrawnStep, StepLoss, TrainingDiverged
+from splatstudio.training.trainer import Trainer
 
 CHANGING = ("grid", "sky", "poses", "batch", "everything")
 

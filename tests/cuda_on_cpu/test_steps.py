@@ -18,8 +18,8 @@ from splatstudio.optimization.gradients import RenderOutput
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import StrategyName
-from splatstudio.train.step import StepLoss
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.step import StepLoss
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
 # What needs a number, or a size, that only the device knows.
@@ -116,7 +116,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
     ):
         noting(owner, name)
     # Ranks agree on the host alone.
-    monkeypatch.setattr("splatstudio.train.trainer.together", lambda _, work: work())
+    monkeypatch.setattr("splatstudio.training.trainer.together", lambda _, work: work())
     with Watched() as watched:
         trainer.train_step()
     assert order == ["draw_as_planned", "backward", "read", "apply_gradients"]

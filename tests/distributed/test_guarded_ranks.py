@@ -15,7 +15,7 @@ from wary_tasks import NUM_EXCHANGES, Ending, fail_at, grow_unread
 from splatstudio.distributed.failures import OutOfMemory, is_out_of_memory
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import population
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 EACH = range(NUM_EXCHANGES + 1)
 

@@ -25,10 +25,10 @@ from splatstudio.gui.tabs.train import PRECISIONS, settings_html
 from splatstudio.runtime.messages import Finished, Start, TrainJob, Warned
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, resumed, settings_named
-from splatstudio.train import memory_plan
-from splatstudio.train.memory_plan import PACKED_BYTES, SEEN_SHARE, plan_memory
-from splatstudio.train.precision import HALVES, machine, note_on_precision, row_bytes
-from splatstudio.train.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import PACKED_BYTES, SEEN_SHARE, plan_memory
+from splatstudio.training.precision import HALVES, machine, note_on_precision, row_bytes
+from splatstudio.training.trainer import Trainer
 
 COLORS = slice(7, 10)
 COUNTS = {2: [[40, 7], [0, 31]], 3: [[5, 0, 60], [0, 0, 0], [9, 1, 20]]}  # counts[from][to]

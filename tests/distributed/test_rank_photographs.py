@@ -15,7 +15,7 @@ from splatstudio.runtime.rank import activity_of
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.data.photo_queue import Batch, PhotoQueue
+from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 
 
 def half_blind(job: Job, desk: WorkerContext) -> Activity:

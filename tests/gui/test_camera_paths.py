@@ -24,7 +24,7 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def editor_of(num: int) -> PathEditor:

@@ -25,9 +25,9 @@ from splatstudio.runtime.messages import Evaluated, Event, Progress, StateChange
 from splatstudio.runtime.training_news import StepRate
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.session import Session
-from splatstudio.train.step import StepStats
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.step import StepStats
+from splatstudio.training.trainer import Trainer
 
 EVAL_STEPS = (10, 20, 30)
 

@@ -27,9 +27,9 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.plateau_curve import Plateau
 from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.plateau import PlateauNews
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.plateau import PlateauNews
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)

@@ -33,7 +33,7 @@ from splatstudio.runtime.messages import (
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

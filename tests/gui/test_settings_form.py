@@ -27,10 +27,10 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
 from splatstudio.settings.plateau_curve import Plateau
 from splatstudio.settings.presets import PRESETS
-from splatstudio.train import memory_plan
-from splatstudio.train.device_options import DeviceOptions
-from splatstudio.train.memory_plan import SPARE, plan_memory, sizes_of, splats_chosen, splats_wanted
-from splatstudio.train.plateau import PlateauNews
+from splatstudio.training import memory_plan
+from splatstudio.training.device_options import DeviceOptions
+from splatstudio.training.memory_plan import SPARE, plan_memory, sizes_of, splats_chosen, splats_wanted
+from splatstudio.training.plateau import PlateauNews
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)

@@ -20,7 +20,7 @@ from splatstudio.files.run import Run
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.scene.scene import Scene
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]

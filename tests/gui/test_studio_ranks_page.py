@@ -10,7 +10,7 @@ from studio_page import PAGE_TEST, Screen
 
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.formats.ply import read_ply
-from splatstudio.train.device_options import DeviceOptions
+from splatstudio.training.device_options import DeviceOptions
 
 pytestmark = PAGE_TEST
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splatstudio.kernels import ops, ops_training, reference_training
-from splatstudio.train.data.resolution import _means
+from splatstudio.training.data.resolution import _means
 
 pytestmark = pytest.mark.skipif(not ops.is_available(), reason="the native kernels are not built")
 

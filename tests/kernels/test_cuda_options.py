@@ -16,7 +16,7 @@ from splatstudio.kernels import ops
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.cuda,

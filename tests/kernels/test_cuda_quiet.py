@@ -8,7 +8,7 @@ from quiet_options import OPTIONS, guide_of
 
 from splatstudio.kernels import ops
 from splatstudio.scene.scene import Scene
-from splatstudio.train import trainer as trainer_module
+from splatstudio.training import trainer as trainer_module
 
 pytestmark = [
     pytest.mark.cuda,

@@ -21,7 +21,7 @@ from splatstudio.optimization import train_step as findings
 from splatstudio.rendering.render import RenderOptions, project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def test_the_first_picture_sets_the_room_and_larger_ones_raise_it() -> None:

@@ -23,7 +23,7 @@ from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.population import Population
-from splatstudio.train.starting_model import gaussians_to_start_from
+from splatstudio.training.starting_model import gaussians_to_start_from
 
 HALF = "is rank 0 of 2: about half of the scene"
 

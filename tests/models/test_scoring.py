@@ -22,8 +22,8 @@ from splatstudio.rendering.render import render
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 SHARED = Path(__file__).parents[3] / "shared"
 PLY = SHARED / "bench" / "banana_114k.ply"

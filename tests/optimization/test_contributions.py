@@ -20,10 +20,10 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig
 from splatstudio.strategy.survey import survey, views_of_step
-from splatstudio.train.data import resolution
-from splatstudio.train.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
-from splatstudio.train.step import StepLoss
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.data import resolution
+from splatstudio.training.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
+from splatstudio.training.step import StepLoss
+from splatstudio.training.trainer import Trainer
 
 
 def shot_of(index: int = 0) -> TrainView:

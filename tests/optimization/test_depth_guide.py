@@ -23,7 +23,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.scene.tracks import visible_points
 from splatstudio.settings.capture_config import DepthConfig
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 SHARED = Path(__file__).parents[3] / "shared" / "scenes"
 

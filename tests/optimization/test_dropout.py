@@ -23,8 +23,8 @@ from splatstudio.settings.capture_config import DropoutConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig, StrategyName
 from splatstudio.strategy.population import PERSISTENT_ID
-from splatstudio.train import memory_plan
-from splatstudio.train.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.trainer import Trainer
 
 MANY = 10**6  # photographs from which on nobody is left out: the scenes of the tests have few
 

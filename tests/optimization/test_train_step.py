@@ -10,7 +10,7 @@ from splatstudio.optimization import gradients, train_step
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import PoseConfig
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 CONFIG = TrainConfig(steps=20, poses=PoseConfig(enabled=True, start_step=0))
 

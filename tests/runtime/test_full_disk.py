@@ -45,8 +45,8 @@ from pathlib import Path
 from splatstudio.settings.config import TrainConfig
 from splatstudio.files.run import Run
 from splatstudio.scene import load_scene
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 if sys.argv[3] == "quota":  # then a disk tells of room that is not there
     import shutil

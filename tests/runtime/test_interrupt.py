@@ -30,7 +30,7 @@ HELD_UP = """
         import time
         from pathlib import Path
         from splatstudio.checkpoints import saver as checkpoint_saver
-        from splatstudio.train.session import Session
+        from splatstudio.training.session import Session
 
         save = checkpoint_saver.save_checkpoint
 
@@ -274,7 +274,7 @@ def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path)
     from splatstudio.files.run import Run
     from splatstudio.scene.load import load_scene
     from splatstudio.settings.config import TrainConfig
-    from splatstudio.train.trainer import Trainer
+    from splatstudio.training.trainer import Trainer
 
     config = TrainConfig(steps=10, sh_degree=1)
     run = Run.create(tmp_path / "run", blob_folder, config)

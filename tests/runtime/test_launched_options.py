@@ -26,7 +26,7 @@ from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop
 from splatstudio.runtime.remote_run import dial
 from splatstudio.runtime.root_cause import ErrorReport
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 BIN = Path(sys.executable).parent
 LIMIT = "densify.max_gaussians"

@@ -14,7 +14,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig, PoseConfig, ShapeConfig, SkyConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import AbsgradConfig, DensifyConfig, FastConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 # Short enough that all that may happen in a training happens: more degrees, growth, pruning.
 CONFIG = TrainConfig(

@@ -14,7 +14,7 @@ from splatstudio.gui.server.network import THIS_MACHINE
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.device_options import DeviceOptions
+from splatstudio.training.device_options import DeviceOptions
 
 
 def test_the_settings_of_the_studios_command_are_those_of_the_training() -> None:

@@ -42,8 +42,8 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import PlateauConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.session import Advance, Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Advance, Session
+from splatstudio.training.trainer import Trainer
 
 # Whatever the scores are, they are flat as soon as anything may be: at step 22.
 ANYHOW = TrainConfig(

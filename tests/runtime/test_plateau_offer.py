@@ -32,9 +32,9 @@ from splatstudio.settings.plateau_curve import RISEN, Score
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig
 from splatstudio.strategy import Strategy
 from splatstudio.strategy.choice import make_strategy
-from splatstudio.train.plateau import PlateauNews, PlateauWatch, evaluation_interval, settled_after
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval, settled_after
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 STEPS, EVERY = 10_000, 300
 STEADY = TrainConfig(steps=STEPS, sh_degree=0, densify=DensifyConfig(enabled=False))

@@ -23,7 +23,7 @@ from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 TIMEOUT = 120.0
 Do = Callable[[FileTask], TaskEnd]

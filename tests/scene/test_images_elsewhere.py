@@ -21,8 +21,8 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
-from splatstudio.train.device_options import AS_FOUND
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.device_options import AS_FOUND
+from splatstudio.training.trainer import Trainer
 
 SHORT = TrainConfig(steps=3, sh_degree=0, eval_every=0, eval_steps=(), save_minutes=0, images="photos")
 

@@ -17,7 +17,7 @@ from splatstudio.scene.photo_uploads import PhotoUploads, Pixels, pixels_of
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 STILL = TrainConfig(steps=40, sh_degree=0, test_every=0, densify=DensifyConfig(enabled=False))

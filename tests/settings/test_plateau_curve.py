@@ -13,7 +13,7 @@ import pytest
 from splatstudio.settings.config import OptimConfig, TrainConfig
 from splatstudio.settings.plateau_curve import Plateau, PlateauConfig, Score, line_through, plateau_stretch
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
-from splatstudio.train.plateau import PlateauWatch, evaluation_interval, rates_left, settled_after
+from splatstudio.training.plateau import PlateauWatch, evaluation_interval, rates_left, settled_after
 
 STEPS, EVERY = 10_000, 200
 RULES = PlateauConfig()

@@ -11,7 +11,7 @@ import pytest
 from splatstudio.cli import main as cli
 from splatstudio.settings.config import TrainConfig, changed, from_json, value_of
 from splatstudio.settings.presets import PRESETS, applied_settings, nearest_preset
-from splatstudio.train.data.resolution import sh_degree_at
+from splatstudio.training.data.resolution import sh_degree_at
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -24,8 +24,8 @@ from splatstudio.settings.strategy_config import (
     note_on_unread,
     unread_settings,
 )
-from splatstudio.train.device_options import AS_FOUND
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.device_options import AS_FOUND
+from splatstudio.training.trainer import Trainer
 
 # Short trainings in which every strategy does something.
 CONFIG = TrainConfig(

@@ -12,7 +12,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.strategy.fast import FastStrategy
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 STEP = 600
 LAST = 900  # step of the last growth of 2000

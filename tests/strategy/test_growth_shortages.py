@@ -25,8 +25,8 @@ from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.strategy import growth
-from splatstudio.train.session import Session
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
 
 EDIT, MOMENTS = "splatstudio.strategy.population", "splatstudio.optimization.optim"
 PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "shapes.min_views_every": 4}

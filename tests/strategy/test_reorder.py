@@ -31,9 +31,9 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import FastConfig, McmcConfig
 from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.reorder import reorder
-from splatstudio.train import memory_plan
-from splatstudio.train.memory_plan import PLACE_BYTES, plan_memory
-from splatstudio.train.trainer import Trainer
+from splatstudio.training import memory_plan
+from splatstudio.training.memory_plan import PLACE_BYTES, plan_memory
+from splatstudio.training.trainer import Trainer
 
 ORDERED = replace(CONFIG, order="morton")
 

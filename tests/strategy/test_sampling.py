@@ -21,7 +21,7 @@ from splatstudio.strategy import sampling as births
 from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.population import PERSISTENT_ID
 from splatstudio.strategy.sampling import chances_of, dealt, keys_of_parts, sample_parents
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 STATUS, FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NUM = 400

@@ -9,8 +9,8 @@ import pytest
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig
-from splatstudio.train.data.resolution import divisor_at, sh_degree_at
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.data.resolution import divisor_at, sh_degree_at
+from splatstudio.training.trainer import Trainer
 
 
 def test_photographs_grow_to_their_size_by_the_share_of_the_steps() -> None:

@@ -20,7 +20,7 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.strategy.population import Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits, limit_shapes, remove_unseen, views_showing
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 OPTIONS = RenderOptions(sh_degree=0)
 

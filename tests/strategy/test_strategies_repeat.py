@@ -14,7 +14,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig, FastConfig, McmcConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 STEPS = 60
 CONFIG = TrainConfig(

@@ -9,7 +9,7 @@ from torch import Tensor
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def corrections_after(

@@ -18,7 +18,7 @@ from splatstudio.runtime.shared_views import SharedViews, seen_by_rank
 from splatstudio.runtime.view_renderer import asked_for
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 OPTIONS = RenderOptions(background=(0.1, 0.2, 0.3), antialiased=True)
 

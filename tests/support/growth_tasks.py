@@ -21,7 +21,7 @@ from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.load import load_scene
 from splatstudio.strategy import attempt, rebalance
 from splatstudio.strategy.population import Population, trainable
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 TIMEOUT = 120.0  # a machine with other work is many times slower
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)

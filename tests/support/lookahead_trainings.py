@@ -11,8 +11,8 @@ from torch import Tensor
 
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.step import StepStats
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.step import StepStats
+from splatstudio.training.trainer import Trainer
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 def peak_of_training(ranks: Ranks, folder: Path, config: TrainConfig, num: int) -> int:

@@ -20,8 +20,8 @@ from splatstudio.optimization.train_step import begin_step
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene.load import load_scene
 from splatstudio.strategy.population import trainable
-from splatstudio.train import precision as precision_module
-from splatstudio.train.trainer import Trainer
+from splatstudio.training import precision as precision_module
+from splatstudio.training.trainer import Trainer
 
 STEPS = 60  # of `train_in`
 

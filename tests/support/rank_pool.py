@@ -31,7 +31,7 @@ class RankPool:
 
     def __init__(self, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["splatstudio.train.trainer", "torch.distributed"])
+        context.set_forkserver_preload(["splatstudio.training.trainer", "torch.distributed"])
         self._wires: list[Connection] = []
         self._processes = []
         for rank in range(MOST_RANKS):

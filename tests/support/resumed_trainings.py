@@ -8,7 +8,7 @@ from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.checkpoints.shard_file import named_tensors
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 # Densifies at steps 20, 30, 40 and resets at 35: everything happens within a few steps.
 BUSY = DensifyConfig(start_step=15, every=10, reset_every=35, grow_grad=1e-5, stop_step=60)

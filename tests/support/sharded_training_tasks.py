@@ -19,8 +19,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.sharded_view import gathered
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.train.step import TrainingDiverged
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.step import TrainingDiverged
+from splatstudio.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

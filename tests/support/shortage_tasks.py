@@ -34,8 +34,8 @@ from splatstudio.runtime.training import Training
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy.population import trainable
-from splatstudio.train.data import train_views as shots
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.data import train_views as shots
+from splatstudio.training.trainer import Trainer
 
 
 @contextmanager

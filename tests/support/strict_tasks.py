@@ -16,7 +16,7 @@ from splatstudio.rendering.sharded_view import gathered
 from splatstudio.runtime.messages import ViewOptions, ViewRequest
 from splatstudio.runtime.shared_views import gather_seen
 from splatstudio.scene.load import load_scene
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from splatstudio.distributed.guarded_ranks import all_or_none
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
 from splatstudio.strategy import attempt
-from splatstudio.train.trainer import Trainer
+from splatstudio.training.trainer import Trainer
 
 NUM_EXCHANGES = 7  # of `every_exchange`
 

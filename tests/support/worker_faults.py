@@ -32,7 +32,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
 )
 from splatstudio.runtime.training import Training
-from splatstudio.train.step import TrainingDiverged
+from splatstudio.training.step import TrainingDiverged
 
 
 def plan_fault(run_dir: Path, kind: str, step: int = 0, times: int = 1000) -> None:

@@ -18,8 +18,8 @@ from splatstudio.runtime.messages import Densified, Evaluated, Event, PlateauRea
 from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.runtime.training_news import RATE_SECONDS, plateau_reached, running_mean
 from splatstudio.settings.config import TrainConfig
-from splatstudio.train.plateau import PlateauWatch
-from splatstudio.train.session import METRICS_EVERY
+from splatstudio.training.plateau import PlateauWatch
+from splatstudio.training.session import METRICS_EVERY
 
 MAX_PLOT_POINTS = 600  # all of them are sent again whenever one is added
 

@@ -15,7 +15,7 @@ from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.messages import Densified, Evaluated, Event, Progress, Started, StateChanged
-from splatstudio.train.data.resolution import divisor_at, sh_degree_at
+from splatstudio.training.data.resolution import divisor_at, sh_degree_at
 
 NUM_KEPT = 200
 MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab

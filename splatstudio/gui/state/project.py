@@ -39,8 +39,8 @@ from splatstudio.settings.config import (
 from splatstudio.settings.notes import notes_on_settings
 from splatstudio.settings.presets import PRESETS, applied_settings
 from splatstudio.settings.typed_path import typed_path
-from splatstudio.train.device_options import AS_FOUND, DeviceOptions
-from splatstudio.train.memory_plan import describe, plan_memory, sizes_of, splats_wanted
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
+from splatstudio.training.memory_plan import describe, plan_memory, sizes_of, splats_wanted
 
 
 @dataclass(frozen=True)

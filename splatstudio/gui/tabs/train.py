@@ -19,8 +19,8 @@ from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, declaration, value_of
 from splatstudio.settings.presets import PRESETS, nearest_preset
-from splatstudio.train.memory_plan import splats_chosen
-from splatstudio.train.plateau import evaluation_interval
+from splatstudio.training.memory_plan import splats_chosen
+from splatstudio.training.plateau import evaluation_interval
 
 DOWNSCALES = (1, 2, 4, 8)
 PRECISIONS = {

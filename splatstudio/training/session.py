@@ -1,0 +1,401 @@
+"""A training with its run folder: each step, and what the configuration says is due after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders, step_of
+from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
+from splatstudio.distributed.failures import OutOfMemory
+from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
+from splatstudio.files.run import Run
+from splatstudio.files.run_lock import RunLock
+from splatstudio.settings.plateau_curve import Score
+from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval
+from splatstudio.training.trainer import StepStats, Trainer
+
+SAFE = "Checkpoints already written are safe"
+FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
+LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
+METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
+
+
+class EvaluationAbandoned(Exception):
+    """Raised between two images of an evaluation, by who has something to do that cannot wait."""
+
+
+OnImage = Callable[[ImageScore, Tensor], None]
+Evaluator = Callable[[OnImage], Evaluation]
+
+
+def evaluate_training(trainer: Trainer, on_image: OnImage) -> Evaluation:
+    """Evaluate the model of a training; all ranks call it, and it raises what `evaluate` raises."""
+    options, ranks = trainer.display_options, trainer.ranks
+    return evaluate(trainer.gaussians, trainer.scene, ranks=ranks, options=options, on_image=on_image)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What one call of `Session.advance` did."""
+
+    stats: StepStats
+    evaluation: Evaluation | None = None
+    flat: PlateauNews | None = None  # that the test score stands still, where that is new
+    saved: tuple[Path, ...] = ()  # checkpoints that became complete, of this step or of earlier ones
+    problem: str | None = None  # one sentence: what was due and failed
+    unsaved: str | None = (
+        None  # one sentence: why the last step has no checkpoint; `save_if_needed` tries again
+    )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of the checkpoints that were written in the background."""
+
+    saved: tuple[Path, ...] = ()
+    problem: str | None = None  # a sentence for each that failed
+
+
+class Session:
+    """Steps a Trainer, writes metrics, and evaluates and saves when that is due.
+
+    Checkpoints that are due, by step or by time, are written while the training goes on; after the last step
+    the model is evaluated and saved, whatever the configuration lists, before `advance` returns: work is
+    never lost. A session holds the lock of its run folder until `close`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        run: Run,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        saver: CheckpointSaver | None = None,
+        evaluator: Evaluator | None = None,
+    ):
+        """Take the run's lock; ValueError, naming the holder, when the run is being trained already.
+
+        Where the trainer has a part of the model alone, `saver` and `evaluator` know the others. An
+        `evaluator` raises OutOfMemory, on all ranks alike, where there is no memory for it.
+        """
+        self._clock = clock
+        self.trainer = trainer
+        # Called after each image of an evaluation; it may raise EvaluationAbandoned.
+        self.breathe: Callable[[], None] = lambda: None
+        # Called before whatever may wait for a disk: it can take longer than a step ever does.
+        self.saving: Callable[[], None] = lambda: None
+        self._evaluating = False
+        self.run = run
+        self._lock = RunLock(run.path)
+        self._lost_note = _set_lost_scores_aside(run.path, trainer.step)
+        self._saver = CheckpointSaver(run.path) if saver is None else saver
+        self._evaluator = evaluator or partial(evaluate_training, trainer)
+        self._began = clock()  # later by as long as it has rested
+        self._resting_since: float | None = None
+        self._saved_after = 0.0  # seconds of training before the last checkpoint was begun
+        self._saved_step = -1  # of the newest checkpoint that is complete or under way
+        self._told: list[SaveResult] = []  # taken, and to be reported by the next `advance`
+        self._watch = PlateauWatch(
+            run.metrics().rows, trainer.step, planned=run.config.steps, steps=trainer.config.steps
+        )
+        self._replanned_at = trainer.step if self._watch.replanned else None  # until it is in the metrics
+        self._failing = False  # whether something could not be written or evaluated since the last metrics
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what the user should know about how the run was found."""
+        left_by = self._lock.left_by
+        left = f"{left_by} left this run without ending properly; its lock is taken over."
+        return tuple(filter(None, ("" if left_by is None else left, self._lost_note)))
+
+    @property
+    def lock_problem(self) -> str | None:
+        """Return what the user must see to where the run's disk cannot keep a second training out."""
+        if self._lock.held:
+            return None
+        return f"The disk of {self.run.path} knows no locks: train into it with one program at a time."
+
+    @property
+    def evaluating(self) -> bool:
+        """Return whether an evaluation is in progress, as `breathe` may ask."""
+        return self._evaluating
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the planned number of steps is done."""
+        return self.trainer.step >= self.trainer.config.steps
+
+    @property
+    def saved(self) -> Path | None:
+        """Return the checkpoint of this very step, None where there is none on the disk (any more)."""
+        step = self.trainer.step
+        if step != self._saved_step or self._saver.busy:
+            return None
+        return next((path for path in checkpoint_folders(self.run.path) if step_of(path) == step), None)
+
+    def advance(self) -> Advance:
+        """Train one step, then evaluate and save where the configuration asks for it.
+
+        What fails then (a full disk, an unreadable test photograph) is told in `Advance.problem`: each save
+        that was asked for, all else once until it works again; the training goes on. A last step that cannot
+        be saved is told in `Advance.unsaved`. Raises what `Trainer.train_step` raises.
+        """
+        if self._resting_since is not None:
+            self._began += self._clock() - self._resting_since
+            self._resting_since = None
+        stats = self.trainer.train_step()
+        evaluation, flat, problems, unsaved = None, None, [], None
+        if stats.change is not None and stats.change.opacities_reset:
+            self._watch.note_reset(stats.step)
+        try:
+            self._append_metrics(stats)
+            if self.finished:
+                self._take(wait=True)
+                unsaved = self._save_last()
+            elif stats.step in self.trainer.config.save_steps:
+                self.save_in_background()
+            elif self._autosave_due():
+                self._take(wait=True)
+                self._saver.start(replace(self._checkpoint(), autosave=True))
+            if self._evaluation_due() and self.trainer.scene.test_indices:
+                evaluation = self.evaluate()
+                flat = None if self.finished else self._flat_news()
+                if flat is not None:
+                    self.run.append_metrics(flat.row())
+        except (OSError, ValueError) as error:
+            problems.append(_problem(stats.step, error, self._well))
+        except EvaluationAbandoned:
+            problems.append(f"The evaluation of step {stats.step:,} was broken off.")
+        told = self._failing
+        self._failing = told or bool(problems)
+        settled = self._settled(wait=False, repeat=not told)
+        problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
+        return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
+
+    def rest(self) -> None:
+        """Count no time until the next step, neither in metrics.jsonl nor towards an autosave."""
+        if self._resting_since is None:
+            self._resting_since = self._clock()
+
+    def settle(self, *, wait: bool = True) -> Settled:
+        """Return what became of saves since this or `advance` last told it, waiting for one under way."""
+        return self._settled(wait=wait, repeat=True)
+
+    def _settled(self, *, wait: bool, repeat: bool) -> Settled:
+        """Return what `settle` does, without `repeat` nothing of autosaves that failed: nobody asked."""
+        self._take(wait=wait)
+        results, self._told = self._told, []
+        failed = [result for result in results if result.error is not None]
+        self._failing = self._failing or bool(failed)
+        problems = [_save_problem(each, self._well) for each in failed if repeat or not each.autosave]
+        saved = tuple(result.path for result in results if result.path is not None)
+        return Settled(saved, " ".join(problems) or None)
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate the test photographs now; the result goes to `eval/` and the metrics.
+
+        Raises EvaluationAbandoned when `breathe` does, and ValueError where there is no memory for it or
+        nothing to compare with: nothing is written then.
+        """
+        trainer = self.trainer
+        self._evaluating = True
+        try:
+            evaluation = self._evaluator(self._on_image)
+        except OutOfMemory as error:  # one on which all agree; else the others are in the midst of it
+            several = trainer.ranks.num_ranks > 1
+            where = f" on rank {', '.join(map(str, error.ranks))}" if several else ""
+            raise ValueError(f"there is no memory for it{where}") from None
+        finally:
+            self._evaluating = False
+        self._watch.add(Score(trainer.step, evaluation.psnr, trainer.num_gaussians))
+        config = trainer.config
+        split = config.test_every, config.test_images
+        against = ComparedWith(trainer.scene.path.resolve(), config.downscale, *split)
+        evaluation = replace(evaluation, against=against)
+        write_evaluation(self.run.path, trainer.step, evaluation)
+        self.run.append_metrics(
+            {"step": trainer.step, "test_psnr": evaluation.psnr, "test_ssim": evaluation.ssim}
+        )
+        return evaluation
+
+    @property
+    def plateau_offer(self) -> PlateauNews | None:
+        """Return that the test score stands still, while that holds and the training is not to end for it."""
+        return self._watch.offer(self.trainer.config)
+
+    def _flat_news(self) -> PlateauNews | None:
+        return self._watch.news(self.trainer.config, len(self.trainer.scene.train_indices))
+
+    def _on_image(self, *_: object) -> None:
+        self.trainer.fail_if_asked("evaluation")
+        self.breathe()
+
+    def note_setting(self, path: str, value: Any) -> None:
+        """Note in the metrics that a setting has another `value` from here on; OSError when that fails."""
+        step = self.trainer.step
+        self._watch.note_setting(step, path)
+        self.run.append_metrics({"step": step, "setting": path, "value": value})
+
+    def save_in_background(self) -> None:
+        """Begin to write a checkpoint of this step; a later `advance` tells when it is complete.
+
+        A save that is still under way is waited for.
+        """
+        self._take(wait=True)
+        self._saved_step = self.trainer.step
+        self._saver.start(self._checkpoint())
+
+    def save(self) -> Path:
+        """Write a checkpoint of this step now and return its folder; OSError when that fails."""
+        self._take(wait=True)
+        result = self._saver.save(self._checkpoint())
+        if result.path is None:
+            assert result.error is not None
+            raise result.error
+        self._saved_step = self.trainer.step
+        if result.error is not None:
+            self._told.append(SaveResult(result.step, None, result.error))
+        return result.path
+
+    def save_if_needed(self) -> Path | None:
+        """Write a checkpoint unless this very step has one; return its folder if it was written.
+
+        One of this step that is under way is waited for and returned; one that has been deleted since it was
+        complete counts for none. Raises OSError when it fails.
+        """
+        self._take(wait=True)
+        step = self.trainer.step
+        # An autosave would be replaced by a later one; what is asked for stays.
+        complete = [told for told in self._told if told.path and told.step == step and not told.autosave]
+        if complete:
+            self._told.remove(complete[0])
+            return complete[0].path
+        return self.save() if step > 0 and self.saved is None else None
+
+    def close(self) -> None:
+        """Wait for the save under way, and let the run go."""
+        self._saver.close()
+        self._lock.release()
+
+    def _checkpoint(self) -> Checkpoint:
+        self.saving()
+        self._saved_after = self._seconds
+        return self.trainer.checkpoint()
+
+    @property
+    def _seconds(self) -> float:
+        """Return how long the training has taken so far, without rests."""
+        return (self._clock() if self._resting_since is None else self._resting_since) - self._began
+
+    def _autosave_due(self) -> bool:
+        # A disk that takes longer than the time between two saves is not waited for.
+        # At first as soon as what would be lost is as much as what was saved.
+        seconds = self.trainer.config.save_minutes * 60.0
+        wait = min(seconds, max(FIRST_SAVE_SECONDS, self._saved_after))
+        return seconds > 0 and self._seconds - self._saved_after >= wait and not self._saver.busy
+
+    def _evaluation_due(self) -> bool:
+        config, step = self.trainer.config, self.trainer.step
+        interval = evaluation_interval(config, len(self.trainer.scene.test_indices))
+        regular = interval > 0 and step % interval == 0
+        return regular or step in config.eval_steps or self.finished
+
+    def _append_metrics(self, stats: StepStats) -> None:
+        change = stats.change
+        if stats.step % METRICS_EVERY and change is None and not self.finished:
+            return
+        if self._replanned_at is not None:
+            steps = self.trainer.config.steps
+            self.run.append_metrics({"step": self._replanned_at, "setting": "steps", "value": steps})
+            self._replanned_at = None
+        self.run.append_metrics(
+            {
+                "step": stats.step,
+                "loss": stats.loss,
+                "psnr": stats.psnr,
+                "view": stats.view,
+                "num_gaussians": stats.num_gaussians,
+                "elapsed_s": round(self._seconds, 3),
+                **({} if change is None else {"densified": asdict(change)}),
+            }
+        )
+        self._failing = False
+
+    def _take(self, *, wait: bool) -> None:
+        if wait and self._saver.busy:
+            self.saving()
+        result = self._saver.take(wait=wait)
+        if result is not None:
+            self._note(result)
+
+    def _save_last(self) -> str | None:
+        """Save the last step; return why not, where that fails."""
+        result = self._saver.save(self._checkpoint())
+        if result.path is None:
+            return f"Step {result.step} could not be written: {result.error}. {SAFE}."
+        self._note(result)
+        return None
+
+    @property
+    def _well(self) -> str:
+        """Return what to say to comfort."""
+        return f"{SAFE}." if self.finished else f"{SAFE}, and the training goes on."
+
+    def _note(self, result: SaveResult) -> None:
+        self._told.append(result)
+        if result.autosave:
+            return
+        if result.path is not None:
+            self._saved_step = max(self._saved_step, result.step)
+        elif result.step == self._saved_step:
+            self._saved_step = -1
+
+
+def _problem(step: int, error: Exception, well: str) -> str:
+    """Return what to say when the figures of a step could not be had or written."""
+    what = f"The figures of step {step} could not be written"
+    if not isinstance(error, OSError):
+        what = f"Step {step} could not be evaluated"
+    return f"{what}: {error}. {well}"
+
+
+def _save_problem(result: SaveResult, well: str) -> str:
+    assert result.error is not None
+    if result.path is None:
+        return f"Step {result.step} could not be written: {result.error}. {well}"
+    return (
+        f"Step {result.step} is saved, but an older checkpoint could not be deleted: {result.error}. {well}"
+    )
+
+
+def _set_lost_scores_aside(run_dir: Path, step: int) -> str:
+    """Move scores of steps after `step`, from which a training goes on, to eval/lost/; return a sentence.
+
+    It is "" where there are none. Those of a checkpoint that is there stay: it can still be looked at.
+    """
+    try:
+        moved = _scores_moved(run_dir, step)
+    except OSError as error:
+        return f"Scores of steps after {step:,}, which are lost, stay in eval/: {error}."
+    if not moved:
+        return ""
+    return f"Scores of steps after {step:,}, which no checkpoint has, are put into {moved[0].parent}."
+
+
+def _scores_moved(run_dir: Path, step: int) -> list[Path]:
+    folder = run_dir / "eval"
+    kept = {step_of(checkpoint) for checkpoint in checkpoint_folders(run_dir)}
+    moved: list[Path] = []
+    for file in sorted(folder.glob("step_*.*")):
+        digits = file.stem.removeprefix("step_")
+        if digits.isdecimal() and int(digits) > step and int(digits) not in kept:
+            (folder / LOST).mkdir(exist_ok=True)
+            moved.append(file.replace(folder / LOST / file.name))
+    return moved

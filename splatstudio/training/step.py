@@ -1,0 +1,213 @@
+"""What a step of a training is made of: its photographs, its plan, its loss, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splatstudio.corrections import Corrections
+from splatstudio.distributed import Ranks
+from splatstudio.distributed.failures import Fault
+from splatstudio.distributed.fp16_packing import Fp16Packing
+from splatstudio.gaussians.dropout import Dropout
+from splatstudio.kernels.intersection_capacity import IntersectionCapacity
+from splatstudio.kernels.ops_training import Regularization
+from splatstudio.optimization.depth_guide import DepthGuide
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.optim import learning_rates
+from splatstudio.optimization.train_step import TrainStep, begin_step
+from splatstudio.rendering.render import RenderOptions
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.strategy import Change, Population, Strategy
+from splatstudio.strategy.chance import seeds_of
+from splatstudio.strategy.population import PERSISTENT_ID
+from splatstudio.strategy.shapes import changes_shapes
+from splatstudio.strategy.survey import survey, views_of_step
+from splatstudio.training.data.photo_queue import Batch, PhotoQueue
+from splatstudio.training.data.resolution import sh_degree_at, survey_divisor_at
+from splatstudio.training.data.train_views import TrainViewMaker
+
+PSNR_EVERY = 10  # steps between two measurements of PSNR, for which the loss has no use
+_DROPOUT = 0xD20  # tells its chance from that of the strategies
+
+
+class TrainingDiverged(FloatingPointError, ValueError):
+    """The training cannot go on: its loss is no longer finite, or no splats are left."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one training step did."""
+
+    step: int  # steps done, with this one
+    loss: float
+    num_gaussians: int
+    seconds: float
+    view: str  # name of the photograph
+    sh_degree: int  # highest degree in use
+    psnr: float | None = None  # dB on this photograph before the step; measured every PSNR_EVERY steps
+    change: Change | None = None  # what the strategy changed; None: no rule was due
+    problem: str | None = None  # a sentence on what went wrong and was survived
+
+
+class TrainingSurvey:
+    """What a strategy may ask about the photographs of a training: what each Gaussian contributes to them.
+
+    `alive` is called before each photograph, as many of them take long.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        population: Population,
+        queue: PhotoQueue,
+        views: TrainViewMaker,
+        corrections: Corrections,
+        config: TrainConfig,
+    ) -> None:
+        self._scene = scene
+        self._population = population
+        self._queue = queue
+        self._views = views
+        self._corrections = corrections
+        self.config = config  # of the step that is made
+        self.alive: Callable[[], None] = lambda: None
+
+    def __call__(self, step: int, num_views: int | None) -> Iterator[Tensor]:
+        """Yield what this rank's Gaussians contribute to `num_views` photographs drawn for the step.
+
+        None: to all.
+        """
+        scene, config, corrections = self._scene, self.config, self._corrections
+        background = corrections.behind(config)
+
+        def view_of(index: int) -> TrainView:
+            self.alive()
+            divisor = survey_divisor_at(step, config, scene.views[index].camera)
+            return self._views.of_photo(index, self._queue.photo(index), background, config, divisor)
+
+        return survey(
+            self._population,
+            scene,
+            views_of_step(scene, config.seed, step, num_views),
+            view_of,
+            options_at(step, config, scene),
+            config.fast.error_ratio,
+            shown=corrections.shown_now,
+        )
+
+
+@dataclass(eq=False)
+class StepParts:
+    """What all steps of a training work on."""
+
+    scene: Scene
+    ranks: Ranks
+    generator: torch.Generator
+    queue: PhotoQueue
+    views: TrainViewMaker
+    corrections: Corrections
+    strategy: Strategy
+    survey: TrainingSurvey
+    guide: DepthGuide
+    population: Population
+    extent: float  # unit of learning rates, in scene units
+    capacity: IntersectionCapacity | None  # of the pictures on a GPU
+    packing: Fp16Packing | None  # what ranks send each other in 16 bits
+    fault: Fault | None  # that a test asks for
+
+
+@dataclass(frozen=True, eq=False)
+class StepLoss:
+    """The training loss in the step after `index` others."""
+
+    parts: StepParts
+    index: int
+    config: TrainConfig
+
+    def __call__(self, view: TrainView, output: RenderOutput) -> Tensor:
+        """Return the loss of a view, a scalar."""
+        parts, config = self.parts, self.config
+        rgb = parts.corrections.shown(view, output)
+        loss = photometric(rgb, view.target, ssim_weight=config.ssim_weight, mask=view.mask)
+        guide = parts.guide.penalty(view, output, config, step=self.index)
+        if parts.fault is not None:
+            loss = loss * parts.fault.strike(self.index + 1, parts.ranks.rank)
+        for penalty in (parts.corrections.penalty(view, config), guide):
+            loss = loss if penalty is None else loss + penalty
+        return loss
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnStep:
+    """The step after `index` others, as far as its photographs are drawn from the queue."""
+
+    index: int
+    config: TrainConfig
+    plan: StepPlan
+    batch: Batch
+    rounds: list[list[TrainView]]  # this rank's views
+
+    def begin(self, parts: StepParts, *, late: bool = False) -> TrainStep:
+        """Return the step with its gradients; see `begin_step`, also for what it raises.
+
+        `late`: the host reads the numbers later, and a PSNR is measured on the device.
+        """
+        population, corrections = parts.population, parts.corrections
+        others = corrections.begin(self.batch.indices)
+        inputs = StepInputs(StepLoss(parts, self.index, self.config), self.plan, others, parts.packing)
+        return begin_step(
+            parts.ranks,
+            population.gaussians,
+            population.optimizer,
+            self.rounds,
+            inputs,
+            order=self.batch.drawn,
+            late=corrections.picture if late else None,
+        )
+
+
+def options_at(index: int, config: TrainConfig, scene: Scene, *, absgrad: bool = False) -> RenderOptions:
+    """Return how the step after `index` others renders; the background is each view's own."""
+    return RenderOptions(
+        sh_degree=sh_degree_at(index, config, len(scene.train_indices)),
+        antialiased=config.antialiased,
+        near=config.near,
+        far=config.far,
+        absgrad=absgrad,
+    )
+
+
+def plan_at(parts: StepParts, index: int, config: TrainConfig) -> StepPlan:
+    """Return the plan of the step after `index` others; the strategy follows `config`."""
+    scene, strategy = parts.scene, parts.strategy
+    return StepPlan(
+        options=options_at(index, config, scene, absgrad=strategy.absgrad),
+        rates=learning_rates(config.optim, extent=parts.extent, step=index, steps=config.steps),
+        observed=strategy.observes(index),
+        visible_only=config.optim.visible_only,
+        regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
+        poses=parts.corrections.refines_poses(index, config),
+        capacity=parts.capacity,
+        scored=(index + 1) % PSNR_EVERY == 0,
+        dropout=_dropout_at(index, config, len(scene.train_indices), parts.population),
+    )
+
+
+def _dropout_at(index: int, config: TrainConfig, num_photos: int, population: Population) -> Dropout | None:
+    """Return who is left out of the step after `index` others; None: nobody."""
+    rate = config.dropout.rate_at(index, num_photos)
+    if not rate > 0:
+        return None
+    (seed,) = seeds_of(config.seed ^ _DROPOUT, index, 1)
+    return Dropout(rate, seed, population.counts[PERSISTENT_ID])
+
+
+def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:
+    """Return whether all that changes Gaussians in the step after `index` others can have a `StepGate`."""
+    return not (strategy.changes(index) or changes_shapes(config.shapes, index))

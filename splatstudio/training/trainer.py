@@ -1,0 +1,456 @@
+"""The training of one model: draw a photograph, render, compare, improve, and now and then grow and prune."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatstudio.cameras.camera import Camera
+from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
+from splatstudio.checkpoints.saver import save_on_all_ranks
+from splatstudio.corrections import Corrections, check_agreement
+from splatstudio.distributed import ALONE, Ranks
+from splatstudio.distributed.failures import Fault, OutOfMemory, together
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.kernels.intersection_capacity import intersection_capacity_for
+from splatstudio.optimization.depth_guide import DepthGuide
+from splatstudio.optimization.gradients import LossNotFinite, StepPlan
+from splatstudio.optimization.losses import psnr
+from splatstudio.optimization.optim import SplatAdam
+from splatstudio.optimization.train_step import StepResult, TrainStep
+from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
+from splatstudio.strategy import Change, Population, number_rows, trainable
+from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.growth import grow, with_lower_limit
+from splatstudio.strategy.population import PERSISTENT_ID
+from splatstudio.strategy.shapes import ShapeLimits
+from splatstudio.training.data.photo_queue import Batch, PhotoQueue
+from splatstudio.training.data.resolution import sh_degree_at
+from splatstudio.training.data.train_views import TrainViewMaker
+from splatstudio.training.lookahead import Lookahead
+from splatstudio.training.precision import fp16_packing_for
+from splatstudio.training.starting_model import first_gaussians
+from splatstudio.training.step import (
+    DrawnStep,
+    StepParts,
+    StepStats,
+    TrainingDiverged,
+    TrainingSurvey,
+    plan_at,
+)
+
+__all__ = ["StepStats", "Trainer", "TrainingDiverged"]
+
+EXTENT_MARGIN = 1.1  # gsplat's unit of learning rates and size rules: the cameras' radius and a tenth more
+FIXED_AT_START = (
+    *("seed", "sh_degree", "init_opacity", "init_scale", "init", "init_random"),
+    *("test_every", "test_images", "strategy"),
+)
+MOST_LEFT_OUT = 3  # steps in a row that memory may be short for
+
+
+class Trainer:
+    """Trains Gaussians on a scene, step by step, in the calling thread.
+
+    A seed gives the same model bit for bit on the CPU, also when the training is saved and resumed. Other
+    threads may read `live_gaussians` and call `update_setting` at any time.
+
+    With several `ranks` each has a Trainer with a share of the Gaussians, and calls what changes or saves it,
+    `train_step`, `save` and `update_setting`, as often and in the same order as the others.
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        config: TrainConfig,
+        *,
+        device: torch.device | str | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Initialise a model from `config.init`, else the scene's points, else at random between the cameras.
+
+        `device` None: the fastest there is. Raises ValueError for a setting outside its range, a scene
+        without training photographs, or a model to start from that cannot be read or is of another scene.
+        """
+        check(config)
+        check_agreement(config)
+        config = with_whole_paths(config, Path(scene.path))
+        _require_photographs(scene)
+        generator = torch.Generator().manual_seed(config.seed)
+        first = first_gaussians(scene, config, generator)
+        first = first[ranks.share(len(first))]
+        gaussians = trainable(first.to(fastest_device() if device is None else device))
+        self._assemble(scene, config, generator, Population(gaussians, SplatAdam.zeros(gaussians), {}, ranks))
+
+    @classmethod
+    def resume(
+        cls,
+        scene: Scene,
+        checkpoint_dir: Path,
+        *,
+        device: torch.device | str | None = None,
+        ranks: Ranks = ALONE,
+        **overrides: Any,
+    ) -> Trainer:
+        """Return the training of a checkpoint, as if it had never stopped.
+
+        `overrides` are settings to change, by their dotted paths. On as many ranks as have saved it, each has
+        the rows that it had; otherwise they share them evenly.
+        Raises ValueError when the checkpoint is damaged, belongs to another scene, or when an override cannot
+        be changed any more.
+        """
+        checkpoint = load_share(Path(checkpoint_dir), ranks)
+        config = _config_to_go_on(checkpoint, scene, overrides, checkpoint_dir)
+        _require_photographs(scene)
+        trainer, generator = cls.__new__(cls), torch.Generator()
+        generator.set_state(checkpoint.rng_state)
+        saved = checkpoint.population.to(fastest_device() if device is None else device)
+        population = Population(trainable(saved.gaussians), saved.optimizer, saved.counts, ranks)
+        trainer._assemble(scene, config, generator, population)
+        trainer.parts.corrections.restore(checkpoint.corrections)
+        trainer.parts.queue.draw_again(checkpoint.upcoming, checkpoint.view_costs, config)
+        trainer.step = checkpoint.step
+        return trainer
+
+    def _assemble(
+        self,
+        scene: Scene,
+        config: TrainConfig,
+        generator: torch.Generator,
+        population: Population,
+    ) -> None:
+        """Put together what trains `population`; counts that it lacks take their first values."""
+        ranks, device = population.ranks, population.gaussians.device
+        extent = scene.extent * EXTENT_MARGIN
+        self.scene = scene
+        self.config = config
+        self.ranks = ranks
+        self.step = 0  # steps done
+        self.whole = True  # not while a step changes tensors one after the other: an error there tears them
+        self.halves = fp16_packing_for(config.precision, ranks)  # what ranks send in 16 bits
+        queue, corrections = PhotoQueue(scene, generator, ranks), Corrections(config, scene, device)
+        views = TrainViewMaker(scene, queue, corrections, generator, device)
+        survey = TrainingSurvey(scene, population, queue, views, corrections, config)
+        strategy = make_strategy(scene, config, extent=extent, generator=generator, survey=survey)
+        self.parts = StepParts(
+            scene=scene,
+            ranks=ranks,
+            generator=generator,
+            queue=queue,
+            views=views,
+            corrections=corrections,
+            strategy=strategy,
+            survey=survey,
+            guide=DepthGuide.of(scene, config.depth),
+            population=population,
+            extent=extent,
+            capacity=intersection_capacity_for(device),
+            packing=self.halves,
+            fault=Fault.from_environment(),
+        )
+        gaussians = population.gaussians.detach()
+        counts = strategy.new_counts(gaussians)
+        if config.dropout.rate > 0 and PERSISTENT_ID not in counts:
+            counts[PERSISTENT_ID] = gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)
+        population.counts = {**counts, **population.counts}
+        self.lookahead = Lookahead(self.parts)
+        self.num_gaussians = number_rows(population)  # of all ranks
+
+    @property
+    def alive(self) -> Callable[[], None]:
+        """What is called now and then in a step that may take long."""
+        return self.parts.survey.alive
+
+    @alive.setter
+    def alive(self, alive: Callable[[], None]) -> None:
+        self.parts.survey.alive = alive
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """Return the current model, without gradients.
+
+        The tensors are the ones that are trained: a later step changes them in place. For the thread that
+        trains, which lets go what it has begun of the next step; others take `live_gaussians`.
+        """
+        self.lookahead.take_back()
+        self.parts.population.optimizer.flush_lazy_rows(self.parts.population.gaussians)
+        return self.live_gaussians
+
+    @property
+    def live_gaussians(self) -> Gaussians:
+        """Return the current model to any thread; its six tensors are always of one length.
+
+        The view-dependent colour of Gaussians that the last photographs did not show may be late by a few
+        thousandths (see `SplatAdam.flush_lazy_rows`).
+        """
+        return self.parts.population.gaussians.detach()
+
+    @property
+    def display_options(self) -> RenderOptions:
+        """Return the options with which the model is drawn and evaluated, with the sky as it is now."""
+        return options_for_display(self.config, self.parts.corrections.sky)
+
+    def camera(self, index: int) -> Camera:
+        """Return the camera of a training photograph of the scene: corrected, where poses are learnt."""
+        return self.parts.corrections.camera(index)
+
+    @property
+    def poses(self) -> dict[str, np.ndarray]:
+        """Return the corrections of the training cameras, see `Model.poses`."""
+        return self.parts.corrections.poses()
+
+    def train_step(self) -> StepStats:
+        """Train on the next photographs.
+
+        Raises TrainingDiverged when the loss is not finite or no Gaussians are left, ValueError when a
+        photograph cannot be read.
+        """
+        started = time.perf_counter()
+        config, index, parts = self.config, self.step, self.parts
+        parts.survey.config = config
+        parts.strategy.follow(config)
+        made = self._make(index, config)
+        change, problem = made.change, made.problem
+        if change is not None:
+            self.num_gaussians = parts.population.num_all()
+            if change.short:
+                told = self._lower_limit(change.short, change.left_out)
+                problem = told if problem is None else f"{problem} {told}"
+        if not self.num_gaussians > 0:
+            raise TrainingDiverged(
+                f"all splats became transparent and were removed at step {index + 1}: the photographs and"
+                " the cameras may not belong together; otherwise lower densify.prune_opacity"
+            )
+        self.step, self.whole = index + 1, True
+        losses = made.result.losses
+        return StepStats(
+            step=self.step,
+            loss=math.fsum(losses) / len(losses),
+            num_gaussians=self.num_gaussians,
+            seconds=time.perf_counter() - started,
+            view=made.drawn.rounds[0][0].name,
+            sh_degree=sh_degree_at(index, config, len(self.scene.train_indices)),
+            change=change,
+            psnr=self._psnr_of(made),
+            problem=problem,
+        )
+
+    def _make(self, index: int, config: TrainConfig) -> _MadeStep:
+        """Make the step after `index` others, and begin the one after it where that is possible."""
+        begun, drawn = self.lookahead.take(index, config), None
+        if begun is not None:
+            drawn, report, gate = begun.drawn, begun.step.report, begun.step.gate
+            assert report is not None and gate is not None, "its numbers are read late"
+            change = self._apply(drawn, begun.step)
+            assert change is None, "what a quiet step does has the gate"
+            del begun  # its memory is for the next step
+            self.lookahead.begin_after(drawn)
+            result = report.read()
+            capacity = self.parts.capacity
+            assert capacity is not None, "or there is no gate"
+            for needed in result.num_instances:
+                capacity.held(needed)  # which may have grown since the pictures were queued
+            if max(result.num_instances) <= gate.room and math.isfinite(result.total):
+                self._learn_from(drawn, result)
+                return _MadeStep(drawn, result)
+            # The gate was shut, and nothing has changed: the step is made again on the same photographs.
+            self.parts.population.optimizer.uncount()
+            self.lookahead.take_back()
+            self.whole = True
+        drawn, step, problem = self._agreed_step(index, config, drawn)
+        assert step.result is not None, "its numbers were read"
+        change = self._apply(drawn, step)
+        return _MadeStep(drawn, step.result, step.pictures, change, problem)
+
+    def _agreed_step(
+        self, index: int, config: TrainConfig, drawn: DrawnStep | None
+    ) -> tuple[DrawnStep, TrainStep, str | None]:
+        """Return a step that all ranks can make, and a sentence on what had to be left out.
+
+        It is on the photographs of `drawn`, or on the next ones where those are None or too much for memory.
+        """
+        plan, problem = plan_at(self.parts, index, config), None
+        for _ in range(MOST_LEFT_OUT):
+            try:
+                drawn = drawn or self._next_photographs(index, config, plan)
+                return drawn, self._begin(drawn), problem
+            except OutOfMemory as error:
+                short, drawn = error.ranks, None
+            problem = self._lower_limit(short, "the photographs of a step were left out")
+        raise MemoryError(f"there is no memory for a step, {MOST_LEFT_OUT} times in a row: {problem}")
+
+    def _next_photographs(self, index: int, config: TrainConfig, plan: StepPlan) -> DrawnStep:
+        parts = self.parts
+
+        def batch_of_queue() -> Batch:
+            batch = parts.queue.next(config)
+            if parts.population.short:
+                parts.population.short = False
+                raise MemoryError("there was no memory for what follows the step before")
+            return batch
+
+        batch = together(self.ranks, batch_of_queue)
+        rounds = together(self.ranks, partial(parts.views.of_batch, batch, index, config))
+        return DrawnStep(index, config, plan, batch, rounds)
+
+    def _begin(self, drawn: DrawnStep) -> TrainStep:
+        try:
+            return drawn.begin(self.parts)
+        except LossNotFinite as error:
+            name = self.scene.views[drawn.batch.indices[error.number]].name
+            rank = f" (rank {error.rank})" if self.ranks.num_ranks > 1 else ""
+            raise TrainingDiverged(
+                f"the loss became {error.loss} at step {self.step + 1}, on {name}{rank}: go on from the"
+                " last checkpoint with smaller learning rates"
+            ) from error
+
+    def _apply(self, drawn: DrawnStep, step: TrainStep) -> Change | None:
+        """Change all that a step changes, unless its gate is shut; return what the strategy changed."""
+        parts, index, config, gate = self.parts, drawn.index, drawn.config, step.gate
+        population, corrections = parts.population, parts.corrections
+        self.whole = False
+        step.apply()
+        corrections.finish(step.others, step=index, config=config, gate=gate)
+        if step.result is not None:
+            self._learn_from(drawn, step.result)
+        options = replace(drawn.plan.options, absgrad=False)
+        limits = ShapeLimits(config.shapes, parts.extent, options, self.alive)
+        if parts.fault is not None:
+            population.amid_edit = partial(parts.fault.strike, index + 1, self.ranks.rank, "growth")
+        population.gate = gate
+        try:
+            return grow(
+                population,
+                parts.strategy,
+                limits,
+                corrections.cameras,
+                step.observations,
+                index,
+                config.order,
+            )
+        finally:
+            population.gate = None
+
+    def _learn_from(self, drawn: DrawnStep, result: StepResult) -> None:
+        """Take in the numbers of a step that is made: what its photographs cost, and where cameras move."""
+        batch, corrections = drawn.batch, self.parts.corrections
+        self.parts.queue.count(batch, result.costs)
+        corrections.move_cameras(batch.indices, result.poses, step=drawn.index, config=drawn.config)
+
+    def _psnr_of(self, made: _MadeStep) -> float | None:
+        """Return the PSNR of the first picture of this rank, where the plan asks for it."""
+        if made.result.psnr is not None or not made.drawn.plan.scored:
+            return made.result.psnr
+        view = made.drawn.rounds[0][0]
+        picture = self.parts.corrections.picture(view, made.pictures[0])
+        return psnr(picture, view.target, view.mask)
+
+    def _lower_limit(self, short: Sequence[int], left_out: str) -> str:
+        self.config, told = with_lower_limit(self.config, self.num_gaussians, self.ranks, short, left_out)
+        return told
+
+    def fail_if_asked(self, site: str) -> None:
+        """Let memory be short at a `site` where a test wants that (see `Fault`)."""
+        if self.parts.fault is not None:
+            self.parts.fault.strike(self.step + (site == "growth"), self.ranks.rank, site)
+
+    def update_setting(self, path: str, value: Any) -> None:
+        """Change a live setting, as "optim.means_lr"; the next step takes it.
+
+        Raises ValueError for a setting that is unknown, not live, or a value outside its range, and for one
+        that contradicts another.
+        """
+        if not declaration(TrainConfig, path).live:
+            raise ValueError(f"setting {path} cannot be changed while training; it is read at the start")
+        config = changed(self.config, path, value)
+        check_agreement(config)
+        self.config = config
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all that the training needs to go on from here; its tensors are the ones being trained."""
+        self.lookahead.take_back()
+        self.parts.population.optimizer.flush_lazy_rows(self.parts.population.gaussians)
+        return Checkpoint(
+            step=self.step,
+            config=self.config,
+            population=self.parts.population,
+            scene_path=Path(self.scene.path).resolve(),
+            scene_transform=self.scene.transform,
+            rng_state=self.parts.generator.get_state(),
+            upcoming=self.parts.queue.upcoming,
+            view_costs=self.parts.queue.costs,
+            corrections=self.parts.corrections.save(),
+        )
+
+    def save(self, run_dir: Path) -> Path:
+        """Write a checkpoint below `run_dir`/ckpts and return its folder; call it between two steps.
+
+        Raises OSError when the disk is full or fails.
+        """
+        return save_on_all_ranks(self.ranks, run_dir, self.checkpoint())
+
+    def close(self) -> None:
+        """Stop the threads that decode photographs, and let those go that were copied ahead."""
+        self.lookahead.take_back()
+        self.parts.queue.close()
+        self.parts.views.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _MadeStep:
+    """A step that is made, and what came of it."""
+
+    drawn: DrawnStep
+    result: StepResult
+    pictures: tuple[Tensor, ...] = ()  # of this rank's views; none where the numbers were read late
+    change: Change | None = None
+    problem: str | None = None  # a sentence on what was left out
+
+
+def _require_photographs(scene: Scene) -> None:
+    if not scene.train_indices:
+        raise ValueError(f"{scene.path} has no photographs to train on: all of them are test photographs")
+
+
+def _config_to_go_on(
+    checkpoint: Checkpoint, scene: Scene, overrides: Mapping[str, Any], folder: Path
+) -> TrainConfig:
+    """Return the settings of a checkpoint, read from `folder`, with `overrides` by their dotted paths.
+
+    Raises ValueError when one of them cannot be changed any more, and when the checkpoint is of another scene
+    than `scene` is now.
+    """
+    config = checkpoint.config
+    for path, value in overrides.items():
+        new = changed(config, path, value)
+        if path in FIXED_AT_START and new != config:
+            raise ValueError(f"setting {path} cannot be changed when a training is resumed")
+        config = new
+    if overrides:  # else what was saved goes on, in which a sky wins
+        check_agreement(config)
+    if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
+        raise ValueError(
+            f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
+            " changed since; name the run's own scene, or train this one anew"
+        )
+    if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
+        raise ValueError(
+            f"{folder} was trained with {_split(config)}, but {scene.path} was "
+            f"loaded with {_split(scene)}: test photographs would be trained on"
+        )
+    return config
+
+
+def _split(of: TrainConfig | Scene) -> str:
+    return f"test_images {','.join(of.test_images)}" if of.test_images else f"test_every {of.test_every}"

@@ -1,0 +1,195 @@
+"""A training with its run folder: what is due at which step, and a disk that refuses."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_folders,
+    load_checkpoint,
+    save_checkpoint,
+)
+from splatstudio.checkpoints.manifest import step_of
+from splatstudio.files import run_lock
+from splatstudio.files.run import Run
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.session import Session
+from splatstudio.training.trainer import Trainer
+
+CONFIG = TrainConfig(steps=6, sh_degree=0, save_steps=(2, 4), eval_steps=(3,))
+
+
+@pytest.fixture
+def session(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
+    trainer = Trainer(blob_scene, CONFIG)
+    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, CONFIG))
+    yield made
+    made.close()
+    trainer.close()
+
+
+def test_saves_and_evaluates_when_asked_and_at_the_end(session: Session) -> None:
+    advances = [session.advance() for _ in range(6)]
+    assert session.finished
+    assert [step_of(path) for a in advances for path in a.saved] == [2, 4, 6]
+    assert [step_of(path) for path in checkpoint_folders(session.run.path)] == [2, 4, 6]
+    assert step_of(advances[-1].saved[-1]) == 6, "the last one is waited for"
+    assert [a.stats.step for a in advances if a.evaluation] == [3, 6]
+    assert session.save_if_needed() is None, "the last step was saved already"
+
+
+def test_the_metrics_name_the_photograph_that_was_measured(session: Session) -> None:
+    advances = [session.advance() for _ in range(6)]
+    (row,) = [row for row in session.run.metrics().rows if "loss" in row]
+    assert (row["step"], row["view"]) == (6, advances[-1].stats.view)
+    assert row["view"] in {view.name for view in session.trainer.scene.views}
+
+
+def test_it_evaluates_at_regular_steps_too(session: Session) -> None:
+    session.trainer.update_setting("eval_every", 2)
+    assert [a.stats.step for a in (session.advance() for _ in range(6)) if a.evaluation] == [2, 3, 4, 6]
+
+
+def test_a_full_disk_is_told_and_the_training_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    session.advance()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_saver, "save_checkpoint", refuse)
+        advance, settled = session.advance(), session.settle()
+    assert advance.saved == settled.saved == ()
+    problem = advance.problem or settled.problem  # it may be over before the step is
+    assert problem is not None and "Step 2" in problem and "No space left" in problem
+    assert session.save_if_needed() is not None, "the failed one does not count"
+    assert session.advance().stats.step == 3
+    (saved,) = session.advance().saved + session.settle().saved
+    assert load_checkpoint(saved).step == 4
+
+
+def test_an_unreadable_test_photograph_does_not_end_the_training(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ValueError("a.png cannot be decoded")
+
+    monkeypatch.setattr(session, "evaluate", refuse)
+    advances = [session.advance() for _ in range(6)]
+    assert advances[2].problem is not None and "a.png cannot be decoded" in advances[2].problem
+    assert advances[-1].saved
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, writing = threading.Event(), threading.Event()
+
+    def slow(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        writing.set()
+        assert go.wait(60)
+        return save_checkpoint(run_dir, checkpoint)
+
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", slow)
+    session.advance()
+    session.advance()
+    assert writing.wait(60)
+    at_two = session.trainer.gaussians.map(lambda tensor: tensor.clone())
+    advance = session.advance()
+    assert advance.stats.step == 3 and not advance.saved
+    assert not (at_two.means == session.trainer.gaussians.means).all(), "step 3 changed the model"
+    threading.Timer(0.2, go.set).start()
+    advance = session.advance()
+    assert step_of(advance.saved[0]) == 2, "step 4 waited for it"
+    saved = load_checkpoint(session.run.path / "ckpts" / "step_00000002")
+    for name, tensor in saved.gaussians.tensors().items():
+        assert tensor.equal(at_two.tensors()[name]), "what is written is the model of step 2"
+
+
+def test_without_memory_for_a_copy_it_is_written_at_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_saver, "free_memory", lambda: 1000)
+    session.advance()
+    assert [step_of(path) for path in session.advance().saved] == [2]
+
+
+def test_an_error_that_is_not_the_disks_ends_the_training(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", broken)
+    session.save_in_background()
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        session.settle()
+
+
+def test_only_the_newest_are_kept_when_that_is_asked_for(session: Session) -> None:
+    session.trainer.update_setting("keep", 2)
+    for _ in range(6):
+        session.advance()
+    assert [step_of(path) for path in checkpoint_folders(session.run.path)] == [4, 6]
+
+
+def test_a_save_that_is_complete_is_not_called_unwritten_when_an_older_one_cannot_go(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(newest: Path, keep: int) -> list[Path]:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint_saver, "prune_checkpoints", refuse)
+    session.advance()
+    session.advance()
+    settled = session.settle()
+    problems = [settled.problem] if settled.problem else []
+    assert problems and "Step 2 is saved, but an older checkpoint could not be deleted" in problems[0]
+    assert "not be written" not in problems[0]
+
+
+def test_figures_that_cannot_be_written_are_not_called_an_unwritten_step(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.modules[Session.__module__], "write_evaluation", refuse)
+    problems = [session.advance().problem for _ in range(3)]
+    assert problems[:2] == [None, None] and problems[2] is not None
+    assert problems[2].startswith("The figures of step 3 could not be written: ")
+    assert session.lock_problem is None
+
+
+def test_a_disk_without_locks_is_told(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)
+    trainer = Trainer(blob_scene, CONFIG)
+    session = Session(trainer, Run.create(tmp_path / "nfs", blob_scene.path, CONFIG))
+    assert session.lock_problem is not None and "one program at a time" in session.lock_problem
+    session.close()
+    trainer.close()
+
+
+def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="is being trained by process"):
+        Session(session.trainer, session.run)
+    session.close()
+    again = Session(session.trainer, session.run)
+    assert again.notes == ()
+    again.close()

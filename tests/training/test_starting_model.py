@@ -1,0 +1,144 @@
+"""A model as the start of a training: in the scene's frame, of the right degree, recorded, and refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+
+from splatstudio import api
+from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.cli import main as cli
+from splatstudio.evaluation.evaluate import evaluate
+from splatstudio.formats import write_gaussians
+from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gui.state.project import open_project
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
+from splatstudio.training.starting_model import with_sh_degree
+from splatstudio.training.trainer import Trainer
+
+STILL = DensifyConfig(enabled=False)
+
+
+def started(scene: Scene, init: Path, **settings: object) -> tuple[TrainConfig, Gaussians]:
+    config = replace(TrainConfig(steps=9, init=str(init), densify=STILL), **settings)  # type: ignore[arg-type]
+    trainer = Trainer(scene, config)
+    try:
+        return trainer.config, trainer.gaussians.map(torch.clone)
+    finally:
+        trainer.close()
+
+
+def with_harmonics(degree: int) -> Gaussians:
+    shN = torch.randn(60, (degree + 1) ** 2 - 1, 3, generator=torch.Generator().manual_seed(5)) * 0.1
+    return replace(blobs(), shN=shN)
+
+
+@pytest.mark.parametrize("ending", [".ply", ".spz", ".pt"])
+def test_a_file_is_moved_into_the_scene_s_frame(tmp_path: Path, blob_scene: Scene, ending: str) -> None:
+    # The photographs show `blobs` in the coordinates of the scene's files, which are not its frame.
+    assert not np.allclose(blob_scene.transform, np.eye(4), atol=0.1)
+    write_gaussians(tmp_path / f"a{ending}", blobs())
+    _, gaussians = started(blob_scene, tmp_path / f"a{ending}")
+    assert evaluate(gaussians, blob_scene).psnr > 35.0
+    write_gaussians(tmp_path / f"b{ending}", transformed(blobs(), blob_scene.transform))
+    _, misplaced = started(blob_scene, tmp_path / f"b{ending}")
+    assert evaluate(misplaced, blob_scene).psnr < 20.0
+
+
+def test_training_goes_on_from_it(tmp_path: Path, blob_scene: Scene) -> None:
+    write_gaussians(tmp_path / "a.ply", with_harmonics(3))
+    config = TrainConfig(steps=9, init=str(tmp_path / "a.ply"), densify=STILL)
+    straight = Trainer(blob_scene, config)
+    first = straight.train_step()
+    assert first.step == 1 and first.sh_degree == 3  # what depends on the view counts from the first step on
+    saved = straight.save(tmp_path / "run")
+    losses = [straight.train_step().loss for _ in range(3)]
+    (tmp_path / "a.ply").unlink()  # a checkpoint holds all that is needed
+    again = Trainer.resume(blob_scene, saved)
+    assert [again.train_step().loss for _ in range(3)] == losses
+    for trainer in (straight, again):
+        trainer.close()
+    assert load_checkpoint(saved).config.init == str(tmp_path / "a.ply")
+    with pytest.raises(ValueError, match="init cannot be changed"):
+        Trainer.resume(blob_scene, saved, init="")
+
+
+def test_a_checkpoint_starts_another_training(tmp_path: Path, blob_scene: Scene) -> None:
+    first = Trainer(blob_scene, TrainConfig(steps=5, densify=STILL))
+    for _ in range(5):
+        first.train_step()
+    first.save(tmp_path / "run")
+    first.close()
+    _, gaussians = started(blob_scene, tmp_path / "run")
+    for name, tensor in gaussians.tensors().items():
+        torch.testing.assert_close(tensor, first.gaussians.tensors()[name])
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_the_degree_is_the_training_s(tmp_path: Path, blob_scene: Scene, degree: int) -> None:
+    model = with_harmonics(2)
+    write_gaussians(tmp_path / "a.ply", transformed(model, np.linalg.inv(blob_scene.transform)))
+    _, gaussians = started(blob_scene, tmp_path / "a.ply", sh_degree=degree)
+    num, kept = (degree + 1) ** 2 - 1, min(8, (degree + 1) ** 2 - 1)
+    assert gaussians.shN.shape[1] == num
+    torch.testing.assert_close(gaussians.shN[:, :kept], model.shN[:, :kept], atol=1e-5, rtol=1e-5)
+    assert not gaussians.shN[:, kept:].any()
+    assert with_sh_degree(gaussians, degree).shN.equal(gaussians.shN)
+
+
+def test_a_model_of_another_scene_is_refused(tmp_path: Path, blob_scene: Scene) -> None:
+    away = replace(blobs(), means=blobs().means + torch.tensor([0.0, 0.0, 500.0]))
+    write_gaussians(tmp_path / "away.ply", away)
+    with pytest.raises(ValueError, match=r"away\.ply does not belong to .*blobs: no photograph's camera"):
+        started(blob_scene, tmp_path / "away.ply")
+    with pytest.raises(ValueError, match="no model to start from at"):
+        started(blob_scene, tmp_path / "missing.ply")
+    (tmp_path / "bad.ply").write_bytes((tmp_path / "away.ply").read_bytes()[:700])
+    with pytest.raises(ValueError, match=r"bad\.ply is (cut off|damaged)"):
+        started(blob_scene, tmp_path / "bad.ply")
+
+
+def test_the_command_tells_where_a_run_began(
+    tmp_path: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_gaussians("model.ply", blobs())
+    write_gaussians("away.ply", replace(blobs(), means=blobs().means + 500.0))
+
+    def train(*arguments: str) -> object:
+        with pytest.raises(SystemExit) as stop:
+            argv = ["splatstudio", "train", str(blob_folder), "--steps", "2", *arguments]
+            monkeypatch.setattr(sys, "argv", argv)
+            cli.main()
+        return stop.value.code
+
+    assert train("--run", "bad", "--init", "away.ply") == 2
+    assert "does not belong" in capsys.readouterr().err
+    assert not Path("bad").exists()  # the name is free for another try
+    assert not train("--run", "good", "--init", "model.ply")
+    config = json.loads(Path("good/run.json").read_text())["config"]
+    assert config["init"] == str(tmp_path / "model.ply")
+    assert api.load_model("good").evaluate(api.load_scene(blob_folder)).psnr > 30.0
+    assert not train("--run", "good", "--resume", "--init", "model.ply", "--steps", "3")
+    assert train("--run", "good", "--resume", "--init", "away.ply") == 2
+
+
+def test_the_studio_trains_from_it(
+    tmp_path: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_gaussians("model.ply", blobs())
+    project = open_project(blob_folder, TrainConfig(init="model.ply"), None)
+    assert project.training_job(resume=False).config.init == str(tmp_path / "model.ply")
+    with pytest.raises(ValueError, match="no model to start from"):
+        open_project(blob_folder, TrainConfig(init="other.ply"), None)

@@ -88,7 +88,7 @@ import torch
 print(torch.__version__, torch.version.cuda or "without-CUDA", "sees-a-GPU" if torch.cuda.is_available() else "sees-no-GPU")
 '
 PYTHON="" best=0
-export PYTHONPATH="$PWD:$PWD/tests:$PWD/site${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/tests/support:$PWD/tests/kernels:$PWD/site${PYTHONPATH:+:$PYTHONPATH}"
 for candidate in "${1:-}" python3 python /opt/*/bin/python3 /opt/*/.venv/bin/python3 /opt/*/venv/bin/python3 \
   "$HOME"/*conda*/bin/python3 /usr/bin/python3; do
   file=$(command -v "$candidate" 2>/dev/null) || continue
@@ -152,13 +152,13 @@ say "tests"
 # GPU unusable to the rest of its process.
 pytest=("$PYTHON" -m pytest -q -p no:cacheprovider --noconftest -p blob_scenes -m cuda --tb=short --maxfail=5)
 names=()
-for file in tests/test_cuda*.py; do
+for file in tests/kernels/test_cuda*.py; do
   name=$(basename "$file" .py)
   [ "$name" = test_cuda_sources ] || names+=("$name")
 done
 # They run at once, and each would take all cores for what it compares with.
 export OMP_NUM_THREADS=2
-for name in "${names[@]}"; do apart "$name" 120 "${pytest[@]}" "tests/$name.py"; done
+for name in "${names[@]}"; do apart "$name" 120 "${pytest[@]}" "tests/kernels/$name.py"; done
 sanitizers=()
 if [ -z "$rehearse" ] && command -v compute-sanitizer >/dev/null; then
   small=(tests/kernels/test_cuda.py tests/kernels/test_cuda_steps.py tests/kernels/test_cuda_training.py -k

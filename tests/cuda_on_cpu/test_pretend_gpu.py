@@ -12,7 +12,12 @@ import pytest
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{TESTS}:{TESTS.parent}", "OMP_NUM_THREADS": "1"}
+KERNELS = TESTS / "kernels"
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{HERE}:{TESTS / 'support'}:{KERNELS}:{TESTS.parent}",
+    "OMP_NUM_THREADS": "1",
+}
 PYTEST = [
     "-m",
     "pytest",
@@ -27,7 +32,11 @@ PYTEST = [
 ]
 # Of sources, and of graphs, which need a real one.
 OTHERS = {"test_cuda_sources", "test_cuda_capture"}
-FILES = sorted(path.name for path in TESTS.glob("test_cuda*.py") if path.stem not in OTHERS)
+FILES = sorted(path.name for path in KERNELS.glob("test_cuda*.py") if path.stem not in OTHERS)
+
+
+def test_there_are_tests_for_a_gpu() -> None:
+    assert len(FILES) >= 5
 
 
 @pytest.mark.skipif(
@@ -37,7 +46,7 @@ FILES = sorted(path.name for path in TESTS.glob("test_cuda*.py") if path.stem no
 def test_what_is_marked_cuda_passes(name: str) -> None:
     # A graph and a bound on memory need a real one, and the emulation draws the garden for minutes.
     kept = "not graph and not garden and not without_memory"
-    command = [sys.executable, *PYTEST, "-m", "cuda", "-k", kept, str(TESTS / name)]
+    command = [sys.executable, *PYTEST, "-m", "cuda", "-k", kept, str(KERNELS / name)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 0

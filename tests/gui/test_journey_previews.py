@@ -10,9 +10,8 @@ import pytest
 import torch
 from conftest import blobs
 from gui_parts import MANY, TIMEOUT, Steered, trained_run
-from studio_page import PAGE_TEST, Screen, open_screen
+from studio_page import PAGE_TEST, Screen, open_screen, row
 from test_parts_named import part, shard  # noqa: F401  (fixtures)
-from test_studio_evaluate_page import Open, row, trained  # noqa: F401  (a fixture)
 
 from splatstudio.models.merging import place_of_merged
 from splatstudio.runtime.messages import Export
@@ -40,9 +39,9 @@ class TestOnThePage:
 
     def test_open_shows_a_checkpoint_beside_the_training(
         self,
-        open_page: Open,
+        open_page: Callable[..., Screen],
         blob_folder: Path,
-        trained: Path,  # noqa: F811
+        saved_run: Path,
     ) -> None:
         screen: Screen = open_page(blob_folder, height=900, config=MANY)
         screen.button("Resume from step 50").click()

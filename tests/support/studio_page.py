@@ -14,10 +14,14 @@ import cv2
 import numpy as np
 import pytest
 
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+from splatstudio.train.trainer import Trainer
 
 TIMEOUT = 120.0  # a machine with other work is many times slower
 CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
@@ -243,3 +247,28 @@ def open_page(
     yield make
     for screen in opened:
         close_screen(screen)
+
+
+def likeness(picture: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of two pictures of one size, 1: equal up to brightness."""
+    a, b = (image.astype(float).ravel() - image.mean() for image in (picture, other))
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-9))
+
+
+def row(screen: Screen, start: str) -> Any:
+    """Return the visible button whose label begins like this."""
+    return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
+
+
+@pytest.fixture
+def saved_run(blob_scene: Scene, tmp_path: Path) -> Path:
+    """A run below runs/ with checkpoints of steps 20 and 40, the first of two ranks; the third is damaged."""
+    config = replace(MANY, steps=60)
+    run = Run.create(tmp_path / "runs" / "blobs", blob_scene.path, config)
+    trainer = Trainer(blob_scene, config)
+    for step in range(1, 51):
+        trainer.train_step()
+        if step in (20, 40, 50):
+            save_checkpoint(run.path, trainer.checkpoint(), num_shards=2 if step == 20 else 1)
+    trainer.close()
+    return run.path

@@ -13,8 +13,7 @@ import imageio.v3 as iio
 import numpy as np
 import viser.transforms
 from gui_parts import TIMEOUT
-from studio_page import PAGE_TEST, Screen
-from test_studio_browser import likeness
+from studio_page import PAGE_TEST, Screen, likeness
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
@@ -139,7 +138,7 @@ def test_a_video_is_rendered_while_the_training_goes_on(
     screen.wait(lambda: screen.step > 100, "it looks like what it will be")
     step = screen.step
     screen.button("Render 61 frames").click()
-    screen.page.get_by_text("Rendered path.mp4").wait_for()
+    screen.page.get_by_text("Rendered path.mp4").first.wait_for()
     video = tmp_path / "runs" / "blobs" / "renders" / "path.mp4"
     screen.page.get_by_text("runs/blobs/renders/path.mp4").first.wait_for()
     screen.wait(lambda: screen.step > step, "the training went on")

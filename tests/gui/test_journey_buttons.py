@@ -24,7 +24,7 @@ import pytest
 import viser
 from conftest import write_blob_scene
 from gui_parts import MANY, TIMEOUT, wait_until
-from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen
+from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen, row
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -115,23 +115,23 @@ def add_two_keyframes(screen: Screen) -> None:
 
 
 PAGE, BROWSER, RENDER, EVALUATE = (
-    "test_studio_page.py",
-    "test_studio_browser.py",
-    "test_studio_render.py",
-    "test_studio_evaluate_page.py",
+    "test_journey_train_tab.py",
+    "test_journey_first_look.py",
+    "test_journey_render_tab.py",
+    "test_journey_evaluate_tab.py",
 )
 # For each button that is not pressed in this file by its name: the file, and where in it. The first ones are
 # called otherwise once they have something to show.
 PRESSED_ELSEWHERE = {
     "Model": (EVALUATE, 'row(screen, "Step 40 · ").click()'),
-    "Photo": ("test_studio_view_page.py", '[data-photo="{name}"]\').click()'),
+    "Photo": ("test_journey_view_tab.py", '[data-photo="{name}"]\').click()'),
     "Apply": (PAGE, '"Apply 2 changes").click()'),
     "Train on": (PAGE, '"Train on to step 60").click()'),
     "Download": (BROWSER, 'name=f"Download {ply.name}").click()'),
     "Render": (RENDER, '"Render 61 frames").click()'),
     "Stop": (BROWSER, '"Stop").click()'),
-    "Stop here": ("test_studio_plateau_page.py", '"Stop here").click()'),
-    "Go on": ("test_studio_plateau_page.py", '"Go on").click()'),
+    "Stop here": ("test_journey_trainings.py", '"Stop here").click()'),
+    "Go on": ("test_journey_trainings.py", '"Go on").click()'),
     "Save": (BROWSER, '"Save").click()'),
     "Evaluate now": (BROWSER, '"Evaluate now").click()'),
     "Export PLY": (BROWSER, '"Export PLY").click()'),
@@ -142,8 +142,8 @@ PRESSED_ELSEWHERE = {
     "Delete it": (EVALUATE, '"Delete it").click()'),
     "Play": (RENDER, '"Play").click()'),
     "Go to": (RENDER, '"Go to").click()'),
-    "Merge and open": ("test_studio_part_opened.py", 'button("Merge and open")'),
-    "Back to the training": ("test_studio_preview_model.py", 'name="Back to the training")'),
+    "Merge and open": ("test_journey_previews.py", 'button("Merge and open")'),
+    "Back to the training": ("test_journey_previews.py", 'name="Back to the training")'),
     "Take a picture": (RENDER, '"Take a picture").click()'),
 }
 
@@ -311,10 +311,6 @@ def test_another_quantity_of_the_devices_is_plotted(screen: Screen) -> None:
         .map(plot => Math.max(...(plot.chart.data[1] ?? [0])))"""
     # The share of a processor is shown in per cent, the memory in GB: a small process has less than 20.
     screen.wait(lambda: any(0 < value < 20 for value in screen.page.evaluate(script)), "gigabytes")
-
-
-def row(screen: Screen, start: str) -> Any:
-    return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
 
 
 def hold_process_of(tasks: TaskBoard) -> None:

@@ -18,7 +18,9 @@ from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.network import Listen
+from splatstudio.gui.state.camera_paths import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.train.trainer import Trainer
@@ -100,6 +102,27 @@ class Screen:
 
     def button(self, name: str) -> Any:
         return self.page.get_by_role("button", name=name, exact=True)
+
+    def seen(self, name: str) -> Any:
+        """Return the visible button of this name: others are in tabs that are not shown."""
+        return self.button(name).locator("visible=true").first
+
+    def field(self, label: str) -> Any:
+        """Return the visible input field of this label."""
+        # viser's text fields are beside their label, but not named by it.
+        row = f"//label[normalize-space()='{label}']/ancestor::*[.//input][1]//input[not(@type='hidden')]"
+        return self.page.locator(row).locator("visible=true").first
+
+    def enter(self, label: str, text: str) -> None:
+        """Type into the field of this label."""
+        self.field(label).fill(text)
+        self.field(label).press("Tab")
+
+    @property
+    def draft(self) -> Draft:
+        """Return the camera path that the studio holds."""
+        panels = self.studio._refresher.panels
+        return next(panel for panel in panels if isinstance(panel, RenderPanel))._editor.draft
 
     def switch(self, name: str) -> Any:
         return self.page.get_by_role("checkbox", name=name, exact=True)

@@ -377,7 +377,7 @@ class BrowserView:
     def _add_switches(self) -> None:
         gui = self._gui
         splats = gui.add_checkbox("Splats", True, hint="The model itself.")
-        self._on(splats, lambda value: self._stream.change(lambda look: replace(look, splats=value)))
+        self._on(splats, lambda value: self._look(splats=value))
         if self._overlay is None:
             return
         self._points = gui.add_checkbox("Points", True, hint="The sparse points that the scene came with.")
@@ -404,10 +404,7 @@ class BrowserView:
             initial_value="Full",
             hint="Of the window at rest. While the camera moves or a training runs it adapts by itself.",
         )
-        self._on(
-            resolution,
-            lambda value: self._stream.change(lambda look: replace(look, max_scale=RESOLUTIONS[value])),
-        )
+        self._on(resolution, lambda value: self._look(max_scale=RESOLUTIONS[value]))
         self._sky = gui.add_checkbox(
             "Sky", True, visible=False, hint="Show the sky that the model has learnt, not the background."
         )
@@ -450,6 +447,9 @@ class BrowserView:
             self._changed()
 
         (control.on_click if hasattr(control, "on_click") else control.on_update)(update)
+
+    def _look(self, **changes: Any) -> None:
+        self._stream.change(lambda look: replace(look, **changes))
 
     def _set(self, **changes: Any) -> None:
         self._stream.change(lambda look: replace(look, options=replace(look.options, **changes)))

@@ -211,7 +211,7 @@ class Screen:
         if stream is None or stream._shown is None or stream._acknowledged is None:
             return False
         shown, now = stream._shown, stream._version
-        whole = shown.version == now and not shown.moving and shown.scale == shown.look.max_scale
+        whole = shown.version == now and not shown.moving and shown.scale == shown.settings.max_scale
         return whole and stream._acknowledged.done()
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:

@@ -17,7 +17,6 @@ from studio_page import PAGE_TEST, Screen, row
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
-from splatstudio.scene.scene import Scene
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]
@@ -79,7 +78,9 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     assert screen.errors == []
 
 
-def test_a_model_is_opened_exported_and_deleted(open_page: Open, blob_folder: Path, saved_run: Path) -> None:
+def test_a_model_is_opened_exported_and_deleted_and_parts_are_merged(
+    open_page: Open, blob_folder: Path, saved_run: Path, tmp_path: Path
+) -> None:
     screen = open_page(blob_folder, height=900, config=replace(MANY, steps=60))
     screen.tab("Evaluate")
     row(screen, "Step 40 · ").click()
@@ -101,12 +102,13 @@ def test_a_model_is_opened_exported_and_deleted(open_page: Open, blob_folder: Pa
     screen.wait(lambda: not (saved_run / "ckpts" / "step_00000040").exists(), "it is deleted")
     assert newest_checkpoint(saved_run) == saved_run / "ckpts" / "step_00000050"
     screen.wait(lambda: row(screen, "Step 40 · ").count() == 0, "the list knows")
+    screen.close_notices()
+    merge_gsplats_parts(screen, tmp_path)
     assert screen.errors == []
 
 
-def test_gsplats_parts_are_told_and_merged(
-    open_page: Open, blob_folder: Path, blob_scene: Scene, tmp_path: Path
-) -> None:
+def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
+    """Let results of gsplat's trainer be listed, told of what is missing, merged, evaluated and opened."""
     results = tmp_path / "results" / "garden" / "ckpts"
     results.mkdir(parents=True)
     for rank in range(2):
@@ -114,8 +116,6 @@ def test_gsplats_parts_are_told_and_merged(
         torch.save(content, results / f"ckpt_6999_rank{rank}.pt")
         torch.save({**content, "step": 29999}, results / f"ckpt_29999_rank{rank}.pt")
     (results / "ckpt_29999_rank1.pt").unlink()
-    screen = open_page(blob_folder, height=900)
-    screen.tab("Evaluate")
     field = screen.page.locator('input[value="runs"]').first
     field.fill(str(tmp_path / "results"))
     row(screen, "Step 29,999 · 2 ranks").wait_for()
@@ -138,4 +138,3 @@ def test_gsplats_parts_are_told_and_merged(
     opened = merged.with_name("garden-6999-merged-2.pt")
     screen.wait(lambda: screen.studio.controller.shown_path == opened, "the whole model is shown")
     screen.wait(lambda: screen.studio.controller.status.num_gaussians == 60, "all of it")
-    assert screen.errors == []

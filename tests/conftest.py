@@ -25,7 +25,7 @@ from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page wit
 )
 from hypothesis import HealthCheck, settings
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
-from studio_page import browser, open_page  # noqa: F401 - fixtures of the tests of the page
+from studio_page import browser, open_page, saved_run  # noqa: F401 - fixtures of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
 
 # These load an extension of their own in place of the real one: see the Makefile.

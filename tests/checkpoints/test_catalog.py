@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from example_checkpoints import example
 
 from splatstudio.checkpoints.catalog import delete_entry, entries_of, folders_with_models

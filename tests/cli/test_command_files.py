@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from test_cli import command
 from test_merge_wrong_parts import STEP, parts  # noqa: F401  (a fixture)
 

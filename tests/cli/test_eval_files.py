@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 from test_cli import command
 
 from splatstudio.cli import eval as eval_command

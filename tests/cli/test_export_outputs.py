@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from format_models import Precision, assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 
 from splatstudio.evaluation.evaluate import target_for
 from splatstudio.formats.ply import write_ply

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from corrected_scenes import ALL_ON, repainted
 
 from splatstudio.cameras.camera import Camera, CameraModel

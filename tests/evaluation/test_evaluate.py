@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.evaluation.evaluate import (
     DEFINITIONS,

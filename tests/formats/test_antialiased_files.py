@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from test_cli import command
 
 from splatstudio.formats import FORMATS, read_splats

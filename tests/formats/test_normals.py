@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from format_models import assert_kept, model, precision_of
 from test_cli import command
 

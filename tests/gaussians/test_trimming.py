@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio import api
 from splatstudio.cli import main as cli

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 from gui_parts import MANY, TIMEOUT, trained_run
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint

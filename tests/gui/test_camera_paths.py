@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import write_blob_scene
+from blob_scenes import write_blob_scene
 from gui_parts import wait_until
 from path_builder import random_keys
 

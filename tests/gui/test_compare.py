@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import viser
 import viser.transforms
-from conftest import ring_of_cameras
+from blob_models import ring_of_cameras
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.state.compare import Comparison, compared, error_map, on_canvas, place_of

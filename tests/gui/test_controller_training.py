@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import blobs
+from blob_models import blobs
 from gui_parts import MANY, TIMEOUT, Steered, trained_run
 
 from splatstudio.cameras.camera import Camera

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 from example_checkpoints import example
 from gui_parts import as_user, evaluate_panel
 

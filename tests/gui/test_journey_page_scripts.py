@@ -9,84 +9,71 @@ from studio_page import PAGE_TEST
 from splatstudio.gui.server import viser_private
 from splatstudio.gui.server.viser_private import page_script
 
+pytestmark = PAGE_TEST
 
-class TestInABrowser:
-    """What the scripts of the page do, in a page of their own."""
 
-    pytestmark = PAGE_TEST
+def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera_and_pictures_have_names(browser: Any) -> None:
+    blank = browser.new_page()
+    icon = "<button><svg class='tabler-icon tabler-icon-list-search'></svg></button>"
+    blank.set_content(f"<div id=slider role=slider tabindex=0>a</div><div id=canvas tabindex=0>b</div>{icon}")
+    blank.evaluate(
+        "() => { window.heard = [];"
+        " for (const to of [window, document])"
+        "   to.addEventListener('keydown', event => window.heard.push(event.key)); }"
+    )
+    blank.evaluate(f"() => {{ {page_script()} }}")
+    blank.focus("#slider")
+    blank.keyboard.press("ArrowRight")
+    assert blank.evaluate("window.heard") == []
+    blank.keyboard.press("p")
+    blank.focus("#canvas")
+    blank.keyboard.press("ArrowLeft")
+    assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
+    blank.locator("button[aria-label='All commands']").wait_for(state="attached")
+    blank.close()
 
-    def test_the_arrow_keys_of_a_slider_do_not_reach_the_camera_and_pictures_have_names(
-        self, browser: Any
-    ) -> None:
-        blank = browser.new_page()
-        icon = "<button><svg class='tabler-icon tabler-icon-list-search'></svg></button>"
-        blank.set_content(
-            f"<div id=slider role=slider tabindex=0>a</div><div id=canvas tabindex=0>b</div>{icon}"
+
+def test_a_page_says_that_its_studio_is_gone_until_it_is_back(browser: Any) -> None:
+    lost = browser.new_page()
+    lost.evaluate(
+        "() => { window.setInterval = (call, wait) => { if (wait === 2500) window.ask = call; };"
+        " window.fetch = async () => {"
+        "   if (!window.status_) throw new TypeError('Failed to fetch');"
+        "   return {ok: window.status_ === 200, status: window.status_}; }; }"
+    )
+    lost.evaluate(f"() => {{ {page_script()} }}")
+    alert = lost.get_by_role("alert")
+    for status, told in (
+        (200, None),
+        (0, None),  # one may be missed
+        (0, "No connection to the studio"),
+        (403, "The studio was started anew"),
+        (200, None),
+        (0, None),
+    ):
+        lost.evaluate("async status => { window.status_ = status; await window.ask(); }", status)
+        assert alert.count() == (0 if told is None else 1)
+        assert told is None or told in alert.inner_text()
+    lost.close()
+
+
+def test_a_page_that_reconnects_is_dressed_once(browser: Any) -> None:
+    blank = browser.new_page()
+    blank.evaluate(
+        """() => {
+          window.made = [];
+          window.setInterval = () => window.made.push("interval");
+          document.addEventListener = kind => window.made.push(kind);
+          document.body.addEventListener = kind => window.made.push(kind);
+        }"""
+    )
+    made = []
+    for _ in range(2):
+        blank.evaluate(f"() => {{ {viser_private.page_script()} }}")
+        made.append(
+            (blank.evaluate("window.made"), blank.evaluate("document.querySelectorAll('style').length"))
         )
-        blank.evaluate(
-            "() => { window.heard = [];"
-            " for (const to of [window, document])"
-            "   to.addEventListener('keydown', event => window.heard.push(event.key)); }"
-        )
-        blank.evaluate(f"() => {{ {page_script()} }}")
-        blank.focus("#slider")
-        blank.keyboard.press("ArrowRight")
-        assert blank.evaluate("window.heard") == []
-        blank.keyboard.press("p")
-        blank.focus("#canvas")
-        blank.keyboard.press("ArrowLeft")
-        assert blank.evaluate("window.heard") == ["p", "p", "ArrowLeft", "ArrowLeft"]
-        blank.locator("button[aria-label='All commands']").wait_for(state="attached")
-        blank.close()
-
-    def test_a_page_says_that_its_studio_is_gone_until_it_is_back(self, browser: Any) -> None:
-        lost = browser.new_page()
-        lost.evaluate(
-            "() => { window.setInterval = (call, wait) => { if (wait === 2500) window.ask = call; };"
-            " window.fetch = async () => {"
-            "   if (!window.status_) throw new TypeError('Failed to fetch');"
-            "   return {ok: window.status_ === 200, status: window.status_}; }; }"
-        )
-        lost.evaluate(f"() => {{ {page_script()} }}")
-        alert = lost.get_by_role("alert")
-        for status, told in (
-            (200, None),
-            (0, None),  # one may be missed
-            (0, "No connection to the studio"),
-            (403, "The studio was started anew"),
-            (200, None),
-            (0, None),
-        ):
-            lost.evaluate("async status => { window.status_ = status; await window.ask(); }", status)
-            assert alert.count() == (0 if told is None else 1)
-            assert told is None or told in alert.inner_text()
-        lost.close()
-
-
-class TestDressing:
-    """What a page runs, twice: as after each reconnection."""
-
-    pytestmark = PAGE_TEST
-
-    def test_a_page_that_reconnects_is_dressed_once(self, browser: Any) -> None:
-        blank = browser.new_page()
-        blank.evaluate(
-            """() => {
-              window.made = [];
-              window.setInterval = () => window.made.push("interval");
-              document.addEventListener = kind => window.made.push(kind);
-              document.body.addEventListener = kind => window.made.push(kind);
-            }"""
-        )
-        made = []
-        for _ in range(2):
-            blank.evaluate(f"() => {{ {viser_private.page_script()} }}")
-            made.append(
-                (blank.evaluate("window.made"), blank.evaluate("document.querySelectorAll('style').length"))
-            )
-        assert (
-            made[0] == made[1]
-            and {"click", "interval", "keydown", "keyup"} < set(made[0][0])
-            and made[0][1] > 0
-        )
-        blank.close()
+    assert (
+        made[0] == made[1] and {"click", "interval", "keydown", "keyup"} < set(made[0][0]) and made[0][1] > 0
+    )
+    blank.close()

@@ -216,7 +216,7 @@ def test_a_browser_that_leaves_while_its_view_is_refreshed_is_left_alone(server:
     view._client = cast(Any, SimpleNamespace(client_id=7))
     view._lock, view._parts = threading.Lock(), None
     look = SimpleNamespace(splats=True)
-    view._stream = cast(Any, SimpleNamespace(look=look, frame=None, camera_snap=None))
+    view._stream = cast(Any, SimpleNamespace(settings=look, frame=None, camera_snap=None))
     view._legend, view._sky = server.gui.add_html(""), server.gui.add_checkbox("Sky", True)
     there: dict[int, object] = {7: view._client}
     view._page = cast(Any, SimpleNamespace(server=SimpleNamespace(get_clients=lambda: there)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 from test_parts_named import part, shard  # noqa: F401  (fixtures)
 
 from splatstudio.checkpoints.rank_parts import part_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from conftest import write_blob_scene
+from blob_scenes import write_blob_scene
 
 from splatstudio.files.run import Run
 from splatstudio.gui.state.photos import Errors, PhotoCache, PhotoPixels, PhotoPsnr

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import blobs, write_blob_scene
+from blob_models import blobs
+from blob_scenes import write_blob_scene
 from gui_parts import MANY, trained_run
 from test_plateau import ANYHOW
 

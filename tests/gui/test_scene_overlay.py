@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import viser
 import viser.transforms
-from conftest import blobs
+from blob_models import blobs
 from path_builder import random_keys
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import viser
 import viser.transforms
-from conftest import ring_of_cameras
+from blob_models import ring_of_cameras
 from gui_parts import fake_camera
 
 from splatstudio.cameras.camera import Camera
@@ -228,7 +228,7 @@ def test_what_two_change_at_once_both_holds() -> None:
     stream.change(in_the_middle)
     other.join()
     stream.close()
-    assert stream.look.options.trim == faint and stream.look.options.splat_scale == 0.5
+    assert stream.settings.options.trim == faint and stream.settings.options.splat_scale == 0.5
 
 
 def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:

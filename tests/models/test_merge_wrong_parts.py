@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.models.merging import merge

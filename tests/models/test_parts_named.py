@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from splatstudio.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, evaluation_from_json

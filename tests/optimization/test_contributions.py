@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
 from splatstudio.distributed.ranks import ALONE

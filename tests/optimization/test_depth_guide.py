@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 

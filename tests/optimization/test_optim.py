@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import LazyRows

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.kernels import ops
 from splatstudio.models.model import Model

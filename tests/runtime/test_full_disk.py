@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint
 from splatstudio.files.run import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from test_worker_errors import finish
 
 from splatstudio.gaussians.gaussians import Gaussians

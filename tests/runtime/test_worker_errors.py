@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models import exporter

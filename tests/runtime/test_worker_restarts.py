@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from conftest import blobs
+from blob_models import blobs
 from test_worker_faults import states, train
 from worker_watcher import MANY, Launch
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import test_strategy
 import torch
-from conftest import ring_of_cameras
+from blob_models import ring_of_cameras
 from test_strategy import rows, seen
 
 from splatstudio.gaussians.gaussians import Gaussians, concatenated

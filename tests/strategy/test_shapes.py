@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.distributed.ranks import ALONE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import (
     Checkpoint,

@@ -14,10 +14,16 @@ import cv2
 import numpy as np
 import pytest
 
+from splatstudio.checkpoints.checkpoint import save_checkpoint
+from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.network import Listen
+from splatstudio.gui.state.camera_paths import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
+from splatstudio.gui.tabs.render import RenderPanel
+from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+from splatstudio.training.trainer import Trainer
 
 TIMEOUT = 120.0  # a machine with other work is many times slower
 CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
@@ -96,6 +102,27 @@ class Screen:
 
     def button(self, name: str) -> Any:
         return self.page.get_by_role("button", name=name, exact=True)
+
+    def seen(self, name: str) -> Any:
+        """Return the visible button of this name: others are in tabs that are not shown."""
+        return self.button(name).locator("visible=true").first
+
+    def field(self, label: str) -> Any:
+        """Return the visible input field of this label."""
+        # viser's text fields are beside their label, but not named by it.
+        row = f"//label[normalize-space()='{label}']/ancestor::*[.//input][1]//input[not(@type='hidden')]"
+        return self.page.locator(row).locator("visible=true").first
+
+    def enter(self, label: str, text: str) -> None:
+        """Type into the field of this label."""
+        self.field(label).fill(text)
+        self.field(label).press("Tab")
+
+    @property
+    def draft(self) -> Draft:
+        """Return the camera path that the studio holds."""
+        panels = self.studio._refresher.panels
+        return next(panel for panel in panels if isinstance(panel, RenderPanel))._editor.draft
 
     def switch(self, name: str) -> Any:
         return self.page.get_by_role("checkbox", name=name, exact=True)
@@ -184,7 +211,7 @@ class Screen:
         if stream is None or stream._shown is None or stream._acknowledged is None:
             return False
         shown, now = stream._shown, stream._version
-        whole = shown.version == now and not shown.moving and shown.scale == shown.look.max_scale
+        whole = shown.version == now and not shown.moving and shown.scale == shown.settings.max_scale
         return whole and stream._acknowledged.done()
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -243,3 +270,28 @@ def open_page(
     yield make
     for screen in opened:
         close_screen(screen)
+
+
+def likeness(picture: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of two pictures of one size, 1: equal up to brightness."""
+    a, b = (image.astype(float).ravel() - image.mean() for image in (picture, other))
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-9))
+
+
+def row(screen: Screen, start: str) -> Any:
+    """Return the visible button whose label begins like this."""
+    return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
+
+
+@pytest.fixture
+def saved_run(blob_scene: Scene, tmp_path: Path) -> Path:
+    """A run below runs/ with checkpoints of steps 20 and 40, the first of two ranks; the third is damaged."""
+    config = replace(MANY, steps=60)
+    run = Run.create(tmp_path / "runs" / "blobs", blob_scene.path, config)
+    trainer = Trainer(blob_scene, config)
+    for step in range(1, 51):
+        trainer.train_step()
+        if step in (20, 40, 50):
+            save_checkpoint(run.path, trainer.checkpoint(), num_shards=2 if step == 20 else 1)
+    trainer.close()
+    return run.path

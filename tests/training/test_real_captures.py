@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, ring_of_cameras
+from blob_models import blobs, ring_of_cameras
 from corrected_scenes import repainted
 
 from splatstudio.corrections.exposure import corrected_affinely

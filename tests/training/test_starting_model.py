@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 
 from splatstudio import api
 from splatstudio.checkpoints.checkpoint import load_checkpoint

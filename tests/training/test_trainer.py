@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from conftest import NUM_VIEWS
+from blob_models import NUM_VIEWS
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.gaussians.gaussians import Gaussians

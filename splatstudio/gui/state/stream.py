@@ -111,25 +111,25 @@ class FrameRequest:
 
 
 def frame_request(
-    look: ViewSettings, viewpoint: Viewpoint, scale: float, standing: tuple[int, Camera] | None
+    settings: ViewSettings, viewpoint: Viewpoint, scale: float, standing: tuple[int, Camera] | None
 ) -> FrameRequest:
     """Return what to render at `scale` times the canvas's pixels a side.
 
     `standing` is the photograph, and its camera, in which the browser stands. Only there it can be compared
     with the model, and is then given its own intrinsics and size, whatever shape the canvas has.
     """
-    if standing is None or not look.wants_photo:
-        options = look.options
+    if standing is None or not settings.wants_photo:
+        options = settings.options
         if options.mode == "error":
             options = replace(options, mode="color")
         return FrameRequest(viewpoint.camera(scale), options)
     index, camera = standing
     # At the canvas's full size also where the model is rendered with fewer pixels: the photograph is sharp.
-    place = place_of(camera, viewpoint, look.max_scale)
-    share = min(1.0, scale / look.max_scale, math.sqrt(MAX_FRAME_PIXELS / (place.width * place.height)))
+    place = place_of(camera, viewpoint, settings.max_scale)
+    share = min(1.0, scale / settings.max_scale, math.sqrt(MAX_FRAME_PIXELS / (place.width * place.height)))
     width, height = (max(MIN_SIDE, int(n * share)) for n in (place.width, place.height))
-    options = replace(look.options, photo=index)
-    if look.comparison.kind == "difference":
+    options = replace(settings.options, photo=index)
+    if settings.comparison.kind == "difference":
         options = replace(options, mode="color")
     return FrameRequest(camera.resized(width, height), options, index, place)
 
@@ -151,11 +151,11 @@ class PictureOrder:
     """A picture that a browser should get."""
 
     viewpoint: Viewpoint
-    look: ViewSettings
+    settings: ViewSettings
     standing: tuple[int, Camera] | None  # the photograph in whose camera the browser stands
     scale: float
     moving: bool
-    version: int  # of the viewpoint and the look it was wished under
+    version: int  # of the viewpoint and the settings it was ordered under
     render_version: int  # the same, but for what is done after the model was rendered
 
 
@@ -166,7 +166,7 @@ class Stream:
         self,
         client: viser.ClientHandle,
         source: FrameSource,
-        look: ViewSettings,
+        settings: ViewSettings,
         camera_snap: CameraSnap | None = None,
         photos: PhotoCache | None = None,
     ):
@@ -175,7 +175,7 @@ class Stream:
         self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
-        self._look = look
+        self._settings = settings
         self._viewpoint = read_viewpoint(client.camera)
         self._version = self._render_version = 1
         self._moved = time.monotonic()
@@ -195,9 +195,9 @@ class Stream:
         self._thread.start()
 
     @property
-    def look(self) -> ViewSettings:
+    def settings(self) -> ViewSettings:
         """Return what this browser has chosen to see."""
-        return self._look
+        return self._settings
 
     @property
     def viewpoint(self) -> Viewpoint | None:
@@ -209,15 +209,15 @@ class Stream:
         self._on_news = on_news
 
     def change(self, alter: Callable[[ViewSettings], ViewSettings]) -> None:
-        """Draw the model as `alter` makes of the present look; nobody else changes it in between."""
+        """Draw the model as `alter` makes of the present settings; nobody else changes it in between."""
         with self._changed:
-            before = self._look
-            self._look = look = alter(before)
+            before = self._settings
+            self._settings = settings = alter(before)
             self._version += 1
-            if not look.draws_like(before):
+            if not settings.draws_like(before):
                 self._render_version += 1
             self._changed.notify_all()
-        if before.splats and not look.splats:
+        if before.splats and not settings.splats:
             self.client.scene.set_background_image(None)
 
     def camera_moved(self) -> None:
@@ -254,10 +254,10 @@ class Stream:
         self._source.forget(self.client.client_id)
 
     def _run(self) -> None:
-        while (wish := self._next_wish()) is not None:
-            shot = frame_request(wish.look, wish.viewpoint, wish.scale, wish.standing)
-            alone = shot.place is not None and self._source.model_state().step is None
-            received = None if alone else self._rendered(wish, shot)
+        while (order := self._next_order()) is not None:
+            request = frame_request(order.settings, order.viewpoint, order.scale, order.standing)
+            alone = request.place is not None and self._source.model_state().step is None
+            received = None if alone else self._rendered(order, request)
             if received is None and not alone:
                 # A worker that has ended answers "none" at once: without a pause this would spin.
                 with self._changed:
@@ -265,19 +265,19 @@ class Stream:
                 continue
             if not self._browser_is_ready():
                 continue
-            picture, frame = self._finished(received, shot, wish.look)
+            picture, frame = self._finished(received, request, order.settings)
             jpeg = simplejpeg.encode_jpeg(
                 picture,
-                quality=MOVING_QUALITY if wish.moving else STILL_QUALITY,
+                quality=MOVING_QUALITY if order.moving else STILL_QUALITY,
                 colorspace="RGB",
-                colorsubsampling="420" if wish.moving else "444",
+                colorsubsampling="420" if order.moving else "444",
             )
             with self._changed:
-                if self._closed or not self._look.splats:
+                if self._closed or not self._settings.splats:
                     continue
             push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
-            self._shown, self._shown_step = wish, received.frame.step if received else None
+            self._shown, self._shown_step = order, received.frame.step if received else None
             if frame is not None:
                 before, self.frame = self.frame, frame
                 if before is None or (before.legend, before.notice) != (frame.legend, frame.notice):
@@ -285,38 +285,38 @@ class Stream:
         # Once more: `close` may have come while a picture was being asked for.
         self._source.forget(self.client.client_id)
 
-    def _rendered(self, wish: PictureOrder, shot: FrameRequest) -> ReceivedFrame | None:
+    def _rendered(self, order: PictureOrder, request: FrameRequest) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""
         if self._received is not None:
             before, received = self._received
-            same = (before.render_version, before.scale) == (wish.render_version, wish.scale)
+            same = (before.render_version, before.scale) == (order.render_version, order.scale)
             current = self._source.model_state().step == received.frame.step
             if same and (current or time.monotonic() < self._refresh_due):
                 return received
-        received = self._source.render(self.client.client_id, shot.camera, shot.options)
+        received = self._source.render(self.client.client_id, request.camera, request.options)
         if received is not None:
-            self._received = (wish, received)
-            self._learn(wish, received.frame.render_seconds)
+            self._received = (order, received)
+            self._learn(order, received.frame.render_seconds)
         return received
 
     def _finished(
-        self, received: ReceivedFrame | None, shot: FrameRequest, look: ViewSettings
+        self, received: ReceivedFrame | None, request: FrameRequest, settings: ViewSettings
     ) -> tuple[np.ndarray, Frame | None]:
         """Return the canvas's picture: the model's, and the photograph's where they are compared.
 
         Before there is a model `received` is None, and the photograph is shown alone.
         """
         frame, image = (received.frame, received.image) if received else (None, None)
-        place = shot.place
-        if place is None or shot.photo is None or self._photos is None:
+        place = request.place
+        if place is None or request.photo is None or self._photos is None:
             assert image is not None
             return image, frame
         size = (place.width, place.height)
         image = None if image is None else scaled(image, *size)
         # A worker that shows a finished model has no photographs to compare it with; here they are.
-        no_error = shot.options.mode == "error" and frame is not None and frame.legend is None
-        if look.comparison.kind != "off" or no_error:
-            photo = self._photos.pixels(shot.photo, size, look.options.background, self._recompose)
+        no_error = request.options.mode == "error" and frame is not None and frame.legend is None
+        if settings.comparison.kind != "off" or no_error:
+            photo = self._photos.pixels(request.photo, size, settings.options.background, self._recompose)
             problem = photo.problem if photo is not None else ""
             if problem != self.photo_problem:
                 self.photo_problem = problem
@@ -325,7 +325,7 @@ class Stream:
                 if no_error and image is not None and frame is not None:
                     image, legend = error_map(image, photo.rgb)
                     frame = structs.replace(frame, legend=legend, notice=None)
-                image = photo.rgb if image is None else compared(image, photo.rgb, look.comparison)
+                image = photo.rgb if image is None else compared(image, photo.rgb, settings.comparison)
         blank = np.zeros((size[1], size[0], 3), np.uint8)
         return on_canvas(blank if image is None else image, place), frame
 
@@ -334,24 +334,24 @@ class Stream:
             self._version += 1
             self._changed.notify_all()
 
-    def _learn(self, wish: PictureOrder, seconds: float) -> None:
+    def _learn(self, order: PictureOrder, seconds: float) -> None:
         now = time.monotonic()
         self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
         self._moving_due = now + (MOVING_SHARE * seconds if self._source.model_state().training else 0.0)
-        if wish.moving:
-            self._moving_pace.measured(wish.scale, seconds)
+        if order.moving:
+            self._moving_pace.measured(order.scale, seconds)
         elif self._source.model_state().training:
-            self._training_pace.measured(wish.scale, seconds)
+            self._training_pace.measured(order.scale, seconds)
 
-    def _next_wish(self) -> PictureOrder | None:
+    def _next_order(self) -> PictureOrder | None:
         """Wait until a picture is due and return it; None at the end."""
         while True:
             with self._changed:
                 if self._closed:
                     return None
-                wish, wait_seconds = self._due(time.monotonic())
-                if wish is not None:
-                    return wish
+                order, wait_seconds = self._due(time.monotonic())
+                if order is not None:
+                    return order
                 if not self._shows_another_run():
                     self._changed.wait(wait_seconds)
                     continue
@@ -366,28 +366,30 @@ class Stream:
     def _due(self, now: float) -> tuple[PictureOrder | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
         state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
-        look = self._look
+        settings = self._settings
         here = self.camera_snap.here if self.camera_snap is not None else None
         standing = None if here is None or self.camera_snap is None else (here, self.camera_snap.camera(here))
-        photo_alone = standing is not None and look.comparison.kind != "off"
-        if viewpoint is None or not look.splats or (state.step is None and not photo_alone):
+        photo_alone = standing is not None and settings.comparison.kind != "off"
+        if viewpoint is None or not settings.splats or (state.step is None and not photo_alone):
             return None, 0.5
         still_for = now - self._moved
         moving = still_for < REST_SECONDS
         pace = self._moving_pace if moving else self._training_pace
         fast = max(pace.scale, viewpoint.scale_of(LEAST_PIXELS))
-        scale = min(look.max_scale, fast if moving or state.training else 1.0)
-        wish = PictureOrder(viewpoint, look, standing, scale, moving, self._version, self._render_version)
+        scale = min(settings.max_scale, fast if moving or state.training else 1.0)
+        order = PictureOrder(
+            viewpoint, settings, standing, scale, moving, self._version, self._render_version
+        )
         if moving and now < self._moving_due:
             return None, self._moving_due - now
         if shown is None or shown.version != self._version:
-            return wish, 0.0
+            return order, 0.0
         if moving:
             return None, REST_SECONDS - still_for
         if shown.moving or shown.scale < scale - 0.05:
-            return wish, 0.0
+            return order, 0.0
         if state.step != self._shown_step:
-            return (wish, 0.0) if now >= self._refresh_due else (None, self._refresh_due - now)
+            return (order, 0.0) if now >= self._refresh_due else (None, self._refresh_due - now)
         return None, 0.2 if state.training else 0.5
 
     def _browser_is_ready(self) -> bool:
@@ -461,7 +463,7 @@ class Viewport:
         """Hide what `trim` leaves out in all browsers, also in those that come later."""
         self.trim = trim
         for stream in self._all():
-            stream.change(lambda look: replace(look, options=replace(look.options, trim=trim)))
+            stream.change(lambda settings: replace(settings, options=replace(settings.options, trim=trim)))
 
     def model_changed(self) -> None:
         """Let the streams see whether the model's new state asks for a new picture."""

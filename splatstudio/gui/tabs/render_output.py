@@ -187,5 +187,5 @@ def options_of(page: Page, client: viser.ClientHandle) -> ViewOptions | None:
     stream = page.viewport.stream(client)
     if stream is None:
         return None
-    options = stream.look.options
+    options = stream.settings.options
     return replace(options, mode="color" if options.mode == "error" else options.mode, photo=None)

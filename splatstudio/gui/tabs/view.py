@@ -185,7 +185,9 @@ class BrowserView:
         self._paint_due = 0.0
         background = page.controller.project.config.background
         # What all browsers hide is read when it is taken: it may be changed just now.
-        stream.change(lambda look: replace(look, options=ViewOptions(background, trim=page.viewport.trim)))
+        stream.change(
+            lambda settings: replace(settings, options=ViewOptions(background, trim=page.viewport.trim))
+        )
         self._overlay: SceneOverlay | None = None
         self._list: PhotoList | None = None
         self._points: viser.GuiCheckboxHandle | None = None
@@ -261,8 +263,8 @@ class BrowserView:
     def refresh(self, *, has_sky: bool) -> None:
         """Show what has changed. `has_sky`: of the model in the view."""
         with self._lock, self._while_open():
-            frame, looks = self._stream.frame, self._stream.look.splats
-            self._legend.content = legend_html(frame.legend, frame.notice) if frame and looks else ""
+            frame, shows = self._stream.frame, self._stream.settings.splats
+            self._legend.content = legend_html(frame.legend, frame.notice) if frame and shows else ""
             self._sky.visible = has_sky
             parts, camera_snap = self._parts, self._stream.camera_snap
             if parts is None or self._list is None or self._overlay is None or camera_snap is None:
@@ -293,7 +295,7 @@ class BrowserView:
 
     def _standing_html(self, parts: SceneParts) -> str:
         """Return in which photograph's camera this browser stands, or that it does not."""
-        camera_snap, look = self._stream.camera_snap, self._stream.look
+        camera_snap, settings = self._stream.camera_snap, self._stream.settings
         assert camera_snap is not None
         last = camera_snap.last
         name = "" if last is None else html.escape(parts.scene.views[last].name)
@@ -302,11 +304,11 @@ class BrowserView:
             test = " · test photo" if last in parts.scene.test_indices else ""
             figure = f" · {decibels(errors, last)}" if errors.known[last] else ""
             text = f"At <b>{name}</b>{test}{figure}"
-            if look.wants_photo and not self._page.controller.status.has_model:
+            if settings.wants_photo and not self._page.controller.status.has_model:
                 problem = "There is no model yet to compare the photo with."
             if problem:
                 text += f'<br><span class="ss-warning">{html.escape(problem)}</span>'
-        elif last is not None and look.wants_photo:
+        elif last is not None and settings.wants_photo:
             text = (
                 f'<span class="ss-warning">Moved away from {name}: the photo can be compared only from its'
                 " own camera. N, B or Nearest go back to one.</span>"
@@ -351,7 +353,9 @@ class BrowserView:
                 "blend": sliders["Blend"].value,
                 "gain": sliders["Difference"].value,
             }
-            self._stream.change(lambda look: replace(look, comparison=replace(look.comparison, **chosen)))
+            self._stream.change(
+                lambda settings: replace(settings, comparison=replace(settings.comparison, **chosen))
+            )
             self._go_to_a_photo()
 
         for control in (compare, *sliders.values()):
@@ -363,7 +367,7 @@ class BrowserView:
     def _show_cameras(self) -> None:
         """Show the cameras where they are wanted, and cover no comparison with them."""
         assert self._overlay is not None and self._stream.camera_snap is not None
-        compared = self._stream.camera_snap.here is not None and self._stream.look.wants_photo
+        compared = self._stream.camera_snap.here is not None and self._stream.settings.wants_photo
         self._overlay.show_cameras(self._cameras.value and not compared)
 
     def _go_to_a_photo(self) -> None:
@@ -371,13 +375,13 @@ class BrowserView:
         camera_snap = self._stream.camera_snap
         if camera_snap is None or camera_snap.here is not None or camera_snap.on_the_way:
             return
-        if self._stream.look.wants_photo:
+        if self._stream.settings.wants_photo:
             self.visit_nearest()
 
     def _add_switches(self) -> None:
         gui = self._gui
         splats = gui.add_checkbox("Splats", True, hint="The model itself.")
-        self._on(splats, lambda value: self._stream.change(lambda look: replace(look, splats=value)))
+        self._on(splats, lambda value: self._change(splats=value))
         if self._overlay is None:
             return
         self._points = gui.add_checkbox("Points", True, hint="The sparse points that the scene came with.")
@@ -404,15 +408,12 @@ class BrowserView:
             initial_value="Full",
             hint="Of the window at rest. While the camera moves or a training runs it adapts by itself.",
         )
-        self._on(
-            resolution,
-            lambda value: self._stream.change(lambda look: replace(look, max_scale=RESOLUTIONS[value])),
-        )
+        self._on(resolution, lambda value: self._change(max_scale=RESOLUTIONS[value]))
         self._sky = gui.add_checkbox(
             "Sky", True, visible=False, hint="Show the sky that the model has learnt, not the background."
         )
         self._on(self._sky, lambda value: self._set(sky=value))
-        background = gui.add_rgb("Background", _to_bytes(self._stream.look.options.background))
+        background = gui.add_rgb("Background", _to_bytes(self._stream.settings.options.background))
         self._on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
         size = gui.add_slider(
             "Splat size", 0.05, 2.0, 0.05, 1.0, hint="Times each splat's own; the model stays as it is."
@@ -451,8 +452,11 @@ class BrowserView:
 
         (control.on_click if hasattr(control, "on_click") else control.on_update)(update)
 
+    def _change(self, **changes: Any) -> None:
+        self._stream.change(lambda settings: replace(settings, **changes))
+
     def _set(self, **changes: Any) -> None:
-        self._stream.change(lambda look: replace(look, options=replace(look.options, **changes)))
+        self._stream.change(lambda settings: replace(settings, options=replace(settings.options, **changes)))
 
 
 def has_sky(path: Path) -> bool:

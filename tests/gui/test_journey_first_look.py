@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import NUM_VIEWS
+from blob_models import NUM_VIEWS
 from gui_parts import TIMEOUT
-from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen
+from studio_page import CANVAS, DRAWN, PAGE_TEST, Screen, likeness
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
@@ -29,12 +29,6 @@ ROOT = Path(__file__).parents[2]
 SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
 
 pytestmark = PAGE_TEST
-
-
-def likeness(picture: np.ndarray, other: np.ndarray) -> float:
-    """Return the correlation of two pictures of one size, 1: equal up to brightness."""
-    a, b = (image.astype(float).ravel() - image.mean() for image in (picture, other))
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-9))
 
 
 def test_from_the_first_look_to_the_exported_file(

@@ -22,17 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 import viser
-from conftest import write_blob_scene
+from blob_scenes import write_blob_scene
 from gui_parts import MANY, TIMEOUT, wait_until
-from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen
+from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen, row
 
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.state.camera_paths import Draft
 from splatstudio.gui.state.tasks import TaskBoard
 from splatstudio.gui.tabs.log import LogPanel
-from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.settings.config import TrainConfig
 
 pytestmark = PAGE_TEST
@@ -58,27 +56,6 @@ def screen(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     os.chdir(before)
 
 
-def field(screen: Screen, label: str) -> Any:
-    """Return the visible input field of this label."""
-    row = f"//label[normalize-space()='{label}']/ancestor::*[.//input][1]//input"
-    return screen.page.locator(row).locator("visible=true").first
-
-
-def enter(screen: Screen, label: str, text: str) -> None:
-    field(screen, label).fill(text)
-    field(screen, label).press("Tab")
-
-
-def seen(screen: Screen, name: str) -> Any:
-    """Return the visible button of this name."""
-    return screen.button(name).locator("visible=true").first
-
-
-def draft_of(screen: Screen) -> Draft:
-    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, RenderPanel))
-    return panel._editor.draft
-
-
 def tiles(screen: Screen) -> list[str]:
     script = "() => [...document.querySelectorAll('[data-photo]')].map(tile => tile.dataset.photo)"
     return screen.page.evaluate(script)
@@ -94,7 +71,7 @@ def run_folder(screen: Screen) -> Path:
 def trained(screen: Screen) -> Path:
     """Return the run, trained to its last step and five beyond: by an earlier test, or now."""
     if newest_checkpoint(run_folder(screen)) is None:
-        seen(screen, "Start training").click()
+        screen.seen("Start training").click()
         screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS, "all steps")
         screen.studio.controller.train_more(5)
         screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "five more")
@@ -104,34 +81,34 @@ def trained(screen: Screen) -> Path:
 
 def add_two_keyframes(screen: Screen) -> None:
     """Make a path of two keyframes, in a Render tab that is open."""
-    seen(screen, "Empty").click()
-    screen.wait(lambda: draft_of(screen).name == "path", "a new one")
-    assert draft_of(screen).path.keyframes == ()
+    screen.seen("Empty").click()
+    screen.wait(lambda: screen.draft.name == "path", "a new one")
+    assert screen.draft.path.keyframes == ()
     for num in (1, 2):
         screen.drag(60)
         screen.settle()
-        seen(screen, "Add keyframe (K)").click()
-        screen.wait(lambda num=num: len(draft_of(screen).path.keyframes) == num, "a keyframe is added")
+        screen.seen("Add keyframe (K)").click()
+        screen.wait(lambda num=num: len(screen.draft.path.keyframes) == num, "a keyframe is added")
 
 
 PAGE, BROWSER, RENDER, EVALUATE = (
-    "test_studio_page.py",
-    "test_studio_browser.py",
-    "test_studio_render.py",
-    "test_studio_evaluate_page.py",
+    "test_journey_train_tab.py",
+    "test_journey_first_look.py",
+    "test_journey_render_tab.py",
+    "test_journey_evaluate_tab.py",
 )
 # For each button that is not pressed in this file by its name: the file, and where in it. The first ones are
 # called otherwise once they have something to show.
 PRESSED_ELSEWHERE = {
     "Model": (EVALUATE, 'row(screen, "Step 40 · ").click()'),
-    "Photo": ("test_studio_view_page.py", '[data-photo="{name}"]\').click()'),
+    "Photo": ("test_journey_view_tab.py", '[data-photo="{name}"]\').click()'),
     "Apply": (PAGE, '"Apply 2 changes").click()'),
     "Train on": (PAGE, '"Train on to step 60").click()'),
     "Download": (BROWSER, 'name=f"Download {ply.name}").click()'),
     "Render": (RENDER, '"Render 61 frames").click()'),
     "Stop": (BROWSER, '"Stop").click()'),
-    "Stop here": ("test_studio_plateau_page.py", '"Stop here").click()'),
-    "Go on": ("test_studio_plateau_page.py", '"Go on").click()'),
+    "Stop here": ("test_journey_trainings.py", '"Stop here").click()'),
+    "Go on": ("test_journey_trainings.py", '"Go on").click()'),
     "Save": (BROWSER, '"Save").click()'),
     "Evaluate now": (BROWSER, '"Evaluate now").click()'),
     "Export PLY": (BROWSER, '"Export PLY").click()'),
@@ -142,8 +119,8 @@ PRESSED_ELSEWHERE = {
     "Delete it": (EVALUATE, '"Delete it").click()'),
     "Play": (RENDER, '"Play").click()'),
     "Go to": (RENDER, '"Go to").click()'),
-    "Merge and open": ("test_studio_part_opened.py", 'button("Merge and open")'),
-    "Back to the training": ("test_studio_preview_model.py", 'name="Back to the training")'),
+    "Merge and open": ("test_journey_previews.py", 'button("Merge and open")'),
+    "Back to the training": ("test_journey_previews.py", 'name="Back to the training")'),
     "Take a picture": (RENDER, '"Take a picture").click()'),
 }
 
@@ -169,12 +146,12 @@ def test_every_button_of_the_page_is_pressed_in_a_test(screen: Screen) -> None:
 
 def test_undo_brings_back_the_settings_of_the_run(screen: Screen) -> None:
     screen.page.get_by_text("Live settings").click()
-    before = field(screen, "Positions").input_value()
-    enter(screen, "Positions", "5e-4")
-    seen(screen, "Apply 1 change").wait_for()
-    seen(screen, "Undo").click()
-    screen.wait(lambda: field(screen, "Positions").input_value() == before, "the run's value is back")
-    screen.wait(lambda: seen(screen, "Apply").is_disabled(), "nothing is left to apply")
+    before = screen.field("Positions").input_value()
+    screen.enter("Positions", "5e-4")
+    screen.seen("Apply 1 change").wait_for()
+    screen.seen("Undo").click()
+    screen.wait(lambda: screen.field("Positions").input_value() == before, "the run's value is back")
+    screen.wait(lambda: screen.seen("Apply").is_disabled(), "nothing is left to apply")
     assert screen.studio.controller.project.config.optim == TrainConfig().optim
     screen.page.get_by_text("Live settings").click()
 
@@ -183,13 +160,13 @@ def test_the_photo_list_turns_its_pages(screen: Screen) -> None:
     screen.tab("View")
     first = [f"view_{i:02d}.png" for i in range(1, 10)]
     screen.wait(lambda: tiles(screen) == first, "the first nine")
-    seen(screen, "More ›").click()
+    screen.seen("More ›").click()
     screen.wait(lambda: tiles(screen) == ["view_10.png", "view_11.png", "view_12.png"], "the last three")
-    seen(screen, "‹ Back").click()
+    screen.seen("‹ Back").click()
     screen.wait(lambda: tiles(screen) == first, "back")
-    seen(screen, "More ›").click()
+    screen.seen("More ›").click()
     screen.wait(lambda: tiles(screen) != first, "on again")
-    seen(screen, "« First").click()
+    screen.seen("« First").click()
     screen.wait(lambda: tiles(screen) == first, "the first ones")
 
 
@@ -198,57 +175,57 @@ def test_from_photo_to_photo_and_back_to_the_first_view(screen: Screen) -> None:
     screen.settle()
     start = screen.viewpoint.position
     for button, name in (("Next ›", "view_01"), ("Next ›", "view_02"), ("‹ Previous", "view_01")):
-        seen(screen, button).click()
+        screen.seen(button).click()
         screen.wait(lambda name=name: f"At {name}" in screen.text("standing"), f"{button} goes to {name}")
     screen.drag(20)
     screen.wait(lambda: "Free camera" in screen.text("standing"), "it has left the photo's camera")
-    seen(screen, "Nearest").click()
+    screen.seen("Nearest").click()
     screen.wait(lambda: "At view_01" in screen.text("standing"), "the nearest one is where it came from")
-    seen(screen, "Reset the view").click()
+    screen.seen("Reset the view").click()
     screen.wait(lambda: bool(np.allclose(screen.viewpoint.position, start, atol=1e-3)), "where it began")
 
 
 def test_ready_made_paths_and_the_order_of_keyframes(screen: Screen) -> None:
     screen.tab("Render")
     for button, name in (("Orbit", "orbit"), ("Spiral", "spiral"), ("Photos", "photos")):
-        seen(screen, button).click()
-        screen.wait(lambda name=name: draft_of(screen).name == name, f"{button} makes a path")
-        assert len(draft_of(screen).path.keyframes) >= 4
-    assert draft_of(screen).path.duration > 0
+        screen.seen(button).click()
+        screen.wait(lambda name=name: screen.draft.name == name, f"{button} makes a path")
+        assert len(screen.draft.path.keyframes) >= 4
+    assert screen.draft.path.duration > 0
     add_two_keyframes(screen)
-    one, two = draft_of(screen).path.keyframes
-    seen(screen, "Earlier").click()
-    screen.wait(lambda: draft_of(screen).path.keyframes[0] is two, "the second comes first")
-    seen(screen, "Later").click()
-    screen.wait(lambda: draft_of(screen).path.keyframes[0] is one, "and goes back")
+    one, two = tuple(screen.draft.path.keyframes)[:2]
+    screen.seen("Earlier").click()
+    screen.wait(lambda: screen.draft.path.keyframes[0] is two, "the second comes first")
+    screen.seen("Later").click()
+    screen.wait(lambda: screen.draft.path.keyframes[0] is one, "and goes back")
     screen.drag(90)
     screen.settle()
-    seen(screen, "Set here").click()
+    screen.seen("Set here").click()
     here = screen.viewpoint.position
     screen.wait(
-        lambda: bool(np.allclose(draft_of(screen).path.keyframes[1].camera_to_world[:3, 3], here, atol=1e-6)),
+        lambda: bool(np.allclose(screen.draft.path.keyframes[1].camera_to_world[:3, 3], here, atol=1e-6)),
         "the keyframe is where the camera is",
     )
 
 
 def test_path_files_come_and_go(screen: Screen, tmp_path: Path) -> None:
     screen.tab("Render")
-    if len(draft_of(screen).path.keyframes) != 2:
+    if len(screen.draft.path.keyframes) != 2:
         add_two_keyframes(screen)
-    keyframes = draft_of(screen).path.keyframes
+    keyframes = screen.draft.path.keyframes
     screen.page.get_by_text("Path file", exact=True).click()
     with screen.page.expect_download() as download:
-        seen(screen, "Download the path file").click()
+        screen.seen("Download the path file").click()
     assert download.value.suggested_filename == "path.json"
     copy = tmp_path / "other.json"
     copy.write_bytes(Path(download.value.path()).read_bytes())
     assert len(read_camera_path(copy).keyframes) == 2
-    assert len(json.loads(copy.read_text())["camera_path"]) == len(draft_of(screen).path.frame_times)
+    assert len(json.loads(copy.read_text())["camera_path"]) == len(screen.draft.path.frame_times)
     with screen.page.expect_file_chooser() as chooser:
-        seen(screen, "Open a path file").click()
+        screen.seen("Open a path file").click()
     chooser.value.set_files(copy)
-    screen.wait(lambda: draft_of(screen).name == "other", "the file is opened")
-    for mine, its in zip(keyframes, draft_of(screen).path.keyframes, strict=True):
+    screen.wait(lambda: screen.draft.name == "other", "the file is opened")
+    for mine, its in zip(keyframes, screen.draft.path.keyframes, strict=True):
         assert np.allclose(mine.camera_to_world, its.camera_to_world, atol=1e-5)
     screen.close_notices()
 
@@ -261,19 +238,19 @@ def files_of(run: Path) -> dict[Path, bytes]:
 
 def test_train_on_and_start_over(screen: Screen) -> None:
     first = run_folder(screen)
-    seen(screen, "Start training").click()
+    screen.seen("Start training").click()
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS, "all steps")
     screen.tab("Train")
-    enter(screen, "More steps", "5")
-    seen(screen, f"Train on to step {STEPS + 5}").click()
+    screen.enter("More steps", "5")
+    screen.seen(f"Train on to step {STEPS + 5}").click()
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "five more")
     newest = newest_checkpoint(first)
     assert newest is not None and newest.name == f"step_{STEPS + 5:08d}"
     screen.close_notices()
     content = files_of(first)
-    seen(screen, "Start over").click()
+    screen.seen("Start over").click()
     second = first.with_name("ring-2")
-    seen(screen, "Start training").click()
+    screen.seen("Start training").click()
     screen.wait(lambda: newest_checkpoint(second) == second / "ckpts" / newest.name, "a run of its own")
     screen.wait(lambda: screen.text("state") == "Finished" and screen.step == STEPS + 5, "trained anew")
     assert files_of(first) == content, "the old run is as it was"
@@ -298,7 +275,7 @@ def test_the_log_stands_still_and_is_downloaded(screen: Screen) -> None:
     screen.switch("Follow").click()
     screen.wait(lambda: "one more line" in log.inner_text(), "followed again")
     with screen.page.expect_download() as download:
-        seen(screen, "Download the log").click()
+        screen.seen("Download the log").click()
     assert Path(download.value.path()).read_bytes() == path.read_bytes()
 
 
@@ -311,10 +288,6 @@ def test_another_quantity_of_the_devices_is_plotted(screen: Screen) -> None:
         .map(plot => Math.max(...(plot.chart.data[1] ?? [0])))"""
     # The share of a processor is shown in per cent, the memory in GB: a small process has less than 20.
     screen.wait(lambda: any(0 < value < 20 for value in screen.page.evaluate(script)), "gigabytes")
-
-
-def row(screen: Screen, start: str) -> Any:
-    return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
 
 
 def hold_process_of(tasks: TaskBoard) -> None:
@@ -331,7 +304,7 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: P
     screen.tab("Evaluate")
     screen.choose("Run", run.name)
     row(screen, f"Step {STEPS + 5} · ").wait_for()
-    seen(screen, "Earlier ›").click()
+    screen.seen("Earlier ›").click()
     row(screen, "Step 5 · ").click()
     screen.wait(lambda: "step_00000005" in screen.text("entry"), "the oldest one is chosen")
     scores = run / "eval" / "step_00000005.json"
@@ -339,17 +312,17 @@ def test_models_are_evaluated_and_a_task_is_cancelled(screen: Screen, trained: P
     # Small as it is, it could be done before there is time to press Cancel.
     holder = threading.Thread(target=hold_process_of, args=(screen.studio._tasks,))
     holder.start()
-    seen(screen, "Evaluate").click()
+    screen.seen("Evaluate").click()
     holder.join(TIMEOUT)
-    seen(screen, "Cancel").click()
+    screen.seen("Cancel").click()
     screen.page.get_by_text("Nothing of it was kept.", exact=True).wait_for()
     assert not scores.exists()
-    screen.wait(lambda: seen(screen, "Evaluate").is_enabled(), "the next task can be started")
-    seen(screen, "Evaluate").click()
+    screen.wait(lambda: screen.seen("Evaluate").is_enabled(), "the next task can be started")
+    screen.seen("Evaluate").click()
     screen.wait(scores.exists, "it is evaluated")
     psnr = json.loads(scores.read_text())["psnr"]
     screen.wait(lambda: f"{psnr:.2f} dB" in screen.text("scores"), "the scores are shown")
-    seen(screen, "‹ Later").click()
+    screen.seen("‹ Later").click()
     row(screen, f"Step {STEPS + 5} · ").wait_for()
     screen.close_notices()
 
@@ -365,7 +338,7 @@ def test_the_files_of_two_ranks_are_merged_and_downloaded(screen: Screen, traine
     screen.choose("Run", run.name)
     row(screen, f"Step {STEPS + 5} · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "it is chosen")
-    seen(screen, "Merge").click()
+    screen.seen("Merge").click()
     merged = run / "exports" / f"{run.name}-{STEPS + 5}-merged.ply"
     with screen.page.expect_download() as download:
         row(screen, f"Download {merged.name} (").click()

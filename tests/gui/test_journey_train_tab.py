@@ -24,15 +24,6 @@ pytestmark = PAGE_TEST
 SHORT = TrainConfig(steps=400, eval_steps=(), save_steps=(), sh_degree=1)
 
 
-def enter(screen: Screen, label: str, text: str) -> None:
-    """Type into the field of this label."""
-    # viser's text fields are beside their label, but not named by it.
-    row = f"//label[normalize-space()='{label}']/ancestor::*[.//input][1]//input"
-    field = screen.page.locator(row).locator("visible=true").first
-    field.fill(text)
-    field.press("Tab")
-
-
 def test_what_is_chosen_before_the_start_is_what_is_trained(
     open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
 ) -> None:
@@ -43,8 +34,8 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     description = re.escape(PRESETS["preview"].description)
     described = re.compile(rf"{description} Here at most [\d,]+ splats\. Changed: steps\.")
     screen.wait(lambda: described.fullmatch(screen.text("preset")) is not None, "the preset's text")
-    enter(screen, "Steps", "37")
-    enter(screen, "Max splats", "70")
+    screen.enter("Steps", "37")
+    screen.enter("Max splats", "70")
     screen.wait(lambda: screen.text("step") == "0 / 37", "the steps that were typed")
     screen.choose("Preset", "mcmc")
     told = f"{PRESETS['mcmc'].description} Here at most 70 splats. Changed: steps."
@@ -68,54 +59,31 @@ def test_what_is_chosen_before_the_start_is_what_is_trained(
     assert screen.step == 37
     # All are done: more can be added, and the training goes on from there.
     assert screen.page.get_by_role("button", name="All steps done").is_disabled()
-    enter(screen, "More steps", "23")
+    screen.enter("More steps", "23")
     screen.button("Train on to step 60").click()
     screen.wait(lambda: screen.step == 60 and screen.text("state") == "Finished", "23 more steps")
     newest = newest_checkpoint(tmp_path / "runs" / "blobs")
     assert newest is not None and newest.name == "step_00000060"
+    see_numbers_at_all_axes(screen)
     assert screen.errors == []
 
 
-def test_live_settings_are_confirmed_or_refused(
+def test_a_training_is_started_by_a_key_watched_changed_and_steered(
     open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
 ) -> None:
     screen = open_page(blob_folder, height=700)
-    screen.button("Start training").click()
-    screen.wait(lambda: screen.step > 5, "training")
-    screen.page.get_by_text("Live settings").click()
-    apply = screen.page.get_by_role("button", name="Apply")
-    assert apply.is_disabled()
-    enter(screen, "Positions", "7")
-    screen.button("Apply 1 change").click()
-    refusal = screen.page.locator('[data-splatstudio="refusal"]')
-    refusal.wait_for()
-    assert refusal.inner_text() == "Not changed: setting optim.means_lr is 7.0, but must be at most 1."
-    enter(screen, "Positions", "2e-4")
-    enter(screen, "Max splats", "123")
-    screen.button("Apply 2 changes").click()
-    screen.page.get_by_text("Learning rates: Positions is 0.0002 from step").first.wait_for()
-    screen.page.get_by_text("Densification: Max splats is 123 from step").first.wait_for()
-    screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
-    metrics = (tmp_path / "runs" / "blobs" / "metrics.jsonl").read_text().splitlines()
-    changes = [row for row in map(json.loads, metrics) if "setting" in row]
-    assert {row["setting"]: row["value"] for row in changes} == {
-        "optim.means_lr": 2e-4,
-        "densify.max_gaussians": 123,
-    }
-    assert screen.studio.controller.project.config.optim.means_lr == 2e-4
-
-
-def test_keys_give_commands_but_not_from_a_text_field(
-    open_page: Callable[..., Screen], blob_folder: Path, tmp_path: Path
-) -> None:
-    screen = open_page(blob_folder, height=700)
-    keyboard = screen.page.keyboard
+    run, keyboard = tmp_path / "runs" / "blobs", screen.page.keyboard
     keyboard.press("p")
     screen.wait(lambda: screen.text("state") == "Training" and screen.step > 5, "P starts")
+    see_the_process_at_work(screen)
+    follow_the_log(screen)
+    screen.tab("Train")
+    change_live_settings(screen, run)
+    screen.close_notices()
     keyboard.press("p")
     screen.wait(lambda: screen.text("state") == "Paused", "P pauses")
     keyboard.press("Control+s")
-    screen.wait(lambda: newest_checkpoint(tmp_path / "runs" / "blobs") is not None, "Ctrl+S saves")
+    screen.wait(lambda: newest_checkpoint(run) is not None, "Ctrl+S saves")
     screen.close_notices()
     # Typed into a field it is text.
     screen.tab("Export")
@@ -135,12 +103,30 @@ def test_keys_give_commands_but_not_from_a_text_field(
     assert screen.errors == []
 
 
-def test_the_log_is_followed_and_errors_are_marked(
-    open_page: Callable[..., Screen], blob_folder: Path
-) -> None:
-    screen = open_page(blob_folder, height=700)
-    screen.button("Start training").click()
-    screen.wait(lambda: screen.step > 5, "training")
+def change_live_settings(screen: Screen, run: Path) -> None:
+    """Enter settings that are refused, and others that are confirmed."""
+    screen.page.get_by_text("Live settings").click()
+    apply = screen.page.get_by_role("button", name="Apply")
+    assert apply.is_disabled()
+    screen.enter("Positions", "7")
+    screen.button("Apply 1 change").click()
+    refusal = screen.page.locator('[data-splatstudio="refusal"]')
+    refusal.wait_for()
+    assert refusal.inner_text() == "Not changed: setting optim.means_lr is 7.0, but must be at most 1."
+    screen.enter("Positions", "2e-4")
+    screen.enter("Max splats", "123")
+    screen.button("Apply 2 changes").click()
+    screen.page.get_by_text("Learning rates: Positions is 0.0002 from step").first.wait_for()
+    screen.page.get_by_text("Densification: Max splats is 123 from step").first.wait_for()
+    screen.wait(lambda: apply.is_disabled(), "nothing is left to apply")
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    changes = {row["setting"]: row["value"] for row in rows if "setting" in row}
+    assert changes == {"optim.means_lr": 2e-4, "densify.max_gaussians": 123}
+    assert screen.studio.controller.project.config.optim.means_lr == 2e-4
+
+
+def follow_the_log(screen: Screen) -> None:
+    """See the end of the worker's log, with errors marked."""
     screen.tab("Log")
     log = screen.page.locator('[data-splatstudio="log"]')
     screen.wait(lambda: "trains here" in log.inner_text(), "the worker's log is shown")
@@ -155,15 +141,10 @@ def test_the_log_is_followed_and_errors_are_marked(
     assert log.inner_text().count("\n") == 199, "the last 200 lines"
     top, bottom = screen.box(marked), screen.box(log)
     assert top["y"] + top["height"] < bottom["y"] + bottom["height"], "the end is in sight"
-    with screen.page.expect_download() as download:
-        screen.button("Download the log").click()
-    assert Path(download.value.path()).read_bytes() == path.read_bytes()
 
 
-def test_devices_show_the_training_on_the_cpu(open_page: Callable[..., Screen], blob_folder: Path) -> None:
-    screen = open_page(blob_folder, height=700)
-    screen.button("Start training").click()
-    screen.wait(lambda: screen.step > 5, "training")
+def see_the_process_at_work(screen: Screen) -> None:
+    """See the training's process on the CPU in the Devices tab."""
     row = screen.page.locator('[data-splatstudio="device"]')
     screen.wait(lambda: "ms/step" in row.first.inner_text(), "the rank's figures stand beside it")
     assert row.count() == 1
@@ -174,12 +155,8 @@ def test_devices_show_the_training_on_the_cpu(open_page: Callable[..., Screen], 
     screen.page.locator(".uplot").first.wait_for()
 
 
-def test_the_axes_of_all_plots_have_numbers_whenever_one_comes(
-    open_page: Callable[..., Screen], blob_folder: Path
-) -> None:
-    screen = open_page(blob_folder, SHORT, height=900)
-    screen.studio.start_training()
-    screen.wait(lambda: screen.text("state") == "Finished", "the short training ends")
+def see_numbers_at_all_axes(screen: Screen) -> None:
+    """See that all plots have numbers below them, whenever one comes."""
     script = """() => Object.values(window.__viserTestpoints?.uplots ?? {})
         .map(plot => plot.chart.axes[0]._found?.[1] > 0 ? plot.chart.axes[0]._values.length : 0)"""
 

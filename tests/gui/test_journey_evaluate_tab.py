@@ -9,18 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import blobs
+from blob_models import blobs
 from gui_parts import MANY
-from studio_page import PAGE_TEST, Screen
+from studio_page import PAGE_TEST, Screen, row
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint, save_checkpoint
-from splatstudio.files.run import Run
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
-from splatstudio.scene.scene import Scene
-from splatstudio.training.trainer import Trainer
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]
@@ -31,28 +27,10 @@ def panel_of(screen: Screen) -> EvaluatePanel:
     return panel
 
 
-def row(screen: Screen, start: str):
-    return screen.page.get_by_role("button").filter(has_text=start).locator("visible=true").first
-
-
-@pytest.fixture
-def trained(blob_scene: Scene, tmp_path: Path) -> Path:
-    """A run below runs/ with checkpoints of steps 20 and 40, the first of two ranks; the third is damaged."""
-    config = replace(MANY, steps=60)
-    run = Run.create(tmp_path / "runs" / "blobs", blob_scene.path, config)
-    trainer = Trainer(blob_scene, config)
-    for step in range(1, 51):
-        trainer.train_step()
-        if step in (20, 40, 50):
-            save_checkpoint(run.path, trainer.checkpoint(), num_shards=2 if step == 20 else 1)
-    trainer.close()
-    return run.path
-
-
 def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
-    open_page: Open, blob_folder: Path, trained: Path
+    open_page: Open, blob_folder: Path, saved_run: Path
 ) -> None:
-    damaged = trained / "ckpts" / "step_00000050" / "rank00000-of-00001.safetensors"
+    damaged = saved_run / "ckpts" / "step_00000050" / "rank00000-of-00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     screen = open_page(blob_folder, height=900, config=replace(MANY, steps=100_000))
     screen.button("Resume from step 40").click()
@@ -66,7 +44,7 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "its files are named")
     step = screen.step
     screen.button("Merge & evaluate").click()
-    scores = trained / "eval" / "step_00000020.json"
+    scores = saved_run / "eval" / "step_00000020.json"
     screen.wait(scores.exists, "it is evaluated")
     screen.wait(lambda: screen.step > step, "the training went on")
     psnr = json.loads(scores.read_text())["psnr"]
@@ -84,7 +62,7 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
-    merged = trained / "exports" / "blobs-20-merged.ply"
+    merged = saved_run / "exports" / "blobs-20-merged.ply"
     assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
     screen.close_notices()
     if os.environ.get("SCREENSHOT"):
@@ -100,7 +78,9 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     assert screen.errors == []
 
 
-def test_a_model_is_opened_exported_and_deleted(open_page: Open, blob_folder: Path, trained: Path) -> None:
+def test_a_model_is_opened_exported_and_deleted_and_parts_are_merged(
+    open_page: Open, blob_folder: Path, saved_run: Path, tmp_path: Path
+) -> None:
     screen = open_page(blob_folder, height=900, config=replace(MANY, steps=60))
     screen.tab("Evaluate")
     row(screen, "Step 40 · ").click()
@@ -108,7 +88,7 @@ def test_a_model_is_opened_exported_and_deleted(open_page: Open, blob_folder: Pa
     screen.button("Open").click()
     screen.wait(lambda: screen.studio.controller.status.step == 40, "it is shown")
     screen.button("Export").locator("visible=true").first.click()
-    exported = trained / "exports" / "blobs-40.ply"
+    exported = saved_run / "exports" / "blobs-40.ply"
     screen.wait(exported.exists, "it is exported")
     screen.page.get_by_role("button", name="Download blobs-40.ply").wait_for()
     screen.close_notices()
@@ -116,18 +96,19 @@ def test_a_model_is_opened_exported_and_deleted(open_page: Open, blob_folder: Pa
     screen.page.get_by_text("Delete step 40 of blobs").wait_for()
     screen.button("Keep it").click()
     time.sleep(0.5)
-    assert (trained / "ckpts" / "step_00000040").exists()
+    assert (saved_run / "ckpts" / "step_00000040").exists()
     screen.button("Delete").click()
     screen.button("Delete it").click()
-    screen.wait(lambda: not (trained / "ckpts" / "step_00000040").exists(), "it is deleted")
-    assert newest_checkpoint(trained) == trained / "ckpts" / "step_00000050"
+    screen.wait(lambda: not (saved_run / "ckpts" / "step_00000040").exists(), "it is deleted")
+    assert newest_checkpoint(saved_run) == saved_run / "ckpts" / "step_00000050"
     screen.wait(lambda: row(screen, "Step 40 · ").count() == 0, "the list knows")
+    screen.close_notices()
+    merge_gsplats_parts(screen, tmp_path)
     assert screen.errors == []
 
 
-def test_gsplats_parts_are_told_and_merged(
-    open_page: Open, blob_folder: Path, blob_scene: Scene, tmp_path: Path
-) -> None:
+def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:
+    """Let results of gsplat's trainer be listed, told of what is missing, merged, evaluated and opened."""
     results = tmp_path / "results" / "garden" / "ckpts"
     results.mkdir(parents=True)
     for rank in range(2):
@@ -135,8 +116,6 @@ def test_gsplats_parts_are_told_and_merged(
         torch.save(content, results / f"ckpt_6999_rank{rank}.pt")
         torch.save({**content, "step": 29999}, results / f"ckpt_29999_rank{rank}.pt")
     (results / "ckpt_29999_rank1.pt").unlink()
-    screen = open_page(blob_folder, height=900)
-    screen.tab("Evaluate")
     field = screen.page.locator('input[value="runs"]').first
     field.fill(str(tmp_path / "results"))
     row(screen, "Step 29,999 · 2 ranks").wait_for()
@@ -159,4 +138,3 @@ def test_gsplats_parts_are_told_and_merged(
     opened = merged.with_name("garden-6999-merged-2.pt")
     screen.wait(lambda: screen.studio.controller.shown_path == opened, "the whole model is shown")
     screen.wait(lambda: screen.studio.controller.status.num_gaussians == 60, "all of it")
-    assert screen.errors == []

@@ -225,6 +225,15 @@ def test_public_functions_say_what_they_do() -> None:
     assert not silent, "\n".join(silent)
 
 
+def test_no_class_name_is_used_twice() -> None:
+    owners: dict[str, list[str]] = {}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: files for name, files in owners.items() if len(files) > 1}
+
+
 def test_torchs_idle_threads_sleep_in_the_process_of_the_tests_too() -> None:
     loaded = list(sys.modules)
     assert loaded.index("splatstudio") < loaded.index("torch"), "the setting comes too late otherwise"

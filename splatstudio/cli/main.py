@@ -45,7 +45,7 @@ def open_(
     run: Path | None = None,
     at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
 ) -> int:
-    """Open a scene folder, a file of Gaussians or a run folder in the studio.
+    """Open a scene folder, a file of splats or a run folder in the studio.
 
     Args:
         path: What to open.
@@ -114,12 +114,12 @@ def eval_(
     part: OmitArgPrefixes[PartChoice] = NO_PART,
     files: OmitArgPrefixes[ScoreFiles] = TO_THE_TERMINAL,
 ) -> int:
-    """Compare a run, a checkpoint or a file of Gaussians with the scene's test photographs.
+    """Compare a run, a checkpoint or a file of splats with the scene's test photographs.
 
     The scores of a run or its checkpoint are also written to the run's folder: eval/step_N.json and .csv.
 
     Args:
-        path: A run folder, a checkpoint folder, or a file of Gaussians (in the scene's coordinates).
+        path: A run folder, a checkpoint folder, or a file of splats (in the scene's coordinates).
         against: What to compare with.
         scores: What to measure beside PSNR and SSIM.
         part: What is judged where the path is one rank's part of a model.
@@ -167,7 +167,7 @@ def merge_(
     merged = merged_parts(paths)
     exported = merged.write(output)
     rows = " + ".join(f"{num:,}" for num in merged.rows)
-    console.print(f"Step {merged.step}: {rows} = {len(merged):,} Gaussians of {len(merged.rows)} ranks")
+    console.print(f"Step {merged.step}: {rows} = {len(merged):,} splats of {len(merged.rows)} ranks")
     console.print(f"Written to {output}")
     if exported.note:
         console.print(exported.note, style="yellow", markup=False)
@@ -186,7 +186,7 @@ def export(
     """Write a model for other programs, in the coordinates of the scene's files or upright.
 
     Args:
-        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
             .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
@@ -205,9 +205,9 @@ def export(
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)
     form, size = exported.form, output.stat().st_size / 1e6
     assert form is not None, "a file has a format"
-    console.print(f"{exported.num_gaussians:,} Gaussians written to {output} as {form.name} ({size:.1f} MB)")
+    console.print(f"{exported.num_gaussians:,} splats written to {output} as {form.name} ({size:.1f} MB)")
     if exported.num_left_out:
-        console.print(f"{exported.num_left_out:,} Gaussians were left out")
+        console.print(f"{exported.num_left_out:,} splats were left out")
     if placement.cameras is not None:
         console.print(f"The photographs' cameras written to {placement.cameras}")
     if form.loses:
@@ -230,7 +230,7 @@ def render(
     """Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.
 
     Args:
-        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of Gaussians.
+        path: A run folder (its newest good checkpoint is taken), a checkpoint folder or a file of splats.
         output: What to write: a .mp4, a .webm, or with no ending a folder of PNG frames.
         route: Where the camera goes.
         frames: The frames' size, rate and number.
@@ -253,7 +253,7 @@ def render(
 
 
 def info(path: Positional[Path], /, images: str = "") -> int:
-    """Say what a scene folder, a file of Gaussians, a checkpoint, a run or a folder of runs holds.
+    """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
 
     Args:
         path: What to look at; nothing is changed.

@@ -61,7 +61,7 @@ class ProgressReport:
         """Show where the training stands."""
         psnr = "" if progress.psnr is None else f"  PSNR {progress.psnr:.1f}"
         rate, num = progress.steps_per_second, progress.num_gaussians
-        state = f"{rate:.1f} it/s  loss {progress.loss:.4f}{psnr}  {num:,} Gaussians"
+        state = f"{rate:.1f} it/s  loss {progress.loss:.4f}{psnr}  {num:,} splats"
         self._bar.update(self._task, completed=progress.step, state=state)
         if not console.is_terminal and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + LINE_SECONDS
@@ -107,7 +107,7 @@ def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:
         unit = title.endswith(" dB")
         means.append(f"{title.removesuffix(' dB')} {value:.2f} dB" if unit else f"{title} {value:.4f}")
     console.print(
-        f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} Gaussians,"
+        f"{prefix}{', '.join(means)}, {evaluation.num_gaussians:,} splats,"
         f" {len(evaluation.images)} test photographs, {evaluation.seconds_per_image * 1000:.1f} ms a frame"
     )
     for note in short_notes(evaluation.notes):
@@ -132,7 +132,7 @@ def print_error(sentence: str) -> None:
 def print_model(path: Path, model: Model) -> None:
     """Print what a model holds: numbers, degrees, and where it lies, in the coordinates that a crop takes."""
     gaussians = model.gaussians
-    console.print(f"{path}: {len(model):,} Gaussians, spherical harmonics of degree {gaussians.sh_degree}")
+    console.print(f"{path}: {len(model):,} splats, spherical harmonics of degree {gaussians.sh_degree}")
     if model.options.antialiased:
         console.print("trained anti-aliased, and drawn so")
     if len(model):

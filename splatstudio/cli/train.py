@@ -282,7 +282,7 @@ class _Attendance:
             return INTERRUPTED if interrupt.pressed else 2
         elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
         steps, num = end.step - self._first, self._num_gaussians
-        console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} Gaussians")
+        console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
         if end.completed or end.step >= self._job.config.steps:
             return 0
         stops = self._flat is not None and self._flat.step == end.step

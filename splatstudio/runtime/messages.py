@@ -221,7 +221,7 @@ class Wait(RankCommand, frozen=True):
     """Nothing: rank 0 is waiting for orders and shows that it is there."""
 
 
-class TrainStep(RankCommand, frozen=True):
+class NextStep(RankCommand, frozen=True):
     """Train one step."""
 
 
@@ -336,7 +336,7 @@ class Frame(Event, frozen=True):
     notice: str | None = None  # why this is not the picture asked for, one sentence
 
 
-class Picture(Event, frozen=True, eq=False):
+class JpegFrame(Event, frozen=True, eq=False):
     """A frame with its image as JPEG, on the line to another machine."""
 
     frame: Frame

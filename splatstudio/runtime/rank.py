@@ -45,6 +45,7 @@ from splatstudio.runtime.messages import (
     JobCommand,
     JobProgress,
     Leave,
+    NextStep,
     Progress,
     RankCommand,
     Receipt,
@@ -56,7 +57,6 @@ from splatstudio.runtime.messages import (
     Start,
     Stop,
     TrainJob,
-    TrainStep,
     UpdateSettings,
     Wait,
 )
@@ -230,7 +230,7 @@ class Rank:
             command = self._broadcast.receive(self.step)
             if isinstance(command, Leave):
                 return
-            if isinstance(command, TrainStep):
+            if isinstance(command, NextStep):
                 self._enter(Phase.TRAINING)
                 self.activity.advance()
             elif not isinstance(command, Wait):
@@ -240,7 +240,7 @@ class Rank:
                 self.activity.execute(command)
 
     def _advance(self) -> None:
-        self.tell(TrainStep())
+        self.tell(NextStep())
         self._enter(Phase.TRAINING)
         self.activity.advance()
 

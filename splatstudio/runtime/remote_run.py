@@ -53,7 +53,7 @@ from splatstudio.runtime.messages import (
     JobCommand,
     JobDone,
     JobFailed,
-    Picture,
+    JpegFrame,
     SetView,
     StateChanged,
     Warned,
@@ -324,7 +324,7 @@ class RemoteRun:
         """Hand on what is told until the line breaks; OSError or ValueError then."""
         while True:
             event = line.receive()
-            if isinstance(event, Picture):
+            if isinstance(event, JpegFrame):
                 self._take_picture(event)
                 continue
             if isinstance(event, Frame):
@@ -337,7 +337,7 @@ class RemoteRun:
                 self._finished = isinstance(event, Finished) or event.state == "finished"
             self._listener.receive(event)
 
-    def _take_picture(self, picture: Picture) -> None:
+    def _take_picture(self, picture: JpegFrame) -> None:
         frame = picture.frame
         # Known before it is unpacked: a few bytes can stand for gigabytes.
         height, width, *_ = simplejpeg.decode_jpeg_header(picture.jpeg)

@@ -37,7 +37,7 @@ def restart_sentence(cause: Cause, checkpoint: Path | None, job: Job, *, started
     if not started:
         return f"{cause.sentence} Nothing was lost; it is started again."
     limit = dict(job.settings).get(LIMIT) if cause.kind == MEMORY else None
-    fewer = "" if limit is None else f" No Gaussians are added above {limit:,} from now on."
+    fewer = "" if limit is None else f" No splats are added above {limit:,} from now on."
     verb = "waits" if paused else "goes on by itself"
     if checkpoint is None:
         return f"{cause.sentence} Nothing had been saved yet; the training {verb} from its beginning.{fewer}"

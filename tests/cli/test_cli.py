@@ -240,7 +240,7 @@ def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.Capt
     code, output = command(capsys, "info", DEMO)
     assert code == 0 and "COLMAP" in output and "48" in output
     code, output = command(capsys, "info", run_dir)
-    assert code == 0 and "Gaussians" in output
+    assert code == 0 and "splats" in output
 
 
 def test_info_says_where_a_model_lies_as_a_crop_takes_it(

@@ -81,7 +81,7 @@ def test_parts_merge_from_the_folders_where_the_machines_left_them(
         for name, tensor in whole.gaussians.tensors().items():
             assert torch.equal(merged.gaussians.tensors()[name], tensor)
     code, printed = command(capsys, "merge", *files, "-o", tmp_path / "whole.ply")
-    assert code == 0 and "20 + 21 = 41 Gaussians of 2 ranks" in printed
+    assert code == 0 and "20 + 21 = 41 splats of 2 ranks" in printed
     with pytest.raises(ValueError, match=rf"of the ranks 0 to 1, 0 is missing \(ckpt_{STEP}_rank0"):
         merge(files[:1])
 

@@ -94,7 +94,7 @@ def test_the_command_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             continue
         output = tmp_path / f"b{form.endings[0]}"
         code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", output)
-        assert code == 0 and f"123 Gaussians written to {output} as {form.name} (" in printed
+        assert code == 0 and f"123 splats written to {output} as {form.name} (" in printed
         assert ("Not everything is kept" in printed) == bool(form.loses)
         if form.read:
             back = tmp_path / f"back{form.endings[0]}.ply"

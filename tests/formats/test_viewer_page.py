@@ -148,7 +148,7 @@ def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_ply(tmp_path / "a.ply", model(50))
     code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
-    assert code == 0 and "50 Gaussians written to" in printed and "as Web page" in printed
+    assert code == 0 and "50 splats written to" in printed and "as Web page" in printed
     assert "no view-dependent colour" in printed
     assert "GaussianSplatsMessage" in recorded(tmp_path / "a.html")
 

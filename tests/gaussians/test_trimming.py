@@ -51,4 +51,4 @@ def test_the_command_line_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixtu
     kept = api.load_model(tmp_path / "b.ply")
     num = int((model.gaussians.means[:, 0] <= 0).sum())
     assert len(kept) == num < 50 and float(kept.gaussians.means[:, 0].max()) <= 0
-    assert f"{50 - num} Gaussians were left out" in capsys.readouterr().out
+    assert f"{50 - num} splats were left out" in capsys.readouterr().out

@@ -318,7 +318,7 @@ def test_the_command_says_what_it_did(
     with pytest.raises(SystemExit) as stop:
         main()
     output = capsys.readouterr().out
-    assert not stop.value.code and f"= {len(trained):,} Gaussians of 2 ranks" in output
+    assert not stop.value.code and f"= {len(trained):,} splats of 2 ranks" in output
     assert len(load_model(tmp_path / "m.ply")) == len(trained)
     assert json.dumps(STEP) in output
 

@@ -51,8 +51,8 @@ from splatstudio.runtime.messages import (
     Frame,
     JobCommand,
     JobFailed,
+    JpegFrame,
     Pause,
-    Picture,
     Progress,
     RenderPath,
     Resume,
@@ -356,7 +356,7 @@ class RemoteClient:
             frame, image = message
             image = np.ascontiguousarray(image)
             jpeg = simplejpeg.encode_jpeg(image, quality=JPEG_QUALITY, colorspace="RGB", fastdct=True)
-            data = encode(Picture(frame, jpeg))
+            data = encode(JpegFrame(frame, jpeg))
         else:
             frame, data = None, encode(message)
         try:

@@ -64,7 +64,7 @@ def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
         "import sys; from pathlib import Path\n"
         "from splatstudio.settings.config import TrainConfig\n"
         "from splatstudio.runtime.supervisor import WorkerClient\n"
-        "from splatstudio.runtime.group import RankGroup\n"
+        "from splatstudio.runtime.rank_group import RankGroup\n"
         "from splatstudio.runtime.messages import TrainJob\n"
         "client = WorkerClient(TrainJob(Path(sys.argv[1]), Path('run'), TrainConfig()))\n"
         "def fail(*_): raise RuntimeError('an error')\n"
@@ -85,7 +85,7 @@ def test_ctrl_c_right_after_the_start_does_not_end_the_fork_server() -> None:
     script = """
 import multiprocessing, multiprocessing.forkserver as server
 from pathlib import Path
-from splatstudio.runtime.group import _no_ctrl_c
+from splatstudio.runtime.rank_group import _no_ctrl_c
 multiprocessing.set_forkserver_preload([])
 process = multiprocessing.get_context("forkserver").Process(target=int)
 with _no_ctrl_c():

@@ -6,8 +6,6 @@ import types
 import typing
 from typing import Any, Literal
 
-import msgspec
-
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
 
@@ -19,6 +17,8 @@ def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> 
     or the choice that it spells, as in a field or on the command line. Raises ValueError with one sentence,
     which begins with `name`.
     """
+    import msgspec  # here: a bare GPU machine measures the kernels without it
+
     try:
         return msgspec.convert(value, kind, strict=not as_typed)
     except msgspec.ValidationError:

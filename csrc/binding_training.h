@@ -109,8 +109,8 @@ inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii,
 }
 
 inline InjectNoise inject_noise_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
-                          const Tensor& opacities, const OptionalTensor& places, double amount,
-                          double min_opacity, int64_t seed) {
+                                   const Tensor& opacities, const OptionalTensor& places,
+                                   double amount, double min_opacity, int64_t seed) {
   const int64_t num = means.size(0);
   floats(means, {num, 3}, "means");
   return {mutable_floats(means),

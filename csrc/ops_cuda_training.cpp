@@ -94,8 +94,8 @@ void count_seen_within(const Tensor& gradients2d, const Tensor& radii, int64_t w
 }
 
 void inject_noise(const Tensor& means, const Tensor& quats, const Tensor& scales,
-             const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-             int64_t /*num_threads*/, const OptionalTensor& places) {
+                  const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+                  int64_t /*num_threads*/, const OptionalTensor& places) {
   const OnDevice device(means);
   const splat::InjectNoise args =
       inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
@@ -103,9 +103,9 @@ void inject_noise(const Tensor& means, const Tensor& quats, const Tensor& scales
 }
 
 void inject_noise_within(const Tensor& means, const Tensor& quats, const Tensor& scales,
-                    const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-                    const Tensor& num_instances, int64_t room, const Tensor& loss,
-                    const OptionalTensor& places) {
+                         const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+                         const Tensor& num_instances, int64_t room, const Tensor& loss,
+                         const OptionalTensor& places) {
   const OnDevice device(means);
   const splat::InjectNoise args =
       inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
@@ -129,7 +129,7 @@ Tensor pose_gradient(const Tensor& means, const Tensor& quats, const Tensor& shN
 
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
-                                  int64_t /*num_threads*/) {
+                                              int64_t /*num_threads*/) {
   const OnDevice device(opacities);
   const auto [args, each, factors] = parting_of(opacities, copies);
   splat::cuda::part(args, device.stream());

@@ -68,8 +68,8 @@ splat::SettleAdam late_settings(const Tensor& shN, const Tensor& exp_avg, const 
 }
 
 void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
-                 const Tensor& steps_done, const Tensor& history, int64_t num_late,
-                 int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
+                     const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                     int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
   const splat::SettleAdam late =
       late_settings(shN, exp_avg, exp_avg_sq, steps_done, history, num_late, used_columns, betas);
   splat::cpu::flush_lazy_adam(late, static_cast<int>(num_threads));
@@ -109,8 +109,8 @@ void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, i
 }
 
 void inject_noise(const Tensor& means, const Tensor& quats, const Tensor& scales,
-             const Tensor& opacities, double amount, double min_opacity, int64_t seed,
-             int64_t num_threads, const OptionalTensor& places) {
+                  const Tensor& opacities, double amount, double min_opacity, int64_t seed,
+                  int64_t num_threads, const OptionalTensor& places) {
   const splat::InjectNoise args =
       inject_noise_of(means, quats, scales, opacities, places, amount, min_opacity, seed);
   splat::cpu::inject_noise(args, static_cast<int>(num_threads));
@@ -145,7 +145,7 @@ Tensor area_means(const Tensor& image, int64_t width, int64_t height, int64_t nu
 
 // Returns the opacity of each part, and by what its size is multiplied.
 std::tuple<Tensor, Tensor> compute_relocation(const Tensor& opacities, const Tensor& copies,
-                                  int64_t num_threads) {
+                                              int64_t num_threads) {
   const auto [args, each, factors] = parting_of(opacities, copies);
   splat::cpu::part(args, static_cast<int>(num_threads));
   return {each, factors};

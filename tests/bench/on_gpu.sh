@@ -147,6 +147,9 @@ if [ -z "$rehearse" ] && [ -n "$PYTHON" ]; then
 fi
 [ -n "$PYTHON" ] || exit 1
 
+"$PYTHON" -c "import msgspec" 2>/dev/null ||
+  echo "msgspec is not installed: the viewer will not be measured; its wheel in site/ serves"
+
 say "tests"
 # Without tests/conftest.py, which needs what the page's tests need. A file each: what is wrong in one may leave the
 # GPU unusable to the rest of its process.

@@ -1,0 +1,93 @@
+"""Take the guide's screenshots: the studio on the demo scene, in a headless Chromium.
+
+    python docs/take_screenshots.py [FOLDER]
+
+The Devices picture, of eight GPUs, takes the record that the tests of devices have for its figures.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from splatstudio.gui.app import Studio
+from splatstudio.gui.server.network import Listen
+from splatstudio.settings.config import TrainConfig
+
+ROOT = Path(__file__).parents[1]
+SIZE = {"width": 1440, "height": 900}
+ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+STEPS = 2000
+
+
+def take(page: Any, folder: Path, name: str) -> None:
+    """Save what the page shows, without the notices that cover it."""
+    time.sleep(2.0)
+    for button in page.locator(".mantine-Notification-closeButton").all():
+        button.click(timeout=1000)
+    time.sleep(1.0)
+    page.screenshot(path=folder / f"{name}.jpg", type="jpeg", quality=85)
+    print(f"{folder / name}.jpg")
+
+
+def wait_for_step(studio: Studio, step: int) -> None:
+    """Return once the training has done so many steps."""
+    deadline = time.monotonic() + 600
+    while studio.controller.status.step < step and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+
+def tour(studio: Studio, page: Any, folder: Path) -> None:
+    """Go through the tabs as a new user would."""
+    page.goto(studio.url)
+    page.get_by_role("button", name="Start training", exact=True).wait_for(timeout=120_000)
+    time.sleep(6.0)
+    take(page, folder, "ready")
+    page.get_by_role("button", name="Start training", exact=True).click()
+    wait_for_step(studio, 600)
+    take(page, folder, "training")
+    page.get_by_role("button", name="Evaluate now", exact=True).click()
+    page.get_by_role("tab", name="View").click()
+    wait_for_step(studio, 800)
+    page.locator("[data-photo]").first.click()
+    take(page, folder, "compare")
+    page.get_by_role("tab", name="Render").click()
+    take(page, folder, "render")
+    page.get_by_role("tab", name="Export").click()
+    take(page, folder, "export")
+    page.get_by_role("button", name="Save", exact=True).locator("visible=true").first.click()
+    time.sleep(5.0)
+    page.get_by_role("tab", name="Evaluate").click()
+    time.sleep(4.0)
+    take(page, folder, "evaluate")
+
+
+def main() -> None:
+    """Take all pictures into a folder, that of the repository by default."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "assets" / "screenshots"
+    folder.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as runs, sync_playwright() as driver:
+        config = TrainConfig(steps=STEPS, downscale=2)
+        studio = Studio(
+            ROOT / "assets" / "demo",
+            network=Listen(port=0),
+            config=config,
+            run_dir=Path(runs) / "runs" / "demo",
+        )
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        try:
+            tour(studio, browser.new_page(viewport=SIZE), folder)
+        finally:
+            browser.close()
+            studio.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -29,10 +29,24 @@ KERNELS = (
         ("tests/kernels/test_ops_project.py::test_project_equals_the_reference",),
     ),
     Mutant(
+        "the projection's gradient of opacities lacks a factor",
+        "csrc/cpu/project_lanes.cpp",
+        "v_opacity = v_opacity * v.opacity * (constant<F8>(1.0f) - v.opacity);",
+        "v_opacity = v_opacity * v.opacity;",
+        ("tests/kernels/test_ops_project.py::test_projecting_raw_parameters_equals_activating_them_before",),
+    ),
+    Mutant(
         "the rasterizer takes green for blue",
         "csrc/cpu/raster_lanes.cpp",
         "cell.blue = multiply_add(r.weight, constant<F8>(s.blue), cell.blue);",
         "cell.blue = multiply_add(r.weight, constant<F8>(s.green), cell.blue);",
+        ("tests/kernels/test_ops.py::test_rasterize_equals_the_reference",),
+    ),
+    Mutant(
+        "the rasterizer's gradient of what lies behind has the wrong sign",
+        "csrc/cpu/raster_lanes.cpp",
+        "* cell.suffix - gain;",
+        "* cell.suffix + gain;",
         ("tests/kernels/test_ops.py::test_rasterize_equals_the_reference",),
     ),
     Mutant(
@@ -43,11 +57,25 @@ KERNELS = (
         ("tests/optimization/test_losses.py::test_backends_agree_under_a_mask",),
     ),
     Mutant(
+        "SSIM's gradient has a wrong sign",
+        "csrc/cpu/loss_lanes.cpp",
+        "two * (my * a2 - mx * value * b2)",
+        "two * (my * a2 + mx * value * b2)",
+        ("tests/optimization/test_losses.py::test_backends_agree_under_a_mask",),
+    ),
+    Mutant(
         "Adam adds the whole gradient to its mean",
         "csrc/cpu/adam_lanes.cpp",
         "r.rest1 * grad);",
         "grad);",
         ("tests/optimization/test_optim.py::test_ten_steps_equal_torch_adam",),
+    ),
+    Mutant(
+        "rows of harmonics that are left behind make up one step too few",
+        "csrc/cpu/adam_lanes.cpp",
+        "make_up(r, late.history, done, late.num_steps",
+        "make_up(r, late.history, done + 1, late.num_steps",
+        ("tests/optimization/test_view_gradients.py::test_rows_left_behind_for_long_make_all_their_steps",),
     ),
     Mutant(
         "gradients on the screen are counted squared",
@@ -62,6 +90,13 @@ KERNELS = (
         "constexpr float kNoiseSteepness = 100.0f;",
         "constexpr float kNoiseSteepness = 10.0f;",
         ("tests/kernels/test_mcmc_kernels.py::test_the_noise_is_that_of_the_reference",),
+    ),
+    Mutant(
+        "the parts of a Gaussian are too large",
+        "csrc/mcmc.h",
+        "total += term / sqrt(n + 1.0);",
+        "total += term / (n + 1.0);",
+        ("tests/kernels/test_mcmc_kernels.py::test_parts_are_those_of_the_reference",),
     ),
     Mutant(
         "a camera turns twice as far",
@@ -83,6 +118,20 @@ KERNELS = (
         "half_left = constant<F8>(0.5f);",
         "half_left = constant<F8>(0.25f);",
         ("tests/kernels/test_modes.py::test_pictures_equal_the_reference",),
+    ),
+    Mutant(
+        "the solid mode draws outside the picture's splats",
+        "csrc/cpu/modes_lanes.cpp",
+        "constant<F8>(rows.dy[cell % kTileSize]), cells[cell]);",
+        "constant<F8>(rows.dy[cell / kTileSize]), cells[cell]);",
+        ("tests/kernels/test_modes.py::test_a_solid_sphere_has_its_front_where_it_should_be",),
+    ),
+    Mutant(
+        "bytes are rounded down",
+        "csrc/cpu/modes_lanes.cpp",
+        "args.bytes[i] = byte_of(args.values[i]);",
+        "args.bytes[i] = static_cast<uint8_t>(254.99f * args.values[i]);",
+        ("tests/kernels/test_modes.py::test_bytes_are_clamped_and_rounded_as_torch_does",),
     ),
 )
 
@@ -173,6 +222,18 @@ STRATEGIES = (
 
 # Several ranks.
 RANKS = (
+    Mutant(
+        "a rank skips the broadcast of a long command",
+        "splatstudio/runtime/channel/broadcast.py",
+        (
+            "            body = torch.zeros(length, dtype=torch.uint8)\n"
+            "            dist.broadcast(body, 0, group=self._group)"
+        ),
+        "            body = torch.zeros(length, dtype=torch.uint8)",
+        (
+            "tests/runtime/channel/test_broadcast.py::test_a_command_of_any_length_arrives_and_the_next_one_after_it",
+        ),
+    ),
     Mutant(
         "rows go to the wrong rank",
         "splatstudio/distributed/process_ranks.py",
@@ -360,6 +421,13 @@ FILES = (
         ("tests/checkpoints/test_checkpoint.py::test_damage_gives_one_sentence_with_the_file",),
     ),
     Mutant(
+        "parts of different steps are merged",
+        "splatstudio/checkpoints/rank_parts.py",
+        "    if len(steps) > 1:",
+        "    if len(steps) > 99:",
+        ("tests/models/test_merging.py::test_wrong_lists_are_named",),
+    ),
+    Mutant(
         "a manifest of another step is taken",
         "splatstudio/checkpoints/manifest.py",
         'if step_of(folder) not in (None, manifest["step"]):',
@@ -423,6 +491,15 @@ FILES = (
 # Scenes, scores, settings and the page.
 REST = (
     Mutant(
+        "test photographs are trained on",
+        "splatstudio/scene/scene.py",
+        "return tuple(i for i in range(len(self.views)) if i not in held_out)",
+        "return tuple(range(len(self.views) + 0 * len(held_out)))",
+        (
+            "tests/training/test_trainer.py::test_every_training_photograph_is_used_once_an_epoch_and_no_test_photograph",
+        ),
+    ),
+    Mutant(
         "photographs are not turned upright",
         "splatstudio/scene/photo.py",
         "pixels = oriented(decode(view.image_path), view.orientation)",
@@ -479,6 +556,22 @@ REST = (
         (
             "tests/gui/test_controller.py::test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on",
         ),
+    ),
+    Mutant(
+        "panels are not told of events",
+        "splatstudio/gui/app.py",
+        "                panel.follow(event)",
+        "                pass",
+        (
+            "tests/gui/test_app.py::test_a_second_model_of_the_same_step_is_drawn_and_a_bad_panel_stops_nothing",
+        ),
+    ),
+    Mutant(
+        "the stream does not wait for the browser",
+        "splatstudio/gui/state/stream.py",
+        "if self._acknowledged is None:",
+        "if self._acknowledged is None or self._shown:",
+        ("tests/gui/test_stream_answers.py::test_the_next_picture_waits_for_the_browser",),
     ),
 )
 

@@ -64,6 +64,21 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert torch.equal(loaded.population.counts[name], count)
 
 
+def test_rows_are_on_the_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: set[int] = set()
+    wait = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        waited.add(os.fstat(descriptor).st_ino)
+        wait(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    folder = save_checkpoint(tmp_path, example())
+    assert waited >= {path.stat().st_ino for path in (folder / RANK, folder / "manifest.json", folder.parent)}
+
+
 def test_a_model_spread_over_three_rank_files_is_read_as_one(tmp_path: Path) -> None:
     saved = example()
     whole = saved.population

@@ -21,7 +21,7 @@ from splatstudio.gui.server.network import Listen
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
-SIZE = {"width": 1440, "height": 900}
+WIDTH, HEIGHT = 1440, 900
 ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 STEPS = 2000
 
@@ -83,7 +83,7 @@ def main() -> None:
         )
         browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         try:
-            tour(studio, browser.new_page(viewport=SIZE), folder)
+            tour(studio, browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}), folder)
         finally:
             browser.close()
             studio.close()

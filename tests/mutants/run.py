@@ -1,6 +1,6 @@
 """Plants faults into a copy of the source, one at a time, and runs the tests that must find them.
 
-    python tests/mutants/run.py                 all mutants, some twelve minutes on two cores
+    python tests/mutants/run.py                 all mutants, a quarter of an hour and more on two cores
     python tests/mutants/run.py ply quaternion  those whose names hold one of these words
     python tests/mutants/run.py --list
 

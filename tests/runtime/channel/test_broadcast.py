@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from splatstudio.runtime.channel.broadcast import HEADER_BYTES, INLINE_BYTES, Broadcast
-from splatstudio.runtime.messages import Command, TrainStep, UpdateSettings
+from splatstudio.runtime.messages import Command, NextStep, UpdateSettings
 
 
 def member() -> Broadcast:
@@ -27,7 +27,7 @@ def test_a_command_of_any_length_arrives_and_the_next_one_after_it(
     monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     under_way: deque[Tensor] = deque()
-    commands: list[Command] = [UpdateSettings((("scene", "x" * length),)), TrainStep()]
+    commands: list[Command] = [UpdateSettings((("scene", "x" * length),)), NextStep()]
     monkeypatch.setattr(dist, "broadcast", lambda tensor, *_, **__: under_way.append(tensor.clone()))
     for step, command in enumerate(commands):
         member().send(command, step)

@@ -128,7 +128,8 @@ def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
     except (InvalidHandshake, InvalidMessage) as error:
         # A port that a training has left may belong to another program for a while.
         raise Unreachable(f"what answers at {address} is no training of splatstudio") from error
-    except (OSError, WebSocketException) as error:
+    # websockets asserts something of its own where a line is cut in the midst of shaking hands.
+    except (OSError, WebSocketException, AssertionError) as error:
         raise Unreachable(f"no training answers at {address}: {error}") from error
     try:
         limit_waiting(connection.socket)

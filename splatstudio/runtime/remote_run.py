@@ -84,7 +84,7 @@ class RemoteLine:
         """Send a command; OSError where the line has broken."""
         try:
             self._connection.send(encode(command))
-        except ConnectionClosed as error:
+        except (ConnectionClosed, AssertionError) as error:  # the library's own, of a line that just closes
             raise ConnectionError(str(error)) from error
 
     def receive(self) -> Event:

@@ -361,7 +361,7 @@ class RemoteClient:
             frame, data = None, encode(message)
         try:
             self._connection.send(data)
-        except ConnectionClosed as error:
+        except (ConnectionClosed, AssertionError) as error:  # the library's own, of a line that just closes
             shut(self._connection.socket)
             raise ConnectionError(str(error)) from error
         if frame is not None:

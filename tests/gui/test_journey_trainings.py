@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from blob_models import blobs
 from free_ports import free_port
 from gui_parts import TIMEOUT
+from msgspec import structs
 from studio_page import CANVAS, PAGE_TEST, Screen, close_screen, open_screen, row, screen_of
 from test_plateau import ANYHOW
 
@@ -55,7 +55,7 @@ def test_the_offer_is_put_away_and_taken(
     screen.close_notices()
 
     # Another stretch, after a rise that this scene does not have.
-    controller._take(controller._worker, replace(controller.status.flat, step=30, since=24))
+    controller._take(controller._worker, structs.replace(controller.status.flat, step=30, since=24))
     screen.page.get_by_text("flat since step 24 (").first.wait_for()
     assert offers.count() > 0
     screen.button("Stop here").click()

@@ -36,14 +36,13 @@ class Mailbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, message: T, key: Hashable | None = None, *, keep_place: bool = False) -> None:
-        """Add a message at the end; with `keep_place` one that replaces another waits where that did."""
+    def put(self, message: T, key: Hashable | None = None) -> None:
+        """Add a message at the end."""
         with self.changed:
             if self.closed:
                 return
             slot = ("serial", next(self._serial)) if key is None else ("key", key)
-            if not keep_place:
-                self._waiting.pop(slot, None)
+            self._waiting.pop(slot, None)
             self._waiting[slot] = message
             if len(self._waiting) > self._limit:
                 self._waiting.popitem(last=False)
@@ -72,11 +71,6 @@ class Mailbox(Generic[T]):
         """Return what waits, in order."""
         with self.changed:
             return list(self._waiting.values())
-
-    def discard(self, key: Hashable) -> None:
-        """Forget the message of a key, if it still waits."""
-        with self.changed:
-            self._waiting.pop(("key", key), None)
 
     def close(self) -> None:
         """Drop what waits; nothing can be put any more."""

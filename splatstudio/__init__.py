@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from splatstudio.api import Model, load_model, load_scene, merge, render, show, train
+    from splatstudio.api import render, train
+    from splatstudio.gui.state.nerfview_adapter import show
+    from splatstudio.models.merging import merge
+    from splatstudio.models.model import Model, load_model
+    from splatstudio.scene.load import load_scene
 
 __all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 

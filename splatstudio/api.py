@@ -13,7 +13,7 @@ from splatstudio.gui.state.nerfview_adapter import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
 from splatstudio.settings.presets import PRESETS, PresetName

@@ -53,11 +53,11 @@ HOMES = {
     "nerfview": {"gui"},
     "multiprocessing": {"runtime"},
     "cv2": {"scene"},
-    "pynvml": {"devices.monitor", "devices.gpu_links"},
+    "pynvml": {"devices.monitor"},
     "simplejpeg": {"gui", "runtime"},
     "tyro": {"cli"},
     "rich": {"cli"},
-    "safetensors": {"checkpoints.shard_file"},
+    "safetensors": {"checkpoints.manifest"},
     "splines": {"cameras.camera_path"},
     "imageio": {"models.video"},
 }

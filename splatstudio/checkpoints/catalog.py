@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splatstudio.checkpoints.checkpoint import (
-    checkpoint_folders,
-    read_manifest,
-    remove_checkpoint,
-    step_of,
-    verify_checkpoint,
-)
+from splatstudio.checkpoints.checkpoint import checkpoint_folders, remove_checkpoint, verify_checkpoint
+from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
 
 EntryState = Literal["complete", "part", "damaged"]

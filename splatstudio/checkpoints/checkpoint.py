@@ -29,28 +29,26 @@ from splatstudio.checkpoints.manifest import (
     DOOMED_FOLDER,
     REPLACED_FOLDER,
     STEP_FOLDER,
-    read_manifest,
-    step_of,
-    write_sealed,
-)
-from splatstudio.checkpoints.shard_file import (
     Shard,
     named_tensors,
+    read_manifest,
     read_shard,
     read_tensors,
     shard_name,
+    step_of,
     verify_file,
     verify_shard,
+    write_sealed,
     write_shard_file,
     write_tensors,
 )
-from splatstudio.corrections import SavedCorrections
-from splatstudio.distributed import Ranks
+from splatstudio.corrections.corrections import SavedCorrections
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.files.durable import sync_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.settings.config import TrainConfig, from_json, to_json
-from splatstudio.strategy import Population
 from splatstudio.strategy.parts import copied, joined, rows_of, shard_rows
+from splatstudio.strategy.population import Population
 
 log = logging.getLogger(__name__)
 

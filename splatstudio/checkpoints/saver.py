@@ -26,15 +26,13 @@ from splatstudio.checkpoints.checkpoint import (
     checkpoint_folders,
     complete_checkpoint,
     prune_checkpoints,
-    read_manifest,
     remove_checkpoint,
     save_checkpoint,
-    step_of,
     write_shard,
 )
-from splatstudio.checkpoints.shard_file import Shard
-from splatstudio.distributed import ALONE, Ranks
+from splatstudio.checkpoints.manifest import Shard, read_manifest, step_of
 from splatstudio.distributed.failures import unless_out_of_memory
+from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.strategy.parts import copied
 
 log = logging.getLogger(__name__)

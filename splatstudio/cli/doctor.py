@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.devices.gpu_links import SLOW_PATHS, read_gpus
+from splatstudio.devices.monitor import SLOW_PATHS, read_gpus
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.rendering.render import render, render_reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from splatstudio.cli.score_files import ScoreFiles
+from splatstudio.cli.options import ScoreFiles
 from splatstudio.cli.terminal import console, count_progress, print_evaluation, print_scores
 from splatstudio.evaluation.evaluate import Measures, measures_for
 from splatstudio.evaluation.lpips import fetch_lpips

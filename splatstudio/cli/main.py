@@ -14,11 +14,20 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from splatstudio.cameras.camera_path import FrameFormat
 from splatstudio.cameras.placement import AS_IN_THE_FILES, Placement
-from splatstudio.cli.eval_options import ALL_SCORES, ITS_OWN_SCENE, NO_PART, Against, PartChoice, Scores
 from splatstudio.cli.mistyped import mistake_in
-from splatstudio.cli.open_options import WAIT_FOR_START, AtOnce
-from splatstudio.cli.render_options import Route
-from splatstudio.cli.score_files import TO_THE_TERMINAL, ScoreFiles
+from splatstudio.cli.options import (
+    ALL_SCORES,
+    ITS_OWN_SCENE,
+    NO_PART,
+    TO_THE_TERMINAL,
+    WAIT_FOR_START,
+    Against,
+    AtOnce,
+    PartChoice,
+    Route,
+    ScoreFiles,
+    Scores,
+)
 from splatstudio.cli.unread_output import leave_unread, nobody_reads
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable

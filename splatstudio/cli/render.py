@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from splatstudio.cameras.camera_path import CameraPath, FrameFormat
+from splatstudio.cameras.camera_path import CameraPath, FrameFormat, orbit_of, spiral
 from splatstudio.cameras.path_file import read_camera_path
-from splatstudio.cameras.ready_paths import orbit_of, spiral
-from splatstudio.cli.render_options import Route
+from splatstudio.cli.options import Route
 from splatstudio.cli.terminal import console, frame_progress
 from splatstudio.models.model import Model, load_model, scene_shown_by
 from splatstudio.models.video import render_path

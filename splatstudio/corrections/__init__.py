@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from splatstudio.corrections.corrections import (
     Corrections,
+    LearntRows,
     SavedCorrections,
     check_agreement,
     saved_poses,
     saved_sky,
 )
-from splatstudio.corrections.table import LearntRows
 
 __all__ = ["Corrections", "LearntRows", "SavedCorrections", "check_agreement", "saved_poses", "saved_sky"]

@@ -7,17 +7,145 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera, of_correction, without_common_motion
-from splatstudio.corrections.table import EPS, LearntRows
+from splatstudio.devices.transfer import to_device
 from splatstudio.gaussians.sky import Sky, over_sky
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization.gradients import RenderOutput, TrainView
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
+
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+def corrected_affinely(rgb: Tensor, difference: Tensor) -> Tensor:
+    """Return the colours `rgb` [H, W, 3] under the affine map that differs by `difference` [3, 4] from none.
+
+    Differentiable in both.
+    """
+    matrix = difference[:, :3] + torch.eye(3, dtype=rgb.dtype, device=rgb.device)
+    return torch.addmm(difference[:, 3], rgb.reshape(-1, 3), matrix.T).reshape(rgb.shape)
+
+
+def corrected_by_grid(rgb: Tensor, grid: Tensor) -> Tensor:
+    """Return the colours `rgb` [H, W, 3] under a bilateral grid of affine maps (Wang et al. 2024).
+
+    `grid` [12, D, G, G]: what the 3 x 4 maps differ by from none, by brightness (dark to bright), row and
+    column; in between they are interpolated linearly. Differentiable in both.
+    """
+    height, width = rgb.shape[:2]
+    y = torch.linspace(-1.0, 1.0, height, dtype=rgb.dtype, device=rgb.device)
+    x = torch.linspace(-1.0, 1.0, width, dtype=rgb.dtype, device=rgb.device)
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    luma = to_device(torch.tensor(LUMA, dtype=rgb.dtype, device="cpu"), rgb.device)
+    brightness = (rgb @ luma).clamp(0.0, 1.0) * 2.0 - 1.0
+    places = torch.stack([columns, rows, brightness], dim=-1)[None, None]
+    maps = F.grid_sample(grid[None], places, mode="bilinear", padding_mode="border", align_corners=True)
+    maps = maps[0, :, 0].reshape(3, 4, height, width)
+    change = (maps[:, :3] * rgb.permute(2, 0, 1)[None]).sum(dim=1) + maps[:, 3]
+    return rgb + change.permute(1, 2, 0)
+
+
+def roughness(grid: Tensor) -> Tensor:
+    """Return the mean square difference of neighbours in `grid` [12, D, G, G], summed over its axes."""
+    return sum(((grid.diff(dim=axis) ** 2).mean() for axis in (1, 2, 3)), grid.new_zeros(()))
+
+
+BETA1, BETA2 = 0.9, 0.99  # of the second less than usual: a photograph comes only once in an epoch
+EPS = 1e-15
+
+
+@dataclass(eq=False)
+class LearntRows:
+    """V rows of values [V, ...] with the moments of Adam (Kingma and Ba 2015) and the steps of each row.
+
+    A step moves the rows of the photographs that it learnt from and no other, moments included.
+    """
+
+    values: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    num_steps: Tensor  # [V] int64
+
+    @classmethod
+    def starting_at(cls, values: Tensor) -> LearntRows:
+        """Return rows before their first step."""
+        steps = values.new_zeros(len(values), dtype=torch.int64)
+        return cls(values, torch.zeros_like(values), torch.zeros_like(values), steps)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def leaf(self, rows: Sequence[int]) -> Tensor:
+        """Return the values of `rows` as a leaf tensor that requires a gradient."""
+        return self.values.index_select(0, self._at(rows)).requires_grad_()
+
+    @torch.no_grad()
+    def step(
+        self,
+        rows: Sequence[int],
+        gradient: Tensor,
+        lr: float,
+        eps: float = EPS,
+        *,
+        gate: StepGate | None = None,
+    ) -> None:
+        """Make a step of `rows`, all different, down `gradient`, which has a row for each of them.
+
+        Adam goes as far for a small gradient as for a large one, down to about `eps`. A `gate` may keep
+        everything from changing.
+        """
+        assert len(set(rows)) == len(rows) == len(gradient), "one gradient for each row"
+        at = self._at(rows)
+        before = {name: tensor.index_select(0, at) for name, tensor in self.tensors().items()}
+        num_steps = before["num_steps"] + 1
+        exp_avg = BETA1 * before["exp_avg"] + (1.0 - BETA1) * gradient
+        exp_avg_sq = BETA2 * before["exp_avg_sq"] + (1.0 - BETA2) * gradient**2
+        steps = num_steps.reshape(-1, *(1,) * (gradient.dim() - 1)).to(gradient.dtype)
+        mean = exp_avg / (1.0 - BETA1**steps)
+        square = exp_avg_sq / (1.0 - BETA2**steps)
+        values = before["values"] - lr * mean / (square.sqrt() + eps)
+        after = {"values": values, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "num_steps": num_steps}
+        for name, tensor in self.tensors().items():
+            tensor.index_copy_(0, at, _through(gate, after[name], before[name]))
+
+    @torch.no_grad()
+    def center(self, gate: StepGate | None = None) -> None:
+        """Take the rows' mean from each of them: what all photographs share belongs to the model.
+
+        A `gate` may keep them from changing.
+        """
+        self.values.copy_(_through(gate, self.values - self.values.mean(dim=0), self.values))
+
+    def _at(self, rows: Sequence[int]) -> Tensor:
+        """Return `rows` as indices on the device of the values, for which nobody waits."""
+        return to_device(torch.tensor(list(rows), dtype=torch.int64, device="cpu"), self.values.device)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name: what a checkpoint keeps."""
+        return {name: getattr(self, name) for name in ("values", "exp_avg", "exp_avg_sq", "num_steps")}
+
+    @torch.no_grad()
+    def take(self, rows: Sequence[int], other: dict[str, Tensor], of: Sequence[int]) -> None:
+        """Take `rows` from the tensors of another table, in which they are the rows `of`.
+
+        Raises ValueError when the tensors do not fit.
+        """
+        for name, tensor in self.tensors().items():
+            saved = other.get(name)
+            if saved is None or saved.dtype != tensor.dtype or saved.shape[1:] != tensor.shape[1:]:
+                raise ValueError(f"{name} is missing or of another shape")
+            tensor[list(rows)] = saved[list(of)].to(tensor.device)
+
+
+def _through(gate: StepGate | None, after: Tensor, before: Tensor) -> Tensor:
+    """Return what is left where a gate, if there is one, is open or shut: `after` or `before`."""
+    return after if gate is None else torch.where(gate.opened, after, before)
+
 
 # A gradient of the loss with respect to a gain below this is as good as none: it comes of what the picture
 # shows. Without the limit maps wander in constant light, and take the model along: measured -2.1 dB, with it

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
-from splatstudio.distributed import ALONE, Ranks
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.files.durable import write_durably, write_json_durably
 from splatstudio.gaussians.gaussians import Gaussians

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,7 @@ from splatstudio.formats.gsplat_checkpoint import (
 )
 from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
 from splatstudio.formats.model_arrays import SplatFile
-from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.formats.ply_header import LONGEST_HEADER, PLY, parse_header
-from splatstudio.formats.point_cloud import write_point_cloud
+from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
 from splatstudio.formats.splat import read_splat, write_splat
 from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
@@ -277,3 +276,15 @@ def _reader_by_content(path: Path) -> Callable[[Path], SplatFile] | None:
     if start == ZIP:
         return _read_zip
     return None
+
+
+def free_path(path: Path) -> Path:
+    """Return `path`, or where something has that name the same with -2, -3 ... before its ending."""
+    form, name = format_of(path), path.name
+    endings = [path.suffix] if form is None else [e for e in form.endings if name.lower().endswith(e)]
+    length = max(map(len, endings), default=0)
+    stem, ending = name[: len(name) - length], name[len(name) - length :]
+    number, free = 2, path
+    while os.path.lexists(free):
+        number, free = number + 1, path.with_name(f"{stem}-{number}{ending}")
+    return free

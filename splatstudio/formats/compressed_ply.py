@@ -22,7 +22,7 @@ from splatstudio.formats.model_arrays import (
     read_file,
     write_file,
 )
-from splatstudio.formats.ply_header import ANTIALIASED, Element, PlyHeader, parse_header
+from splatstudio.formats.ply import ANTIALIASED, Element, PlyHeader, parse_header
 from splatstudio.formats.quantize import (
     colors_of,
     opacity_bytes,

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from splatstudio.formats.half_turn import ABOUT_Z, half_turned
-from splatstudio.formats.model_arrays import ModelArrays, arrays_to_write, write_file
+from splatstudio.formats.model_arrays import ABOUT_Z, ModelArrays, arrays_to_write, half_turned, write_file
 from splatstudio.formats.quantize import colors_of, rounded, sigmoid, unit_quats
 from splatstudio.gaussians.gaussians import Gaussians
 

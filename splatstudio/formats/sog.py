@@ -14,14 +14,15 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from splatstudio.error_text import first_line
-from splatstudio.formats.codebook import codebook, nearest, palette
 from splatstudio.formats.model_arrays import (
     ModelArrays,
     SplatFile,
@@ -37,9 +38,235 @@ from splatstudio.formats.quantize import (
     with_largest,
     without_largest,
 )
-from splatstudio.formats.sog_description import ANTIALIASED, SogDescription, parsed_description
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.spatial_order import morton_order
+
+BOOK_SIZE = 256  # values that a byte can choose from
+SAMPLE = 1_000_000  # values that a codebook is fitted to
+BRANCHES = 256  # clusters that a set of vectors is split into at a time
+ROUNDS = 5
+
+
+def codebook(values: np.ndarray) -> np.ndarray:
+    """Return 256 float32, ascending, with little squared distance from the nearest to each of `values`.
+
+    Lloyd's algorithm on sorted values, started where Panter and Dite's rule puts them: as dense as the cube
+    root of the values' own density.
+    """
+    flat = values.reshape(-1)
+    ordered = np.sort(flat[:: max(1, flat.size // SAMPLE)].astype(np.float64))
+    ordered[0], ordered[-1] = flat.min(), flat.max()
+    distinct = ordered[np.concatenate([[True], np.diff(ordered) > 0])]
+    if len(distinct) <= BOOK_SIZE:
+        return np.pad(distinct, (0, BOOK_SIZE - len(distinct)), mode="edge").astype(np.float32)
+    counts, edges = np.histogram(ordered, bins=4096)
+    density = np.cbrt(counts)
+    # A quarter is spread evenly: the few Gaussians far from the others may be the largest of all.
+    density = 0.75 * density / density.sum() + 0.25 / len(density)
+    share = np.concatenate([[0.0], np.cumsum(density)])
+    book = np.interp((np.arange(BOOK_SIZE) + 0.5) / BOOK_SIZE * share[-1], share, edges)
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    for _ in range(20):
+        ends = np.searchsorted(ordered, 0.5 * (book[1:] + book[:-1]))
+        ends = np.concatenate([[0], ends, [len(ordered)]])
+        num = np.diff(ends)
+        # A value that none is nearest to stays where it is.
+        book = np.sort(np.where(num > 0, np.diff(sums[ends]) / np.maximum(num, 1), book))
+    return book.astype(np.float32)
+
+
+def nearest(book: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return for each of `values` the index (uint8) of the nearest in an ascending `book`."""
+    middles = 0.5 * (book[1:].astype(np.float64) + book[:-1])
+    return np.searchsorted(middles, values).astype(np.uint8)
+
+
+def palette(vectors: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return up to `num` vectors and for each of `vectors` [N, D] the index of the one that stands for it.
+
+    Split and split again, since k-means of a million vectors with 65,536 centres would take hours on a CPU.
+    Of what there is each part gets as much as it has squared distance left, which loses least in many
+    dimensions.
+    """
+    rows = np.ascontiguousarray(vectors, np.float32)
+    labels = np.empty(len(rows), np.intp)
+    centers: list[np.ndarray] = []
+    pending = [(np.arange(len(rows)), num)]
+    generator = np.random.default_rng(0)
+    total = 0
+    while pending:
+        index, share = pending.pop()
+        part = rows[index]
+        if len(part) <= share:
+            means, nearest_mean = part, np.arange(len(part))
+        else:
+            # Parts to be split further get about half of the branches each, so that they need no third split.
+            branches = share if share <= BRANCHES else min(BRANCHES, -(-2 * share // BRANCHES))
+            means, nearest_mean, distances = _clusters(part, branches, generator)
+            order, starts = _grouped(nearest_mean, branches)
+            missed = np.maximum(distances.astype(np.float64), 0.0)
+            if share > BRANCHES and np.diff(starts).max() < len(part) and missed.any():
+                for cluster in np.split(order, starts[1:-1]):
+                    # One each, and the rest by distance: the shares never exceed what there is.
+                    more = int((share - branches) * missed[cluster].sum() / missed.sum())
+                    pending.append((index[cluster], 1 + more))
+                continue
+        centers.append(means)
+        labels[index] = total + nearest_mean
+        total += len(means)
+    return np.concatenate(centers), labels
+
+
+def _clusters(rows: np.ndarray, num: int, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Return `num` centres [num, D] of k-means, and for each row the nearest's index and squared distance."""
+    means = rows[generator.permutation(len(rows))[:num]]
+    sample = rows
+    if len(rows) > 128 * num:
+        sample = rows[generator.integers(0, len(rows), 128 * num)]
+    for _ in range(ROUNDS):
+        labels, distances = _nearest_rows(sample, means)
+        order, starts = _grouped(labels, num)
+        counts = np.diff(starts)
+        filled = counts > 0
+        sums = np.add.reduceat(sample[order], starts[:-1][filled], axis=0)
+        means[filled] = sums / counts[filled, None]
+        # A centre that none is nearest to goes where one is missed most.
+        means[~filled] = sample[np.argsort(distances)[len(sample) - (num - len(sums)) :]]
+    return means, *_nearest_rows(rows, means)
+
+
+def _grouped(labels: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows ordered by label, and where each of the `num` labels starts and the last ends."""
+    order = np.argsort(labels, kind="stable")
+    return order, np.searchsorted(labels[order], np.arange(num + 1))
+
+
+def _nearest_rows(rows: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the index of the nearest of `means`, and the square of its distance."""
+    centers = torch.from_numpy(means)
+    offsets = 0.5 * (centers * centers).sum(dim=1)
+    labels, halves = np.empty(len(rows), np.intp), np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), 16_384):
+        part = torch.from_numpy(rows[start : start + 16_384])
+        least = torch.addmm(offsets, part, centers.T, alpha=-1).min(dim=1)
+        labels[start : start + 16_384] = least.indices.numpy()
+        halves[start : start + 16_384] = least.values.numpy()
+    return labels, 2 * halves + (rows * rows).sum(axis=1)
+
+
+LARGEST = 3e38  # float32 ends there
+# Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
+ANTIALIASED = {"model": "antialiased", "antialias": True}
+
+
+@dataclass(frozen=True)
+class SogPalette:
+    """Where the spherical harmonics are, and how many."""
+
+    count: int  # entries of the palette
+    degree: int
+    book: list[float]  # 256 values of a coefficient
+    centroids: str
+    labels: str
+
+
+@dataclass(frozen=True)
+class SogDescription:
+    """How many Gaussians there are, in which files, and what their bytes stand for."""
+
+    count: int
+    mins: list[float]  # of the logarithms of positions
+    maxs: list[float]
+    means: list[str]  # low bytes, high bytes
+    quats: str
+    scales: str
+    scale_book: list[float]
+    sh0: str
+    color_book: list[float]
+    sh: SogPalette | None
+    antialiased: bool = False  # trained so
+
+
+def parsed_description(path: Path, content: bytes) -> SogDescription:
+    """Return what the meta.json `content` of the model at `path` says.
+
+    Raises ValueError, naming the part, for what is missing or makes no sense.
+    """
+    try:
+        meta = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: its meta.json is damaged") from error
+    if not isinstance(meta, dict) or "means" not in meta:
+        raise ValueError(f"{path} is no SOG: its meta.json does not describe splats")
+    if meta.get("version") != 2:
+        raise ValueError(f"{path} is SOG of another version than 2; convert it with a newer program")
+    count = _whole(path, meta, "count", 2**28)
+    means, scales, quats, sh0 = (_part(path, meta, name) for name in ("means", "scales", "quats", "sh0"))
+    mins, maxs = _numbers(path, means, "mins", 3), _numbers(path, means, "maxs", 3)
+    sh = None
+    if meta.get("shN") is not None:
+        part = _part(path, meta, "shN")
+        centroids, labels = _files(path, part, 2)
+        degree = _whole(path, part, "bands", 3)
+        sh = SogPalette(
+            _whole(path, part, "count", 65_536),
+            degree,
+            _numbers(path, part, "codebook", 256),
+            centroids,
+            labels,
+        )
+    return SogDescription(
+        count=count,
+        mins=mins,
+        maxs=maxs,
+        means=_files(path, means, 2),
+        quats=_files(path, quats, 1)[0],
+        scales=_files(path, scales, 1)[0],
+        scale_book=_numbers(path, scales, "codebook", 256),
+        sh0=_files(path, sh0, 1)[0],
+        color_book=_numbers(path, sh0, "codebook", 256),
+        sh=sh,
+        antialiased=any(meta.get(name) == value for name, value in ANTIALIASED.items()),
+    )
+
+
+def _part(path: Path, meta: dict[str, Any], name: str) -> dict[str, Any]:
+    part = meta.get(name)
+    if not isinstance(part, dict):
+        raise ValueError(f"{path}: its meta.json has no {name!r}")
+    return part
+
+
+def _whole(path: Path, part: dict[str, Any], name: str, most: int) -> int:
+    value = part.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ValueError(f"{path}: {name!r} in its meta.json must be a whole number from 1 to {most}")
+    return value
+
+
+def _numbers(path: Path, part: dict[str, Any], name: str, num: int) -> list[float]:
+    values = part.get(name)
+    if not isinstance(values, list) or len(values) != num:
+        raise ValueError(f"{path}: {name!r} in its meta.json must be {num} numbers")
+    for value in values:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and -LARGEST < value < LARGEST):
+            raise ValueError(f"{path}: {name!r} in its meta.json must be {num} numbers")
+    return [float(value) for value in values]
+
+
+def _files(path: Path, part: dict[str, Any], num: int) -> list[str]:
+    files = part.get("files")
+    if not isinstance(files, list) or len(files) != num:
+        raise ValueError(f"{path}: 'files' in its meta.json must be {num} names")
+    for name in files:
+        # Only what lies beside it: a description from elsewhere must not choose any file of this machine.
+        if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+            raise ValueError(
+                f"{path}: {str(name)[:60]!r} in its meta.json is not the name of a file beside it"
+            )
+    return files
+
 
 MOST_GAUSSIANS = 16_380 * 16_380  # pixels of the largest WebP image
 PALETTE_SIZE = 65_536  # of SH; two bytes choose from it

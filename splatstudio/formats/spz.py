@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from splatstudio.formats.half_turn import ABOUT_X, half_turned
 from splatstudio.formats.model_arrays import (
+    ABOUT_X,
     ModelArrays,
     SplatFile,
     arrays_to_write,
     gaussians_read,
+    half_turned,
     read_file,
     write_file,
 )

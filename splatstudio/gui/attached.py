@@ -17,7 +17,7 @@ from splatstudio.gui.server.network import THIS_MACHINE, Listen
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.status import Choice, Notice
-from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.remote_server import RunCard
 from splatstudio.runtime.messages import Job, TrainJob
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost

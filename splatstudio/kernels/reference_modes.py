@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.kernels.depth_order import in_order_of_depth
-from splatstudio.kernels.projections import PROJECTIONS
-from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.kernels.reference import PROJECTIONS, in_order_of_depth, rotation_matrices
 from splatstudio.kernels.stages import (
     ALPHA_THRESHOLD,
     EPS2D,

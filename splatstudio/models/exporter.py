@@ -2,24 +2,93 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from scipy.spatial import KDTree
+from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.cameras.camera_file import write_cameras
 from splatstudio.cameras.placement import export_transform, knows_no_scene
 from splatstudio.corrections.poses import corrected_camera
+from splatstudio.files.durable import write_durably
 from splatstudio.formats import FileExtras, Format, format_to_write, write_gaussians
-from splatstudio.formats.normals import normals_of
 from splatstudio.formats.viewer_page import PageView
-from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians, unit_quats
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim, trimmed
+from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.rendering.render import RenderOptions
+
+CHUNK = 65_536
+
+
+@torch.no_grad()
+def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
+    """Return unit normals [N, 3] float32 on the CPU: the shortest axis of each Gaussian.
+
+    It points to the side of the nearest of `eyes` [E, 3], the places in the Gaussians' frame from which the
+    surface was seen. Where there are none, it points away from the middle of the model (the median of its
+    centres), which is right for an object and wrong for a room. Raises ValueError for a centre that is not
+    finite.
+    """
+    num = len(gaussians)
+    means = gaussians.means.detach().float().cpu()
+    wrong = torch.nonzero(~means.isfinite())
+    if len(wrong):
+        row, axis = wrong[0].tolist()
+        raise ValueError(f"there are no normals: 'means' of splat {row} is {float(means[row, axis])}")
+    normals = torch.empty(num, 3)
+    nearest = KDTree(eyes) if len(eyes) else None
+    middle = means.median(dim=0).values if num else means
+    for start in range(0, num, CHUNK):
+        rows = slice(start, min(start + CHUNK, num))
+        axes = rotation_matrices(unit_quats(gaussians.quats.detach()[rows].float().cpu()))
+        shortest = gaussians.scales.detach()[rows].argmin(dim=1).cpu()
+        normal = axes[torch.arange(len(axes)), :, shortest]
+        if nearest is not None:
+            _, eye = nearest.query(means[rows].numpy())
+            towards = torch.from_numpy(eyes[eye]).float() - means[rows]
+        else:
+            towards = means[rows] - middle
+        behind = (normal * towards).sum(dim=1, keepdim=True) < 0.0
+        normals[rows] = torch.where(behind, -normal, normal)
+    return normals
+
+
+def write_cameras(path: Path, cameras: Iterable[tuple[str, Camera]], transform: np.ndarray) -> None:
+    """Write named cameras to `path` after every point p of the world became `transform` [4, 4] @ p.
+
+    The layout is that of the original trainer: `rotation` holds the camera's axes (right, down, forward) as
+    columns, `position` its centre, `fx`, `fy` pixels; `cx`, `cy` are the principal point. The cameras are
+    those of the undistorted photographs. Raises OSError when the file cannot be written.
+    """
+    rows = [
+        _row(number, name, camera.transformed(transform)) for number, (name, camera) in enumerate(cameras)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def _row(number: int, name: str, camera: Camera) -> dict[str, Any]:
+    return {
+        "id": number,
+        "img_name": name,
+        "width": camera.width,
+        "height": camera.height,
+        "position": camera.position.tolist(),
+        "rotation": camera.camera_to_world[:3, :3].tolist(),
+        "fx": float(camera.K[0, 0]),
+        "fy": float(camera.K[1, 1]),
+        "cx": float(camera.K[0, 2]),
+        "cy": float(camera.K[1, 2]),
+    }
+
 
 NO_SKY = (
     "The model has learnt a sky, which no file of splats holds: other programs show their own background"

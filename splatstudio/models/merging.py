@@ -20,19 +20,21 @@ from splatstudio.checkpoints.checkpoint import (
     write_manifest,
     write_shard,
 )
-from splatstudio.checkpoints.gsplat_parts import MOMENTS, check_alike, check_distinct, check_part, check_step
-from splatstudio.checkpoints.manifest import step_of
+from splatstudio.checkpoints.manifest import SHARD_NAME, step_of
 from splatstudio.checkpoints.rank_parts import (
     GSPLAT_NAME,
-    SHARD_NAME,
+    MOMENTS,
     RankPart,
+    check_alike,
+    check_distinct,
+    check_part,
+    check_step,
     files_to_merge,
     in_order_of_ranks,
     part_of,
 )
 from splatstudio.files.durable import sync_folder
-from splatstudio.formats import format_to_write
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import format_to_write, free_path
 from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
 from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians.gaussians import Gaussians
@@ -40,7 +42,7 @@ from splatstudio.models.exporter import ExportedModel, write_model
 from splatstudio.models.model import Model, model_of
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Population
+from splatstudio.strategy.population import Population
 
 # done of total parts, and what is being done
 Report = Callable[[int, int, str], None]

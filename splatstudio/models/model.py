@@ -13,8 +13,9 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
-from splatstudio.checkpoints.rank_parts import SHARD_NAME, RankPart, gsplat_steps, part_of
-from splatstudio.corrections import saved_poses, saved_sky
+from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
+from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run
 from splatstudio.formats import Format, format_of, read_splats
@@ -22,7 +23,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed, transformed_sky
 from splatstudio.models.exporter import write_model
 from splatstudio.rendering.render import RenderOptions, options_for_display
-from splatstudio.scene import load_scene, load_training_scene
+from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 

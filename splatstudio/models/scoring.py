@@ -19,7 +19,7 @@ from splatstudio.evaluation.evaluate import (
 from splatstudio.files.run import Run
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Origin, images_of, load_model, origin_of, remember_images, run_folder_of
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
 OTHER_FRAME = (

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
-from splatstudio.distributed.fp16_packing import Fp16Packing
+from splatstudio.distributed.exchange import Fp16Packing
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops

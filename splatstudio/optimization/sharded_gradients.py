@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed import Ranks
 from splatstudio.distributed.exchange import ReturnBuffers, return_buffers, sent_back
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.stages import Projected, Raster, RasterSettings
 from splatstudio.optimization.gradients import (

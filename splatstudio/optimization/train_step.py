@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.devices.transfer import ReadBack
-from splatstudio.distributed import Ranks
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.ops_training import NO_REGULARIZATION, Regularization, StepGate, has_step_gates
 from splatstudio.optimization.gradients import (

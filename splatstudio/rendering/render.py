@@ -13,7 +13,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.devices.transfer import to_device
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.sky import Sky
-from splatstudio.kernels import ops, ops_modes, ops_training, reference, reference_modes, reference_training
+from splatstudio.kernels import ops, ops_training, reference, reference_modes, reference_training
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.settings.config import TrainConfig
 
@@ -110,7 +110,7 @@ def to_uint8(image: Tensor) -> Tensor:
 
     Made before a picture leaves a GPU: a quarter of the bytes have to cross.
     """
-    return (ops_modes if stages_for(image) is ops else reference_modes).to_uint8(image)
+    return (ops if stages_for(image) is ops else reference_modes).to_uint8(image)
 
 
 def project(gaussians: Gaussians, camera: Camera, settings: ProjectSettings) -> Projected:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import ExchangeRoute, exchange
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
-from splatstudio.distributed.fp16_packing import Fp16Packing
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.kernels.ops import CAMERA_MODELS

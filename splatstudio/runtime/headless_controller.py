@@ -23,9 +23,8 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import save_retries
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.frame_slots import FrameSlots
-from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import Hub
-from splatstudio.runtime.channel.remote_server import RemoteServer
+from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (
     Close,
     Command,

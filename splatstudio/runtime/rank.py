@@ -28,7 +28,7 @@ from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.models.model import Model
-from splatstudio.runtime.activity import Activity, WorkerContext
+from splatstudio.runtime.activity import Activity, Viewing, WorkerContext
 from splatstudio.runtime.channel.broadcast import Broadcast
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
@@ -75,7 +75,6 @@ from splatstudio.runtime.shared_views import CopyDrawer
 from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.training import Training
 from splatstudio.runtime.view_renderer import ViewRenderer
-from splatstudio.runtime.viewing import Viewing
 from splatstudio.training.session import EvaluationAbandoned
 
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died

@@ -20,11 +20,13 @@ from websockets.sync.client import ClientConnection, connect
 from splatstudio.error_text import as_sentence, printable
 from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
-from splatstudio.runtime.channel.handshake import (
+from splatstudio.runtime.channel.hub import HubClient
+from splatstudio.runtime.channel.remote_server import (
     GONE_SECONDS,
     MAX_HELLO,
     PING_SECONDS,
     PROTOCOL,
+    REMOTE_COMMANDS,
     Greeting,
     Hello,
     Ready,
@@ -37,8 +39,6 @@ from splatstudio.runtime.channel.handshake import (
     same,
     shut,
 )
-from splatstudio.runtime.channel.hub import HubClient
-from splatstudio.runtime.channel.remote_server import REMOTE_COMMANDS
 from splatstudio.runtime.messages import (
     CancelJob,
     Close,

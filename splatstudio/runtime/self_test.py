@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from splatstudio.distributed.gpu_group import gpu_group
-from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.error_text import essence
 from splatstudio.runtime.rank_group import process_context
 

@@ -19,8 +19,13 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed.failures import FailedTogether, OutOfMemory, together, unless_out_of_memory
-from splatstudio.distributed.guarded_ranks import all_or_none
+from splatstudio.distributed.failures import (
+    FailedTogether,
+    OutOfMemory,
+    all_or_none,
+    together,
+    unless_out_of_memory,
+)
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.rendering.mode_pictures import scaled

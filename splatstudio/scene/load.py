@@ -19,7 +19,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
 from splatstudio.scene.view import View
 from splatstudio.settings.config import TrainConfig
-from splatstudio.settings.typed_path import typed_path
+from splatstudio.settings.setting import typed_path
 
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 

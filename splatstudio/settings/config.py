@@ -22,7 +22,7 @@ from splatstudio.settings.capture_config import (
     SkyConfig,
 )
 from splatstudio.settings.plateau_curve import PlateauConfig
-from splatstudio.settings.setting import Setting, documented, setting
+from splatstudio.settings.setting import Setting, documented, setting, typed_path, typed_value
 from splatstudio.settings.strategy_config import (
     AbsgradConfig,
     CoarseConfig,
@@ -31,8 +31,6 @@ from splatstudio.settings.strategy_config import (
     McmcConfig,
     StrategyName,
 )
-from splatstudio.settings.typed_path import typed_path
-from splatstudio.settings.typed_value import typed_value
 
 Precision = Literal["auto", "fp32", "mixed"]
 Order = Literal["insertion", "morton"]

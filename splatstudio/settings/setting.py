@@ -1,10 +1,12 @@
-"""How a hyper-parameter is declared: once, with its default, help, range, and whether it may change live."""
+"""What a setting is, and how what a user types becomes a value or a path."""
 
 from __future__ import annotations
 
+import types
 import typing
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -46,3 +48,64 @@ def documented(cls: type[T]) -> type[T]:
     ]
     cls.__doc__ = (cls.__doc__ or "") + "\n\nArgs:\n" + "\n".join(lines)
     return cls
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
+
+
+def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> Any:
+    """Return `value` as the declared type `kind`: whole numbers serve as float, lists as tuple, nothing else.
+
+    `kind` is made of bool, int, float, str, Literal, tuple and None. `as_typed`: a text stands for the number
+    or the choice that it spells, as in a field or on the command line. Raises ValueError with one sentence,
+    which begins with `name`.
+    """
+    import msgspec  # here: a bare GPU machine measures the kernels without it
+
+    try:
+        return msgspec.convert(value, kind, strict=not as_typed)
+    except msgspec.ValidationError:
+        raise ValueError(f"{name} must be {in_words(kind)}, not {value!r}") from None
+
+
+def in_words(kind: Any) -> str:
+    """Return what values of a type are called in a sentence, as "3 numbers" or "one of a, b"."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        several = _SEVERAL.get(arguments[0], "values")
+        return f"a list of {several}" if Ellipsis in arguments else f"a list of {len(arguments)} {several}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(arm) for arm in arguments if arm is not type(None))
+    return _WORDS.get(kind, f"of type {getattr(kind, '__name__', kind)}")
+
+
+def typed_path(text: str | Path) -> Path:
+    """Return the path that somebody typed, ~ and ~name replaced by that user's folder.
+
+    Raises ValueError with one sentence where no such folder is known, or where no file can be called that.
+    """
+    if "\0" in str(text):
+        raise ValueError("a path cannot hold a NUL character; type it anew")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        start = Path(text).parts[0]
+        raise ValueError(
+            f"the folder {start} of {text} is not known here; write the whole path, beginning with /"
+        ) from error
+
+
+def typed_output(text: str) -> Path:
+    """Return the path of a file or folder to write that somebody typed, as `typed_path`.
+
+    Raises ValueError as it does, and where the path has no name, as that of an emptied field.
+    """
+    path = typed_path(text.strip())
+    if path.name in ("", ".."):
+        raise ValueError(
+            f"{text.strip() or 'an empty field'} names no file; type the name of the one to write"
+        )
+    return path

@@ -9,16 +9,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians, concatenated, opacities_of
 from splatstudio.kernels import ops
 from splatstudio.kernels.ops_training import StepGate, count_seen
 from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.optimization.gradients import Observation
 from splatstudio.rendering.render import stages_for
-from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.strategy import Change, Observation
-from splatstudio.strategy.attempt import change_or_none, unless_short
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.strategy.global_order import in_order, largest, normal_numbers
-from splatstudio.strategy.population import PERSISTENT_ID, Population, count_anew, edit
+from splatstudio.strategy.population import (
+    PERSISTENT_ID,
+    Population,
+    change_or_none,
+    count_anew,
+    edit,
+    unless_short,
+)
 from splatstudio.strategy.sampling import keys_of_parts
 
 SPLIT_SHRINK = 1.6  # the two halves of a split are this much smaller than their parent

@@ -13,12 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from splatstudio.gaussians.change import Change
+from splatstudio.optimization.gradients import Observation
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Change, Observation
-from splatstudio.strategy.attempt import change_or_none
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.global_order import largest
-from splatstudio.strategy.population import Population, edit
+from splatstudio.strategy.population import Population, change_or_none, edit
 
 SHORT_STEPS = 2000  # of a training up to which the limit on the number is the same
 SMALL_PIXELS = 40_000  # of a photograph up to which the limit is in proportion to its pixels

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splatstudio.distributed import Ranks
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.strategy.population import PERSISTENT_ID, ROW_INDEX, Population, standing
 
 

@@ -17,18 +17,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians, opacities_of
 from splatstudio.kernels import ops_training
 from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.kernels.reference_training import normal_noise
+from splatstudio.optimization.gradients import Observation
 from splatstudio.optimization.optim import learning_rates
 from splatstudio.rendering.render import training_stages_for
-from splatstudio.settings.config import McmcConfig, TrainConfig
-from splatstudio.strategy import Change, Observation
-from splatstudio.strategy.attempt import change_or_none, unless_short
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import McmcConfig
 from splatstudio.strategy.chance import seeds_of
 from splatstudio.strategy.default import count
-from splatstudio.strategy.population import PERSISTENT_ID, Population, count_anew, edit
+from splatstudio.strategy.population import (
+    PERSISTENT_ID,
+    Population,
+    change_or_none,
+    count_anew,
+    edit,
+    unless_short,
+)
 from splatstudio.strategy.sampling import Samples, sample_parents
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits

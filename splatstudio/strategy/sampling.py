@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatstudio.distributed import Ranks
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.kernels.reference_training import random_bits
 from splatstudio.strategy.global_order import in_order, listed
 from splatstudio.strategy.population import PERSISTENT_ID, ROW_INDEX, Population

@@ -9,8 +9,8 @@ from typing import Any
 
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig
 from splatstudio.settings.plateau_curve import RISEN, Plateau, Score, plateau_stretch
-from splatstudio.training.data.random_crops import crops_begin
 from splatstudio.training.data.resolution import full_size_from, sh_degree_at
+from splatstudio.training.data.train_views import crops_begin
 
 # Settings that change nothing in how a model learns; the number of steps does, by the learning rates.
 NO_MATTER = frozenset(FREE_ON_RESUME) - {"steps"}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from splatstudio.distributed import Ranks
-from splatstudio.distributed.exchange import RADII_WORDS
-from splatstudio.distributed.fp16_packing import Fp16Packing, Packing
+from splatstudio.distributed.exchange import RADII_WORDS, Fp16Packing, Packing
+from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.sharded_view import COLUMNS
 from splatstudio.settings.config import Precision
 

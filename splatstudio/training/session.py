@@ -11,15 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders, step_of
+from splatstudio.checkpoints.checkpoint import Checkpoint, checkpoint_folders
+from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
-from splatstudio.files.run import Run
-from splatstudio.files.run_lock import RunLock
+from splatstudio.files.run import Run, RunLock
 from splatstudio.settings.plateau_curve import Score
 from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval
-from splatstudio.training.trainer import StepStats, Trainer
+from splatstudio.training.step import StepStats
+from splatstudio.training.trainer import Trainer
 
 SAFE = "Checkpoints already written are safe"
 FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest

@@ -8,26 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatstudio.corrections import Corrections
-from splatstudio.distributed import Ranks
-from splatstudio.distributed.failures import Fault
-from splatstudio.distributed.fp16_packing import Fp16Packing
+from splatstudio.corrections.corrections import Corrections
+from splatstudio.distributed.exchange import Fp16Packing
+from splatstudio.distributed.failures import Fault, unless_out_of_memory
+from splatstudio.distributed.ranks import Ranks
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
-from splatstudio.kernels.ops_training import Regularization
-from splatstudio.optimization.depth_guide import DepthGuide
+from splatstudio.kernels.ops_training import Regularization, has_step_gates
 from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
-from splatstudio.optimization.losses import photometric
+from splatstudio.optimization.losses import DepthGuide, photometric
 from splatstudio.optimization.optim import learning_rates
 from splatstudio.optimization.train_step import TrainStep, begin_step
 from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy import Change, Population, Strategy
+from splatstudio.strategy import Strategy
 from splatstudio.strategy.chance import seeds_of
-from splatstudio.strategy.population import PERSISTENT_ID
-from splatstudio.strategy.shapes import changes_shapes
-from splatstudio.strategy.survey import survey, views_of_step
+from splatstudio.strategy.population import PERSISTENT_ID, Population
+from splatstudio.strategy.shapes import changes_shapes, survey, views_of_step
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at, survey_divisor_at
 from splatstudio.training.data.train_views import TrainViewMaker
@@ -211,3 +210,74 @@ def _dropout_at(index: int, config: TrainConfig, num_photos: int, population: Po
 def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:
     """Return whether all that changes Gaussians in the step after `index` others can have a `StepGate`."""
     return not (strategy.changes(index) or changes_shapes(config.shapes, index))
+
+
+@dataclass(frozen=True, eq=False)
+class BegunStep:
+    """A step whose pictures and gradients are queued; it has changed nothing."""
+
+    drawn: DrawnStep
+    step: TrainStep
+    random_state: Tensor  # of the generator, before the views were made
+
+
+class Lookahead:
+    """The step of a training that is begun ahead; at most one is, and it can be taken back.
+
+    Then its photographs are the queue's next ones again, and the generator is as it was. On a CPU and on
+    several ranks no step is begun ahead.
+    """
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        device = parts.population.gaussians.device
+        self.possible = parts.ranks.num_ranks == 1 and has_step_gates(device)
+        self.begun: BegunStep | None = None
+
+    def take(self, index: int, config: TrainConfig) -> BegunStep | None:
+        """Return the step after `index` others, begun; None: its numbers are to be read before it is made.
+
+        Then nothing was taken from the queue.
+        """
+        if self.begun is None or self.begun.drawn.config is not config or self._parts.population.short:
+            self.take_back()
+            self._begin(index, config)
+        begun, self.begun = self.begun, None
+        return begun
+
+    def begin_after(self, drawn: DrawnStep) -> None:
+        """Begin the step after `drawn`, unless that has to wait for what `drawn` does."""
+        parts, index, config = self._parts, drawn.index, drawn.config
+        then, now = parts.queue.decoded(config), drawn.batch.indices
+        # Where `drawn` may move a camera of the next step, the host has to know first how.
+        moving = parts.corrections.may_move(then, now=now, step=index, config=config)
+        if index + 1 < config.steps and then and not moving:
+            self._begin(index + 1, config)
+
+    def take_back(self) -> None:
+        """Give up the step that is begun, if any: who saves the training must find it between two steps."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            self._parts.queue.put_back(begun.drawn.batch)
+            self._parts.generator.set_state(begun.random_state)
+
+    def _begin(self, index: int, config: TrainConfig) -> None:
+        """Begin a step where that is possible now and there is memory for it."""
+        parts = self._parts
+        if not self.possible or parts.population.short or not is_quiet(index, config, parts.strategy):
+            return
+        plan = plan_at(parts, index, config)
+        known = plan.capacity is not None and plan.capacity.size is not None
+        if not (known and parts.queue.decoded(config)):
+            return
+        batch, before = parts.queue.next(config), parts.generator.get_state()
+
+        def begun() -> BegunStep:
+            rounds = parts.views.of_batch(batch, index, config)
+            drawn = DrawnStep(index, config, plan, batch, rounds)
+            return BegunStep(drawn, drawn.begin(parts, late=True), before)
+
+        self.begun = unless_out_of_memory(begun)
+        if self.begun is None:
+            parts.queue.put_back(batch)
+            parts.generator.set_state(before)

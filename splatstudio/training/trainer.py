@@ -17,32 +17,32 @@ from torch import Tensor
 from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_share
 from splatstudio.checkpoints.saver import save_on_all_ranks
-from splatstudio.corrections import Corrections, check_agreement
-from splatstudio.distributed import ALONE, Ranks
+from splatstudio.corrections.corrections import Corrections, check_agreement
 from splatstudio.distributed.failures import Fault, OutOfMemory, together
+from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
-from splatstudio.optimization.depth_guide import DepthGuide
 from splatstudio.optimization.gradients import LossNotFinite, StepPlan
-from splatstudio.optimization.losses import psnr
+from splatstudio.optimization.losses import DepthGuide, psnr
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
-from splatstudio.strategy import Change, Population, number_rows, trainable
 from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.global_order import number_rows
 from splatstudio.strategy.growth import grow, with_lower_limit
-from splatstudio.strategy.population import PERSISTENT_ID
+from splatstudio.strategy.population import PERSISTENT_ID, Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at
 from splatstudio.training.data.train_views import TrainViewMaker
-from splatstudio.training.lookahead import Lookahead
 from splatstudio.training.precision import fp16_packing_for
 from splatstudio.training.starting_model import first_gaussians
 from splatstudio.training.step import (
     DrawnStep,
+    Lookahead,
     StepParts,
     StepStats,
     TrainingDiverged,

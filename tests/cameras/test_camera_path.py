@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from path_builder import Z, difference, random_keys, turned
 
 from splatstudio.cameras.camera import Camera, look_at
-from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe, keyframe_of
-from splatstudio.cameras.ready_paths import orbit, orbit_of, spiral
+from splatstudio.cameras.camera_path import (
+    CameraPath,
+    FrameFormat,
+    Keyframe,
+    keyframe_of,
+    orbit,
+    orbit_of,
+    spiral,
+)
 from splatstudio.scene.load import load_scene
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"

@@ -18,8 +18,8 @@ from splatstudio.checkpoints.checkpoint import (
     load_share,
     save_checkpoint,
 )
+from splatstudio.checkpoints.manifest import Shard, named_tensors
 from splatstudio.checkpoints.saver import CheckpointSaver
-from splatstudio.checkpoints.shard_file import Shard, named_tensors
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli.attach import attach, command_of, described
-from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import Hub
-from splatstudio.runtime.channel.remote_server import RemoteServer
+from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (
     Command,
     Finished,

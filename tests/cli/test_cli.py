@@ -17,9 +17,8 @@ import torch
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli.main import main
-from splatstudio.files import run_lock
-from splatstudio.files.run import Run
-from splatstudio.files.run_lock import RunLock
+from splatstudio.files import run as run_lock
+from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model

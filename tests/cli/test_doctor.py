@@ -12,8 +12,8 @@ import torch
 
 from splatstudio.cli import doctor, terminal
 from splatstudio.cli.doctor import Finding, findings
-from splatstudio.devices import gpu_links
-from splatstudio.devices.gpu_links import read_gpus
+from splatstudio.devices import monitor as gpu_links
+from splatstudio.devices.monitor import read_gpus
 from splatstudio.runtime import self_test
 from splatstudio.runtime.self_test import try_two_ranks
 

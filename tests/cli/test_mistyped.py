@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli import main as cli
-from splatstudio.cli.command_options import options_of
-from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in
+from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, options_of
 
 
 @pytest.mark.parametrize(

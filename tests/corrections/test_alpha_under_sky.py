@@ -15,7 +15,7 @@ from blob_models import blobs, ring_of_cameras
 from splatstudio.evaluation.evaluate import target_for
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import Sky
-from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import ViewOptions
 from splatstudio.runtime.view_renderer import Painter

@@ -17,14 +17,13 @@ from splatstudio.cameras.camera import Camera, CameraModel
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.checkpoints.saver import snapshot
-from splatstudio.corrections.exposure import corrected_affinely, corrected_by_grid, roughness
+from splatstudio.corrections.corrections import LearntRows, corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
-from splatstudio.corrections.table import LearntRows
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import Sky, over_sky, viewing_directions
 from splatstudio.gaussians.transform import transformed_sky
-from splatstudio.kernels.projections import fisheye, pinhole
+from splatstudio.kernels.reference import fisheye, pinhole
 from splatstudio.models.exporter import page_view
 from splatstudio.models.exporting import export_model
 from splatstudio.models.merging import merge

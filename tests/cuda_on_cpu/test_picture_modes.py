@@ -9,7 +9,7 @@ import torch
 from test_emulation import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
-from splatstudio.kernels import ops_modes, reference_modes
+from splatstudio.kernels import ops, reference_modes
 from splatstudio.kernels.stages import Projected, RasterSettings
 
 
@@ -18,9 +18,9 @@ def pictures(rows: list[Tensor], background: Tensor, surfaces: Tensor | None = N
     projected = Projected(*native.project_fwd(*rows, VIEW, OPTIONS, 1))
     settings = RasterSettings(WIDTH, HEIGHT, background)
     normals, own = native.splat_shapes(*rows[:3], projected.radii, VIEW, OPTIONS, 1)
-    median = ops_modes.rasterize_median(projected, settings)
-    solid = ops_modes.rasterize_solid(projected, own if surfaces is None else surfaces, settings)
-    return [normals, own, median.depth, median.count, solid.rgb, solid.depth, ops_modes.to_uint8(solid.rgb)]
+    median = ops.rasterize_median(projected, settings)
+    solid = ops.rasterize_solid(projected, own if surfaces is None else surfaces, settings)
+    return [normals, own, median.depth, median.count, solid.rgb, solid.depth, ops.to_uint8(solid.rgb)]
 
 
 def on_host() -> list[Tensor]:

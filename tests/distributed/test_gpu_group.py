@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from rank_pool import RankPool
 
-from splatstudio.distributed import gpu_group
-from splatstudio.distributed.gpu_group import GpuSeconds, unfit
+from splatstudio.distributed import process_ranks
+from splatstudio.distributed.process_ranks import GpuSeconds, unfit
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import essence
 from splatstudio.runtime.channel import broadcast
@@ -52,14 +52,14 @@ def test_every_rank_needs_a_gpu_of_its_own_or_none_has_one() -> None:
 
 def meet(ranks: Ranks, cards: tuple[str, ...]) -> str:
     """Say what a rank on one of `cards` is told where the ranks meet."""
-    own, gpu_group._card = gpu_group._card, lambda device: cards[ranks.rank]
+    own, process_ranks._card = process_ranks._card, lambda device: cards[ranks.rank]
     try:
-        assert gpu_group.gpu_group(ranks, CPU, timedelta(seconds=60)) is None
+        assert process_ranks.gpu_group(ranks, CPU, timedelta(seconds=60)) is None
         return ""
     except ValueError as error:
         return str(error)
     finally:
-        gpu_group._card = own
+        process_ranks._card = own
 
 
 def test_all_ranks_hear_alike_of_a_gpu_that_two_would_share(pool: RankPool) -> None:
@@ -70,7 +70,7 @@ def test_all_ranks_hear_alike_of_a_gpu_that_two_would_share(pool: RankPool) -> N
 
 def try_out(ranks: Ranks, what: str) -> str:
     """Let a group wake, and say what was raised; `what` is wrong with it on rank 1."""
-    swap, done, lengths = dist.all_to_all_single, gpu_group._done, gpu_group.LENGTHS
+    swap, done, lengths = dist.all_to_all_single, process_ranks._done, process_ranks.LENGTHS
     group = ranks._group  # type: ignore[attr-defined]
 
     def disturbed(got: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -78,16 +78,16 @@ def try_out(ranks: Ranks, what: str) -> str:
         if what == "damaged" and ranks.rank == 1:
             got[-1] += 1.0
 
-    dist.all_to_all_single, gpu_group.LENGTHS = disturbed, (1, 5)
+    dist.all_to_all_single, process_ranks.LENGTHS = disturbed, (1, 5)
     if what == "silent" and ranks.rank == 1:
-        gpu_group._done = lambda device, patience: False
+        process_ranks._done = lambda device, patience: False
     try:
-        gpu_group.wake(group, CPU, 3.0)
+        process_ranks.wake(group, CPU, 3.0)
         return ""
     except ValueError as error:
         return str(error)
     finally:
-        dist.all_to_all_single, gpu_group._done, gpu_group.LENGTHS = swap, done, lengths
+        dist.all_to_all_single, process_ranks._done, process_ranks.LENGTHS = swap, done, lengths
 
 
 def test_a_group_is_tried_before_it_is_needed(pool: RankPool) -> None:
@@ -111,7 +111,7 @@ class Clock:
 
 def test_the_seconds_of_a_gpu_count_once_it_has_done_what_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seconds, rows = Clock(), GpuSeconds(), torch.zeros(1)
-    monkeypatch.setattr(gpu_group, "_now_on", lambda device: clock.event())
+    monkeypatch.setattr(process_ranks, "_now_on", lambda device: clock.event())
     for start, end in ((1000.0, 1250.0), (2000.0, 2500.0)):
         clock.now = start
         seconds.begin(rows)

@@ -16,8 +16,7 @@ from sharded_tasks import Case
 from torch import Tensor
 from worker_watcher import Launch
 
-from splatstudio.distributed.exchange import MOST_RADIUS
-from splatstudio.distributed.fp16_packing import Packing, pack, unpack
+from splatstudio.distributed.exchange import MOST_RADIUS, Packing, pack, unpack
 from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status

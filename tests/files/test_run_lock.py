@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.files import run_lock
-from splatstudio.files.run_lock import RunLock
+from splatstudio.files import run as run_lock
+from splatstudio.files.run import RunLock
 
 HOLDER = """
 import sys, time
-from splatstudio.files.run_lock import RunLock
+from splatstudio.files.run import RunLock
 lock = RunLock(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)

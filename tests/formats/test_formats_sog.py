@@ -19,8 +19,8 @@ from other_programs import splat_transform  # noqa: F401  (a fixture)
 from PIL import Image
 
 from splatstudio.formats import read_splats, write_gaussians
-from splatstudio.formats.codebook import codebook, nearest, palette
 from splatstudio.formats.ply import write_ply
+from splatstudio.formats.sog import codebook, nearest, palette
 
 Change = Callable[[dict[str, bytes]], None]
 

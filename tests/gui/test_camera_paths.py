@@ -15,8 +15,7 @@ from blob_scenes import write_blob_scene
 from gui_parts import wait_until
 from path_builder import random_keys
 
-from splatstudio.cameras.camera_path import CameraPath
-from splatstudio.cameras.ready_paths import THROUGH_KEYFRAMES, through
+from splatstudio.cameras.camera_path import THROUGH_KEYFRAMES, CameraPath, through
 from splatstudio.files.run import Run, new_run_path
 from splatstudio.gui.state import camera_paths
 from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathStore, plain_name

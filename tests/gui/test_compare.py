@@ -13,7 +13,7 @@ from blob_models import ring_of_cameras
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.state.compare import Comparison, compared, error_map, on_canvas, place_of
 from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
-from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import color_table
 
 OFF_CENTRE = Camera(np.eye(4), np.array([[50.0, 0, 31.0], [0, 55.0, 12.0], [0, 0, 1]]), 60, 40)
 

@@ -16,7 +16,7 @@ from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, save_checkpoint
 from splatstudio.evaluation.evaluate import ComparedWith, evaluate, write_evaluation
 from splatstudio.files.run import Run
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status

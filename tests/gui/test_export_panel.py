@@ -26,7 +26,7 @@ from splatstudio.runtime.messages import (
     Exported,
 )
 from splatstudio.runtime.training_news import model_loaded
-from splatstudio.settings.typed_path import typed_output
+from splatstudio.settings.setting import typed_output
 
 NAMELESS = ("", " ", "/", ".", "..", "a/..")
 

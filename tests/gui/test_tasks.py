@@ -11,7 +11,7 @@ import pytest
 from gui_parts import Steered, evaluate_panel, fake_camera, scores, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.gui.dock import bars
 from splatstudio.gui.dock.bars import PreviewBar, TaskBar
 from splatstudio.gui.dock.status import header_html, panel_label

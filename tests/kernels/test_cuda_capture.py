@@ -17,13 +17,12 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio.corrections.exposure import corrected_affinely
-from splatstudio.corrections.table import LearntRows
+from splatstudio.corrections.corrections import LearntRows, corrected_affinely
 from splatstudio.devices import transfer
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
-from splatstudio.optimization import depth_guide
+from splatstudio.optimization import losses as depth_guide
 from splatstudio.optimization import train_step as findings
 from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric

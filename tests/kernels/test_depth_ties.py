@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatstudio.kernels import ops, ops_modes, reference, reference_modes
-from splatstudio.kernels.depth_order import LONGEST_TIE
+from splatstudio.kernels import ops, reference, reference_modes
+from splatstudio.kernels.reference import LONGEST_TIE
 from splatstudio.kernels.stages import Projected, RasterSettings
 
 SETTINGS = RasterSettings(40, 30, torch.tensor([0.2, 0.5, 0.9]))
@@ -76,7 +76,7 @@ def test_a_wall_seen_squarely_is_drawn_as_it_lies(stages: ModuleType) -> None:
 def test_the_viewers_modes_break_ties_alike() -> None:
     projected = in_layers([4, 12], num_apart=20)
     order = torch.arange(len(projected.depths)).flip(0)
-    for stages in (ops_modes, reference_modes):
+    for stages in (ops, reference_modes):
         ours = stages.rasterize_median(taken(projected, order), SETTINGS)
         theirs = stages.rasterize_median(projected, SETTINGS)
         assert torch.equal(ours.count, theirs.count) and torch.equal(ours.depth, theirs.depth)

@@ -15,7 +15,7 @@ from test_ops_project import MODELS
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera, CameraModel
-from splatstudio.kernels import ops, ops_modes, reference, reference_modes
+from splatstudio.kernels import ops, reference, reference_modes
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 
 
@@ -38,7 +38,7 @@ def settings_of(camera: Camera) -> RasterSettings:
 def test_shapes_equal_the_reference(model: CameraModel) -> None:
     camera = camera_of(model)
     rows, projected = scene_of(301, camera)
-    ours = ops_modes.splat_shapes(*rows, projected.radii, camera=camera)
+    ours = ops.splat_shapes(*rows, projected.radii, camera=camera)
     means, quats, scales = (row.double() for row in rows)
     theirs = reference_modes.splat_shapes(means, quats, scales, projected.radii, camera=camera)
     assert (ours.normals.norm(dim=1) > 0.99).sum() == (projected.radii > 0).all(1).sum() > 100
@@ -53,13 +53,13 @@ def test_pictures_equal_the_reference(model: CameraModel, antialiased: bool, siz
     camera = camera_of(model, *size)
     rows, projected = scene_of(300, camera, antialiased)
     settings = settings_of(camera)
-    ours, theirs = (m.rasterize_median(projected, settings) for m in (ops_modes, reference_modes))
+    ours, theirs = (m.rasterize_median(projected, settings) for m in (ops, reference_modes))
     # A splat of just 1/255 may fall on either side by rounding.
     assert ((ours.count - theirs.count).abs() > 0).float().mean() < 0.01
     assert (ours.depth - theirs.depth).abs().gt(1e-4).float().mean() < 0.01
     assert size == (1, 1) or ((ours.depth > 0).any() and ours.count.max() > 3)
     surfaces = reference_modes.splat_shapes(*rows, projected.radii, camera=camera).surfaces
-    solid, expected = (m.rasterize_solid(projected, surfaces, settings) for m in (ops_modes, reference_modes))
+    solid, expected = (m.rasterize_solid(projected, surfaces, settings) for m in (ops, reference_modes))
     assert (solid.rgb - expected.rgb).abs().amax(-1).gt(2e-3).float().mean() < 0.02
     assert (solid.depth - expected.depth).abs().gt(1e-3).float().mean() < 0.02
 
@@ -69,9 +69,9 @@ def draw(num_threads: int) -> list[Tensor]:
     camera = camera_of(width=150, height=101)
     rows, projected = scene_of(4000, camera)
     with ops.limited_threads(num_threads):
-        shapes = ops_modes.splat_shapes(*rows, projected.radii, camera=camera)
-        median = ops_modes.rasterize_median(projected, settings_of(camera))
-        solid = ops_modes.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
+        shapes = ops.splat_shapes(*rows, projected.radii, camera=camera)
+        median = ops.rasterize_median(projected, settings_of(camera))
+        solid = ops.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
     return [shapes.normals, shapes.surfaces, median.depth, median.count, solid.rgb, solid.depth]
 
 
@@ -108,9 +108,9 @@ def test_odd_numbers_leave_no_trace(model: CameraModel, bad: float) -> None:
         tensor.view(64, -1)[10 * k, -1] = bad
     projected = ops.project(*tensors, camera=camera, settings=ProjectSettings())
     rows = (tensors[0], tensors[1], tensors[2].log())
-    shapes = ops_modes.splat_shapes(*rows, projected.radii, camera=camera)
-    solid = ops_modes.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
-    median = ops_modes.rasterize_median(projected, settings_of(camera))
+    shapes = ops.splat_shapes(*rows, projected.radii, camera=camera)
+    solid = ops.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
+    median = ops.rasterize_median(projected, settings_of(camera))
     for value in (shapes.normals, shapes.surfaces, solid.rgb, solid.depth, median.depth):
         assert value.isfinite().all()
     assert median.count.max() > 0
@@ -119,10 +119,10 @@ def test_odd_numbers_leave_no_trace(model: CameraModel, bad: float) -> None:
 def test_nothing_to_draw_gives_the_background() -> None:
     camera = camera_of()
     rows, projected = scene_of(0, camera)
-    shapes = ops_modes.splat_shapes(*rows, projected.radii, camera=camera)
-    solid = ops_modes.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
+    shapes = ops.splat_shapes(*rows, projected.radii, camera=camera)
+    solid = ops.rasterize_solid(projected, shapes.surfaces, settings_of(camera))
     assert torch.equal(solid.rgb, torch.tensor([0.2, 0.5, 0.9]).expand_as(solid.rgb))
-    median = ops_modes.rasterize_median(projected, settings_of(camera))
+    median = ops.rasterize_median(projected, settings_of(camera))
     assert solid.depth.max() == 0 and median.depth.max() == 0 and median.count.max() == 0
 
 
@@ -133,8 +133,8 @@ def test_a_solid_sphere_has_its_front_where_it_should_be() -> None:
     tensors = [means, quats, sizes, torch.ones(1), colors, torch.zeros(1, 15, 3)]
     projected = ops.project(*tensors, camera=camera, settings=ProjectSettings())
     hull = replace(projected, opacities=torch.full((1,), math.exp(2.0) / 255))  # two standard deviations
-    surfaces = ops_modes.splat_shapes(means, quats, sizes.log(), hull.radii, camera=camera).surfaces
-    solid = ops_modes.rasterize_solid(hull, surfaces, settings_of(camera))
+    surfaces = ops.splat_shapes(means, quats, sizes.log(), hull.radii, camera=camera).surfaces
+    solid = ops.rasterize_solid(hull, surfaces, settings_of(camera))
     assert abs(float(solid.depth[solid.depth > 0].min()) - (5.0 - 0.8)) < 0.01
     # The half-axes of its outline in pixels: two standard deviations.
     area = math.pi * (0.8 * camera.K[0, 0]) * (0.8 * camera.K[1, 1])
@@ -145,10 +145,10 @@ def test_bytes_are_clamped_and_rounded_as_torch_does() -> None:
     halves = (torch.arange(256) + 0.5) / 255.0
     odd = torch.tensor([math.nan, math.inf, -math.inf, -1.0, -0.0, 1e-30, 0.999, 1.0, 7.0])
     image = torch.cat([halves, odd, torch.rand(70_000, generator=torch.Generator().manual_seed(1))])
-    ours = ops_modes.to_uint8(image)
+    ours = ops.to_uint8(image)
     assert ours.dtype == torch.uint8 and torch.equal(ours, reference_modes.to_uint8(image))
     assert ours[256:265].tolist() == [0, 255, 0, 0, 0, 0, 255, 255, 255]
     assert ours[:3].tolist() == [0, 2, 2] and ours[265:].unique().numel() == 256
     turned = image[:300].reshape(10, 30).t()
-    assert torch.equal(ops_modes.to_uint8(turned), ours[:300].reshape(10, 30).t())
-    assert ops_modes.to_uint8(image[:0].reshape(0, 5, 3)).shape == (0, 5, 3)
+    assert torch.equal(ops.to_uint8(turned), ours[:300].reshape(10, 30).t())
+    assert ops.to_uint8(image[:0].reshape(0, 5, 3)).shape == (0, 5, 3)

@@ -19,9 +19,8 @@ import pytest
 import torch
 
 from splatstudio import api
-from splatstudio.cameras.camera_path import CameraPath, VideoQuality
+from splatstudio.cameras.camera_path import CameraPath, VideoQuality, orbit
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cameras.ready_paths import orbit
 from splatstudio.cli import main as cli
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model

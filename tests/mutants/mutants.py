@@ -236,7 +236,7 @@ RANKS = (
     ),
     Mutant(
         "rows go to the wrong rank",
-        "splatstudio/distributed/process_ranks.py",
+        "splatstudio/distributed/ranks.py",
         "dist.all_to_all_single(got, rows, list(received)",
         "dist.all_to_all_single(got, rows.flip(0), list(received)",
         (
@@ -349,7 +349,7 @@ RUNTIME = (
     ),
     Mutant(
         "every proof of the token is right",
-        "splatstudio/runtime/channel/handshake.py",
+        "splatstudio/runtime/channel/remote_server.py",
         "return given.isascii() and hmac.compare_digest(given, expected)",
         "return given.isascii()",
         ("tests/runtime/channel/test_remote_hostile.py::test_a_proof_is_of_one_conversation_only",),
@@ -376,7 +376,7 @@ RUNTIME = (
 FILES = (
     Mutant(
         "a checkpoint's rows are not waited for on the disk",
-        "splatstudio/checkpoints/shard_file.py",
+        "splatstudio/checkpoints/manifest.py",
         ("        os.fsync(stream.fileno())\n"),
         "",
         (
@@ -415,7 +415,7 @@ FILES = (
     ),
     Mutant(
         "a shard's hash is not compared",
-        "splatstudio/checkpoints/shard_file.py",
+        "splatstudio/checkpoints/manifest.py",
         "_sha256(file) != sha256:",
         "not _sha256(file):",
         ("tests/checkpoints/test_checkpoint.py::test_damage_gives_one_sentence_with_the_file",),
@@ -436,7 +436,7 @@ FILES = (
     ),
     Mutant(
         "going on from a checkpoint forgets Adam's moments",
-        "splatstudio/checkpoints/shard_file.py",
+        "splatstudio/checkpoints/manifest.py",
         "SplatAdam(groups[1], groups[2])",
         "SplatAdam.zeros(groups[0])",
         ("tests/checkpoints/test_checkpoint.py::test_everything_comes_back",),
@@ -467,7 +467,7 @@ FILES = (
     ),
     Mutant(
         "harmonics of degree 1 are turned in the order x, y, z",
-        "splatstudio/formats/half_turn.py",
+        "splatstudio/formats/model_arrays.py",
         'ODD_AXES = ["y", "z", "x", ',
         'ODD_AXES = ["x", "y", "z", ',
         ("tests/formats/test_formats_others.py::test_a_reader_of_gltf_finds_every_value",),
@@ -481,7 +481,7 @@ FILES = (
     ),
     Mutant(
         "SOG takes the next entry of the codebook",
-        "splatstudio/formats/codebook.py",
+        "splatstudio/formats/sog.py",
         "return np.searchsorted(middles, values).astype(np.uint8)",
         "return np.minimum(np.searchsorted(middles, values) + 1, 255).astype(np.uint8)",
         ("tests/formats/test_formats_sog.py::test_a_codebook_is_close_to_every_value",),

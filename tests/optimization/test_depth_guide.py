@@ -15,12 +15,12 @@ from rank_pool import RankPool
 from sharded_training_tasks import Plan, train
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.optimization.depth_guide import DepthGuide, depth_weight
 from splatstudio.optimization.gradients import RenderOutput, TrainView
+from splatstudio.optimization.losses import DepthGuide, depth_weight
 from splatstudio.rendering.render import render
+from splatstudio.scene.colmap import visible_points
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.scene.tracks import visible_points
 from splatstudio.settings.capture_config import DepthConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer

@@ -6,7 +6,7 @@ import pytest
 import torch
 from host_watch import HostWatch, watched
 
-from splatstudio.corrections.table import LearntRows
+from splatstudio.corrections.corrections import LearntRows
 from splatstudio.devices.transfer import ReadBack, to_device
 from splatstudio.kernels.ops_training import StepGate
 

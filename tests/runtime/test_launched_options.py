@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from free_ports import free_port
 
-from splatstudio.cli import launched as launched_command
-from splatstudio.cli.launched import launched_job
+from splatstudio.cli import train as launched_command
+from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, save_retries
 from splatstudio.runtime.channel.codec import decode_order, encode

@@ -16,9 +16,9 @@ import pytest
 from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.runtime import launched_watch
+from splatstudio.runtime import launched as launched_watch
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
-from splatstudio.runtime.launched_watch import HUNG, Process, RankWord
+from splatstudio.runtime.launched import HUNG, Process, RankWord
 from splatstudio.runtime.rank_group import process_context
 
 TIMEOUT = 100.0

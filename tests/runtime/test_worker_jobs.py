@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from worker_watcher import MANY, Launch, Watcher, wait_until
 
-from splatstudio.cameras.camera_path import CameraPath, keyframe_of
+from splatstudio.cameras.camera_path import CameraPath, keyframe_of, orbit_of
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cameras.ready_paths import orbit_of
 from splatstudio.cli import main as cli
 from splatstudio.models.model import load_model
 from splatstudio.rendering.mode_pictures import draw_mode

@@ -17,8 +17,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.kernels import reference, reference_modes
 from splatstudio.kernels.stages import ProjectSettings, RasterSettings
-from splatstudio.rendering.color_maps import color_table
-from splatstudio.rendering.mode_pictures import error_picture, photo_in_view
+from splatstudio.rendering.mode_pictures import color_table, error_picture, photo_in_view
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import Finished, Job, SetView, Start, TrainJob, ViewJob, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame, WorkerClient

@@ -13,8 +13,7 @@ from scene_builder import tiny_scene, write_blender, write_colmap, write_transfo
 from test_cli import command
 
 from splatstudio.api import train
-from splatstudio.cli.launched import launched_job
-from splatstudio.cli.train import _to_resume
+from splatstudio.cli.train import _to_resume, launched_job
 from splatstudio.files.run import Run
 from splatstudio.gui.dock.status import header_html
 from splatstudio.gui.state.project import open_project

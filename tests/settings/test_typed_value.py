@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from splatstudio.settings.typed_value import typed_value
+from splatstudio.settings.setting import typed_value
 
 COLOR = tuple[float, float, float]
 CHOICE = Literal["auto", "fp32"]

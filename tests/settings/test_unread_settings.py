@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from splatstudio.cli.launched import launched_job
+from splatstudio.cli.train import launched_job
 from splatstudio.gui.state.project import open_project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig

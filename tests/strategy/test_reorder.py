@@ -19,7 +19,7 @@ from strategy_settings import COMMON, MCMC
 from torch import Tensor
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
-from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.checkpoints.manifest import named_tensors
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.gaussians.gaussians import Gaussians
@@ -29,8 +29,8 @@ from splatstudio.rendering.render import render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import FastConfig, McmcConfig
+from splatstudio.strategy.growth import reorder
 from splatstudio.strategy.population import Population, trainable
-from splatstudio.strategy.reorder import reorder
 from splatstudio.training import memory_plan
 from splatstudio.training.memory_plan import PLACE_BYTES, plan_memory
 from splatstudio.training.trainer import Trainer

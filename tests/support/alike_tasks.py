@@ -20,9 +20,9 @@ from splatstudio.strategy.choice import AbsgradStrategy
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.fast import FastStrategy
 from splatstudio.strategy.global_order import number_rows
+from splatstudio.strategy.growth import rebalance
 from splatstudio.strategy.mcmc import McmcStrategy
 from splatstudio.strategy.population import ROW_INDEX, Population, trainable
-from splatstudio.strategy.rebalance import rebalance
 
 NUM, MOST, STEPS = 120, 600, (10, 20, 30)  # Gaussians, more than there ever are, steps with decisions
 EXTENT = 10.0  # by which about half are large

@@ -19,8 +19,8 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.load import load_scene
-from splatstudio.strategy import attempt, rebalance
-from splatstudio.strategy.population import Population, trainable
+from splatstudio.strategy.growth import rebalance
+from splatstudio.strategy.population import Population, attempt, trainable
 from splatstudio.training.trainer import Trainer
 
 

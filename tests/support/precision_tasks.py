@@ -10,8 +10,7 @@ from sharded_training_tasks import config_of
 from shortage_tasks import replaced
 from torch import Tensor
 
-from splatstudio.distributed.exchange import ExchangeRoute, exchange, return_buffers, sent_back
-from splatstudio.distributed.fp16_packing import Fp16Packing
+from splatstudio.distributed.exchange import ExchangeRoute, Fp16Packing, exchange, return_buffers, sent_back
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.optimization.gradients import StepInputs, StepPlan

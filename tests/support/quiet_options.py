@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from splatstudio.optimization.depth_guide import DepthGuide
+from splatstudio.optimization.losses import DepthGuide
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import (
     DepthConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
-from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.checkpoints.manifest import named_tensors
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.training.trainer import Trainer

@@ -12,11 +12,10 @@ from growth_tasks import same, state_of
 from sharded_training_tasks import config_of
 from shortage_tasks import no_memory, replaced
 
-from splatstudio.distributed.failures import FailedTogether, OutOfMemory, together
-from splatstudio.distributed.guarded_ranks import all_or_none
+from splatstudio.distributed.failures import FailedTogether, OutOfMemory, all_or_none, together
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
-from splatstudio.strategy import attempt
+from splatstudio.strategy import population as attempt
 from splatstudio.training.trainer import Trainer
 
 NUM_EXCHANGES = 7  # of `every_exchange`

@@ -10,7 +10,7 @@ import pytest
 import torch
 from corrected_scenes import ALL_ON, repainted
 
-from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.checkpoints.manifest import named_tensors
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene

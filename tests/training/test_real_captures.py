@@ -12,7 +12,7 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from corrected_scenes import repainted
 
-from splatstudio.corrections.exposure import corrected_affinely
+from splatstudio.corrections.corrections import corrected_affinely
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import _rays, viewing_directions

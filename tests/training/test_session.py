@@ -18,7 +18,7 @@ from splatstudio.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from splatstudio.checkpoints.manifest import step_of
-from splatstudio.files import run_lock
+from splatstudio.files import run as run_lock
 from splatstudio.files.run import Run
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig

@@ -9,8 +9,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.state.viewpoint import Viewpoint
-from splatstudio.rendering.color_maps import color_table
-from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE
+from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE, color_table
 from splatstudio.rendering.modes import Legend
 
 Comparing = Literal["off", "split", "blend", "difference"]

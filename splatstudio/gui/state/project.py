@@ -14,8 +14,8 @@ from splatstudio.checkpoints.checkpoint import (
     newest_checkpoint,
     newest_known_checkpoint,
 )
+from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
-from splatstudio.checkpoints.shard_file import SHARD_NAME
 from splatstudio.corrections.corrections import check_agreement
 from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
 from splatstudio.files.run import Run, is_taken, new_run_path
@@ -38,7 +38,7 @@ from splatstudio.settings.config import (
 )
 from splatstudio.settings.notes import notes_on_settings
 from splatstudio.settings.presets import PRESETS, applied_settings
-from splatstudio.settings.typed_path import typed_path
+from splatstudio.settings.setting import typed_path
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.training.memory_plan import describe, plan_memory, sizes_of, splats_wanted
 

@@ -15,8 +15,7 @@ from splatstudio.checkpoints.catalog import CatalogEntry
 from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
 from splatstudio.evaluation.lpips import short_notes
 from splatstudio.files.run import Run
-from splatstudio.formats import format_to_write
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import format_to_write, free_path
 from splatstudio.gui.dock.bars import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
@@ -26,7 +25,7 @@ from splatstudio.models.model import run_folder_of
 from splatstudio.models.scoring import EvaluationTask, Scored
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Event, Saved
-from splatstudio.settings.typed_path import typed_output, typed_path
+from splatstudio.settings.setting import typed_output, typed_path
 
 FILES = "evaluate"  # the kind of this tab's tasks
 OPEN, EXPORT, DELETE = "Open", "Export", "Delete"

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import viser
 
-from splatstudio.formats import FORMATS, Format, format_of
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import FORMATS, Format, format_of, free_path
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.dock.bars import TaskBar
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import ACCENT, size, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
-from splatstudio.settings.typed_path import typed_output
+from splatstudio.settings.setting import typed_output
 
 BOX_COLOR = (255, 214, 92)
 CHOICES = {format_.name: format_ for format_ in FORMATS if format_.write is not None}

@@ -17,7 +17,7 @@ from splatstudio.checkpoints.catalog import (
 from splatstudio.gui.panel import Page, when_user
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import ACCENT, note_html, size, table_html
-from splatstudio.settings.typed_path import typed_path
+from splatstudio.settings.setting import typed_path
 
 PER_PAGE = 6
 COLORS = {

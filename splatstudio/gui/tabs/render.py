@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import viser
 
-from splatstudio.cameras.camera_path import CameraPath, Keyframe
+from splatstudio.cameras.camera_path import CameraPath, Keyframe, orbit_of, spiral, through
 from splatstudio.cameras.path_file import read_camera_path
-from splatstudio.cameras.ready_paths import orbit_of, spiral, through
 from splatstudio.gui.panel import Field, Hotkey, Page, Panel, when_user
 from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathPreviews, PathStore, plain_name
 from splatstudio.gui.state.scene_overlay import ROOT, PathScene

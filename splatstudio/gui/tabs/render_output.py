@@ -8,7 +8,7 @@ from pathlib import Path
 import viser
 
 from splatstudio.cameras.camera_path import MAX_SIZE, VideoQuality
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.gui.dock.bars import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import Field, Hotkey, Page, when_user
 from splatstudio.gui.state.camera_paths import PathEditor
@@ -17,7 +17,7 @@ from splatstudio.gui.state.viewpoint import read_viewpoint
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
-from splatstudio.settings.typed_path import typed_output
+from splatstudio.settings.setting import typed_output
 
 CUSTOM, PHOTO = "Custom", "As the photographs"
 SIZES = {

@@ -15,7 +15,7 @@ from typing import Any
 import viser
 
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint
-from splatstudio.checkpoints.shard_file import SHARD_NAME
+from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.gui.panel import Hotkey, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page
 from splatstudio.gui.state.compare import Comparing
@@ -25,7 +25,7 @@ from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
 from splatstudio.gui.tabs.photo_list import PhotoList, decibels
 from splatstudio.gui.theme import note_html
-from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.modes import ColorMapName, Legend, RenderMode
 from splatstudio.runtime.messages import (
     Evaluated,

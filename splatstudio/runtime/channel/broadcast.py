@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from splatstudio.distributed.gpu_group import gpu_group
-from splatstudio.distributed.process_ranks import ProcessRanks
+from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.render import fastest_device
 from splatstudio.runtime.channel.codec import decode, encode

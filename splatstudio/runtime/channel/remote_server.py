@@ -6,10 +6,14 @@ are checked, and what is written goes into two folders of the run. Who is slow, 
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
+import re
 import secrets
 import socket
+import struct
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -18,27 +22,15 @@ from pathlib import Path
 
 import numpy as np
 import simplejpeg
+from msgspec import Struct
 from msgspec.structs import replace
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.runtime.channel.codec import check_camera, decode, encode
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
-from splatstudio.runtime.channel.handshake import (
-    GONE_SECONDS,
-    MAX_HELLO,
-    PING_SECONDS,
-    Hello,
-    Ready,
-    RunCard,
-    Welcome,
-    checked,
-    limit_waiting,
-    new_greeting,
-    shut,
-)
 from splatstudio.runtime.channel.hub import Hub, HubConnection
 from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.messages import (
@@ -64,6 +56,109 @@ from splatstudio.runtime.messages import (
     Stop,
     UpdateSettings,
 )
+
+PROTOCOL = 4  # both sides must speak the same
+MAX_HELLO = 1 << 10  # bytes, of who may be anybody
+SEND_SECONDS = 5.0  # for the other end to read: who does not is let go
+GONE_SECONDS = 15  # for the other machine to confirm what was sent to it
+PING_SECONDS = 5.0  # between two questions whether it is there
+NONCE = re.compile("[0-9a-f]{32}")
+WRONG_TOKEN = "the token is not that of this training"
+
+
+class Greeting(Struct, frozen=True):
+    """What a training says first."""
+
+    splatstudio: int  # the protocol's version
+    nonce: str
+
+
+class Hello(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a caller answers. `frames`: it wants pictures as well as events."""
+
+    version: int
+    nonce: str
+    proof: str
+    frames: bool = False
+
+
+class RunCard(Struct, frozen=True):
+    """What a training says of itself to who has the token; `rows` are lines of its metrics, thinned out."""
+
+    scene_path: Path
+    run_dir: Path
+    config: str  # JSON
+    num_ranks: int
+    rows: str = "[]"  # JSON
+
+
+class Ready(Struct, frozen=True):
+    """What a caller says who has seen the training's proof: long messages may come."""
+
+
+class Welcome(Struct, frozen=True):
+    """What a caller gets who knows the token, or why not."""
+
+    proof: str = ""
+    refused: str = ""  # a sentence
+
+
+def new_greeting() -> Greeting:
+    """Return a greeting with a new random number."""
+    return Greeting(PROTOCOL, secrets.token_hex(16))
+
+
+def checked(data: bytes, token: str, greeting: Greeting) -> tuple[Hello, Welcome]:
+    """Return what a caller wants, and what to answer.
+
+    Raises ValueError, with the sentence to refuse with, where the caller does not know the token.
+    """
+    hello = decode(data, Hello)
+    if hello.version != PROTOCOL:
+        raise ValueError(f"the training speaks version {PROTOCOL}: use the same release on both sides")
+    if not is_nonce(hello.nonce):
+        raise ValueError("this is no greeting")
+    if not same(hello.proof, proof(token, "caller", greeting.nonce, hello.nonce)):
+        raise ValueError(WRONG_TOKEN)
+    return hello, Welcome(proof(token, "training", greeting.nonce, hello.nonce))
+
+
+def is_nonce(said: str) -> bool:
+    """Return whether a random number looks like one."""
+    return NONCE.fullmatch(said) is not None
+
+
+def proof(token: str, role: str, training_nonce: str, caller_nonce: str) -> str:
+    """Return what only one who knows the token can say in that role, of "caller" and "training"."""
+    said = f"splatstudio {PROTOCOL} {role} {training_nonce} {caller_nonce}".encode()
+    return hmac.new(token.encode(errors="surrogateescape"), said, "sha256").hexdigest()
+
+
+def same(given: str, expected: str) -> bool:
+    """Return whether a proof is the expected one, in the same time whichever it is."""
+    return given.isascii() and hmac.compare_digest(given, expected)
+
+
+def limit_waiting(line: socket.socket) -> None:
+    """Let sending fail with an OSError where the other end does not read, or its machine is gone."""
+    # Not a timeout of the socket's: that would hold for the thread that reads, too.
+    if sys.platform == "win32":
+        timeout = struct.pack("@L", int(SEND_SECONDS * 1000))
+    else:
+        timeout = struct.pack("@ll", int(SEND_SECONDS), 0)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what was sent to it is sent again for a quarter of an hour
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECONDS)
+
+
+def shut(line: socket.socket) -> None:
+    """Wake the thread that reads from `line`."""
+    try:
+        line.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has gone
+
 
 # What a remote client may send.
 REMOTE_COMMANDS: tuple[type[Command], ...] = (

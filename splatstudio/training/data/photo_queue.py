@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from splatstudio.distributed import Ranks
-from splatstudio.scene.images import Photo, PhotoLoader, default_memory_budget
+from splatstudio.distributed.ranks import Ranks
+from splatstudio.scene.images import PhotoLoader, default_memory_budget
+from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 

@@ -17,10 +17,8 @@ import pytest
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.rendering.modes import Legend
-from splatstudio.runtime.channel import handshake
-from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
-from splatstudio.runtime.channel.remote_server import RemoteServer
+from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.headless_controller import keep_token, kept_token
 from splatstudio.runtime.messages import (
     CancelJob,
@@ -242,7 +240,7 @@ def test_to_leave_is_not_to_end_the_training(
 def test_a_training_that_does_not_read_keeps_no_page_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr("splatstudio.runtime.channel.remote_server.SEND_SECONDS", 1.0)
     stopped = threading.Event()
     card = RunCard(Path("scene"), tmp_path, "{}", 2)
 

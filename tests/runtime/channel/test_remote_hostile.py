@@ -20,14 +20,19 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.runtime.channel import handshake, remote_server
+from splatstudio.runtime.channel import remote_server
 from splatstudio.runtime.channel.codec import concrete, decode, encode
-from splatstudio.runtime.channel.handshake import PROTOCOL, Greeting, Hello, RunCard, Welcome, proof
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import (
+    PROTOCOL,
     REMOTE_COMMANDS,
+    Greeting,
+    Hello,
     RemoteServer,
+    RunCard,
+    Welcome,
     command_in,
+    proof,
     within_run,
 )
 from splatstudio.runtime.messages import (
@@ -130,7 +135,7 @@ def test_a_proof_is_of_one_conversation_only(remote: Remote) -> None:
         nonce = decode(first.recv(decode=False), Greeting).nonce
     hello = Hello(PROTOCOL, NONCE, proof(remote.server.token, "caller", nonce, NONCE))
     heard = told(remote.stranger(), encode(hello))
-    assert decode(heard[1], Welcome).refused == handshake.WRONG_TOKEN
+    assert decode(heard[1], Welcome).refused == remote_server.WRONG_TOKEN
 
 
 def test_a_page_in_a_browser_is_not_let_in(remote: Remote) -> None:
@@ -329,7 +334,7 @@ def test_who_sends_slowly_or_comes_in_crowds_takes_no_place_for_ever(
 def test_one_who_does_not_read_is_let_go_and_the_others_are_heard(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handshake, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(remote_server, "SEND_SECONDS", 1.0)
     long = Warned("x" * 1_000_000)
     deaf, good = remote.connected(), remote.connected()
     with closing(deaf), closing(good):

@@ -19,8 +19,8 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import ExposureConfig
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
-from splatstudio.training.data.random_crops import crops_begin, random_crop
 from splatstudio.training.data.resolution import divisor_at
+from splatstudio.training.data.train_views import crops_begin, random_crop
 from splatstudio.training.plateau import settled_after
 from splatstudio.training.trainer import Trainer
 
@@ -135,7 +135,7 @@ def test_a_training_learns_from_whole_photographs_and_then_from_halves(
         return begin_step(ranks, *args, **options)
 
     monkeypatch.setattr("splatstudio.training.step.begin_step", noted)
-    monkeypatch.setattr("splatstudio.training.data.random_crops.SMALLEST_TO_CUT", 32)
+    monkeypatch.setattr("splatstudio.training.data.train_views.SMALLEST_TO_CUT", 32)
     trainer = Trainer(blob_scene, TrainConfig(steps=20, coarse=CoarseConfig(halves_from=0.5)))
     losses = [trainer.train_step().loss for _ in range(20)]
     camera = blob_scene.views[0].camera

@@ -1,0 +1,163 @@
+"""Groups of options that commands take. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from splatstudio.files.durable import refuse_existing, refuse_unwritable, write_durably
+
+
+@dataclass(frozen=True)
+class Against:
+    """What a model is compared with.
+
+    Args:
+        scene: The scene; a run and a checkpoint remember theirs.
+        images: The scene's folder of photographs, where it is another one.
+        downscale: Divide the photographs' size by this; as in training by default, 1 for a file.
+        test_every: Every n-th photograph by name is a test photograph (for a file; a run remembers its own).
+        test_images: Names of the photographs to compare with, by commas, in place of the others.
+    """
+
+    scene: Path | None = None
+    images: str = ""
+    downscale: int | None = None
+    test_every: int = 8
+    test_images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is measured beside PSNR and SSIM.
+
+    Args:
+        lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
+        fetch_lpips: Download weights that are missing.
+        color_correct: Also PSNR after the affine map of colours that fits each photograph best.
+    """
+
+    lpips: tuple[Literal["alex", "vgg"], ...] = ("alex", "vgg")
+    fetch_lpips: bool = False
+    color_correct: bool = False
+
+
+@dataclass(frozen=True)
+class PartChoice:
+    """What is judged where the path is one rank's part of a model, whose scores would be low for that reason.
+
+    Args:
+        merge: Merge the part with the others before.
+        alone: Judge the part alone, although it is not the scene.
+    """
+
+    merge: bool = False
+    alone: bool = False
+
+    def check(self, path: Path) -> None:
+        """Raise ValueError, which says what to do, where the path is a part and nothing was chosen."""
+        if self.merge and self.alone:
+            raise ValueError("--merge judges the whole model and --alone one part of it: leave one away")
+        if self.merge or self.alone:
+            return
+        from splatstudio.checkpoints.rank_parts import part_of
+
+        part = part_of(path)
+        if part is not None:
+            whole = (
+                " Add --merge to judge the whole," if part.complete else ": copy it there and add --merge,"
+            )
+            raise ValueError(f"{part}{whole} or --alone to judge this part.")
+
+
+ITS_OWN_SCENE = Against()
+ALL_SCORES = Scores()
+NO_PART = PartChoice()
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """What `open` does without being asked in the page.
+
+    Args:
+        train: Start training at once.
+        merge: Merge one rank's part of a model with the others beside it, and open the whole.
+        browser: Open the default browser, where there is a display.
+    """
+
+    train: bool = False
+    merge: bool = False
+    browser: bool = True
+
+
+WAIT_FOR_START = AtOnce()
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where the camera of a video goes: one of --path, --orbit, --spiral.
+
+    Args:
+        path: A camera_path.json of the studio, nerfstudio or nerfview.
+        path_scale: Multiply that file's positions by this; 10 for files that nerfview saved.
+        orbit: Once around what the photographs look at, at the distance of their cameras.
+        spiral: Wind through the room that the photographs' cameras took.
+        scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
+        images: The scene's folder of photographs, where it is another one.
+    """
+
+    path: Path | None = None
+    path_scale: float = 1.0
+    orbit: bool = False
+    spiral: bool = False
+    scene: Path | None = None
+    images: str = ""
+
+    def check(self) -> None:
+        """Raise ValueError unless just one way is chosen."""
+        if (self.path is not None) + self.orbit + self.spiral != 1:
+            raise ValueError("say where the camera goes: one of --path FILE, --orbit, --spiral")
+
+
+@dataclass(frozen=True)
+class ScoreFiles:
+    """Where the scores are written beside the terminal.
+
+    Args:
+        json: Write the result here as JSON.
+        csv: Write the table of the images here, worst first.
+        overwrite: Replace files that are there already.
+    """
+
+    json: Path | None = None
+    csv: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for a file that could not be written, before there is work to lose."""
+        files = [file for file in (self.json, self.csv) if file is not None]
+        if len({os.path.abspath(file) for file in files}) < len(files):
+            raise ValueError(f"--json and --csv cannot both be written to {self.csv}: name two files")
+        for file in files:
+            refuse_existing(file, self.overwrite)
+            refuse_unwritable(file)
+
+    def write(self, json: str, csv: str) -> tuple[Path, ...]:
+        """Write what was asked for and return the files; ValueError when one failed, after all were tried."""
+        written, failed = [], []
+        for file, text in ((self.json, json), (self.csv, csv)):
+            if file is None:
+                continue
+            try:
+                write_durably(file, text.encode())
+                written.append(file)
+            except OSError as error:
+                failed.append(f"{file} cannot be written: {error.strerror or error}")
+        if failed:
+            raise ValueError("; ".join(failed))
+        return tuple(written)
+
+
+TO_THE_TERMINAL = ScoreFiles()

@@ -18,7 +18,8 @@ from splatstudio.error_text import first_line
 from splatstudio.evaluation.evaluate import ImageScore, measures_for
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.runtime.rank_group import process_context
+from splatstudio.runtime.process_setup import hear_sigterm
+from splatstudio.runtime.rank_group import process_context, signals_held
 
 NICENESS = 10  # a training beside it comes first
 
@@ -103,7 +104,8 @@ class FileWorker:
             )
             self._task, self._cancelled, self.progress = task, False, TaskProgress(0, 0, "starting")
             try:
-                process.start()
+                with signals_held():
+                    process.start()
                 thread.start()
             except BaseException:  # there are no more processes or threads: the next task may find some
                 if process.pid is not None:
@@ -160,6 +162,7 @@ class FileWorker:
 def file_task_main(connection: Connection, task: FileTask) -> None:
     """Do a task and tell how far it is; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the studio's to understand
+    hear_sigterm()
     os.nice(NICENESS)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     connection.send(_done(connection, task))

@@ -54,6 +54,13 @@ def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
         told.append(_HANG_UP)
     for number in told:
         signal.signal(number, lambda *_: leave())
+    hear_sigterm()
+
+
+def hear_sigterm() -> None:
+    """Let SIGTERM reach this process, also one that came before: the fork server that made it is deaf to it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def end_within(seconds: int) -> None:

@@ -129,7 +129,7 @@ class RankGroup:
             # Also where nobody closes this, as when the studio ends by an error; what is in use stays.
             weakref.finalize(self, _remove_empty, self._folder)
             self._processes = self._new_processes(self._slots.file, self._folder)
-            with _no_ctrl_c():
+            with signals_held():
                 for process in self._processes:
                     process.start()
             self._slots.close()
@@ -242,17 +242,18 @@ class RankGroup:
 
 
 @contextmanager
-def _no_ctrl_c() -> Iterator[None]:
-    """Let what is started in here never hear of Ctrl-C: it reaches every process of the terminal.
+def signals_held() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM from what is started in here: both may reach every process of a group.
 
-    Ranks ignore it themselves, but the fork server, while it loads torch, would end by it.
+    The fork server would end by either, and every rank with it, unsaved. Ranks ignore Ctrl-C themselves, and
+    hear SIGTERM from `leave_when_told` on.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     # Started by the way, multiprocessing's tracker would let SIGINT through again, just before the server.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -37,8 +37,8 @@ HELD_UP = """
         def slow(run_dir, checkpoint):
             folder = save(run_dir, checkpoint) if when == "after" else None
             Path(marker).touch()
-            time.sleep(600)
-            return folder
+            time.sleep(2 if when == "slowly" else 600)
+            return folder or save(run_dir, checkpoint)
 
         def evaluating(self):
             Path(marker).touch()
@@ -224,6 +224,25 @@ def test_the_background_process_saves_when_the_command_is_killed(
     while is_there(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_there(worker) and newest_checkpoint(tmp_path / "run") is not None
+
+
+@pytest.mark.parametrize("command", ["train", "open"])
+def test_a_group_that_is_told_to_end_saves(
+    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, command: str
+) -> None:
+    options = ["--train", "--no-browser", "--port", "0"] if command == "open" else []
+    process = start(command, str(blob_folder), *options, when="slowly")
+    worker = training_process(tmp_path / "run", process)
+    wait_for(lambda: steps_done(tmp_path / "run") >= 20, process)
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and job systems do
+    output, _ = process.communicate(timeout=TIMEOUT)
+    deadline = time.monotonic() + TIMEOUT
+    while is_there(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    newest = newest_checkpoint(tmp_path / "run")
+    assert newest is not None and (step_of(newest) or 0) >= 20
+    if command == "open":  # which hears it and waits, where the other ends at once
+        assert f"Saved {newest}." in output and process.returncode == 0
 
 
 def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(

@@ -19,8 +19,9 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.load import load_scene
-from splatstudio.strategy.growth import rebalance
-from splatstudio.strategy.population import Population, attempt, trainable
+from splatstudio.strategy import growth
+from splatstudio.strategy import population as populations
+from splatstudio.strategy.population import Population, trainable
 from splatstudio.training.trainer import Trainer
 
 
@@ -74,7 +75,7 @@ def failing_at(function: Callable[..., Any], nth: int) -> Callable[..., Any]:
 def grow_short(ranks: Ranks, folder: Path, settings: dict[str, Any], shortage: Shortage) -> Left:
     """Train up to the first change, for which a rank has no memory, and five steps further."""
     trainer = Trainer(load_scene(folder), config_of(settings, 200), ranks=ranks)
-    made, seen, later = attempt.attempt, [], []
+    made, seen, later = populations.attempt, [], []
 
     def watched(population: Population, work: Callable[[], Any]) -> Any:
         before, owner = state_of(population, trainer.parts.generator), import_module(shortage.module)
@@ -92,7 +93,7 @@ def grow_short(ranks: Ranks, folder: Path, settings: dict[str, Any], shortage: S
             raise
 
     num, stats = trainer.num_gaussians, None
-    with replaced(attempt, "attempt", watched):
+    with replaced(populations, "attempt", watched):
         while not seen:
             stats = trainer.train_step()
             assert trainer.step < 40, "there is a change"
@@ -120,7 +121,7 @@ def balance_short(ranks: Ranks, sizes: tuple[int, ...], nth: int, failing: int) 
         if nth and ranks.rank == failing:
             stack.enter_context(replaced(Tensor, "new_empty", failing_at(Tensor.new_empty, nth)))
         try:
-            rebalance.rebalance(population)
+            growth.rebalance(population)
         except OutOfMemory as error:
             short = error.ranks
     return short, same(before, state_of(population)), len(population)

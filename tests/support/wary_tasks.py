@@ -15,7 +15,7 @@ from shortage_tasks import no_memory, replaced
 from splatstudio.distributed.failures import FailedTogether, OutOfMemory, all_or_none, together
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.scene.load import load_scene
-from splatstudio.strategy import population as attempt
+from splatstudio.strategy import population as populations
 from splatstudio.training.trainer import Trainer
 
 NUM_EXCHANGES = 7  # of `every_exchange`
@@ -80,7 +80,7 @@ def grow_unread(ranks: Ranks, folder: Path, settings: dict[str, Any], failing: i
     Return the error, whether all was as before it, and the number of changes that a second try makes.
     """
     trainer = Trainer(load_scene(folder), config_of(settings, 200), ranks=ranks)
-    made, seen = attempt.attempt, []
+    made, seen = populations.attempt, []
 
     def unreadable(index: int) -> Any:
         raise ValueError(f"photograph {index} cannot be read")
@@ -99,7 +99,7 @@ def grow_unread(ranks: Ranks, folder: Path, settings: dict[str, Any], failing: i
             raise
 
     try:
-        with replaced(attempt, "attempt", watched):
+        with replaced(populations, "attempt", watched):
             for _ in range(40):
                 trainer.train_step()
     except ValueError as error:

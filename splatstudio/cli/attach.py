@@ -8,28 +8,7 @@ from collections.abc import Iterable
 
 from splatstudio.cli.terminal import console
 from splatstudio.error_text import printable
-from splatstudio.runtime.messages import (
-    Command,
-    Evaluate,
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    Pause,
-    PlateauReached,
-    Progress,
-    RanksReport,
-    Resume,
-    Save,
-    Saved,
-    SetCap,
-    SettingChanged,
-    StateChanged,
-    Step,
-    Stop,
-    UpdateSettings,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemoteLine, dial, dial_again
 from splatstudio.runtime.sentences import plateau_sentence
 
@@ -71,7 +50,7 @@ class _Terminal:
         try:
             while True:
                 event = self.line.receive()
-                ended = ended or isinstance(event, Finished)
+                ended = ended or isinstance(event, messages.Finished)
                 if (text := described(event)) is not None:
                     console.print(printable(text), markup=False, soft_wrap=True)
         except (OSError, ValueError):
@@ -96,22 +75,22 @@ class _Terminal:
                 console.print("There is no connection to the training just now.")
 
 
-def command_of(text: str) -> Command:
+def command_of(text: str) -> messages.Command:
     """Return the command that a typed line gives; ValueError with one sentence where it is none."""
     word, *rest = text.split()
-    plain: dict[str, Command] = {
-        "pause": Pause(),
-        "resume": Resume(),
-        "save": Save(),
-        "evaluate": Evaluate(),
-        "stop": Stop(),
+    plain: dict[str, messages.Command] = {
+        "pause": messages.Pause(),
+        "resume": messages.Resume(),
+        "save": messages.Save(),
+        "evaluate": messages.Evaluate(),
+        "stop": messages.Stop(),
     }
     if word in plain and not rest:
         return plain[word]
     if word == "step" and len(rest) <= 1 and all(number.isdigit() for number in rest):
-        return Step(int(rest[0]) if rest else 1)
+        return messages.Step(int(rest[0]) if rest else 1)
     if word == "cap" and len(rest) == 1 and rest[0].isdigit():
-        return SetCap(int(rest[0]))
+        return messages.SetCap(int(rest[0]))
     if word == "set" and len(rest) == 2:
         try:
             value = json.loads(rest[1].lower())
@@ -119,33 +98,33 @@ def command_of(text: str) -> Command:
             value = rest[1]
         if isinstance(value, list):
             value = tuple(value)
-        return UpdateSettings(((rest[0], value),))
+        return messages.UpdateSettings(((rest[0], value),))
     raise ValueError(f"{text.strip()!r} is none of: {COMMANDS}")
 
 
-def described(event: Event) -> str | None:
+def described(event: messages.Event) -> str | None:
     """Return the line that tells an event, None for one that is not told."""
-    if isinstance(event, Progress):
+    if isinstance(event, messages.Progress):
         where = f"step {event.step:,} of {event.total_steps:,}"
         rate, num = event.steps_per_second, event.num_gaussians
         return f"{where}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
-    if isinstance(event, RanksReport):
+    if isinstance(event, messages.RanksReport):
         rows = (
             f"rank {row.rank}: {row.num_gaussians:,} splats, {1e3 * row.step_seconds:.0f} ms a step,"
             f" {1e3 * row.wait_seconds:.0f} ms of it waiting"
             for row in event.ranks
         )
         return "; ".join(rows)
-    if isinstance(event, Evaluated):
+    if isinstance(event, messages.Evaluated):
         return f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}"
-    if isinstance(event, PlateauReached):
+    if isinstance(event, messages.PlateauReached):
         return plateau_sentence(event, "To stop here, type: stop")
-    if isinstance(event, SettingChanged):
+    if isinstance(event, messages.SettingChanged):
         return f"{event.path} is {event.value} from step {event.step + 1} on"
-    if isinstance(event, StateChanged):
+    if isinstance(event, messages.StateChanged):
         return f"StateChanged: {event.state}"
-    if isinstance(event, Saved):
+    if isinstance(event, messages.Saved):
         return f"Saved: {event.path}"
-    if isinstance(event, (Warned, Failed)):
+    if isinstance(event, (messages.Warned, messages.Failed)):
         return f"{type(event).__name__}: {event.sentence}"
     return None

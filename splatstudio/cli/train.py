@@ -20,28 +20,13 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.runtime import messages
 from splatstudio.runtime.launched import LaunchedRank, launched_rank, train_launched
-from splatstudio.runtime.messages import (
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    PlateauReached,
-    Progress,
-    Saved,
-    Start,
-    Started,
-    StateChanged,
-    Stop,
-    TrainJob,
-    Warned,
-)
-from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
 from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
-from splatstudio.runtime.supervisor import WorkerClient, plan_for
+from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, resumed, value_of
-from splatstudio.settings.notes import notes_on_settings
+from splatstudio.settings.presets import notes_on_settings
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 LIMIT = "densify.max_gaussians"  # what --max-splats sets
@@ -55,7 +40,7 @@ def launched_job(
     resume: bool,
     given: Collection[str],
     devices: DeviceOptions,
-) -> tuple[TrainJob, tuple[str, ...]]:
+) -> tuple[messages.TrainJob, tuple[str, ...]]:
     """Return what all ranks train, and what the user should know of it; every rank comes to the same.
 
     A run that is there already goes on from its newest good checkpoint, with `resume` or without: a restart
@@ -73,7 +58,7 @@ def launched_job(
     if not resume and not (run_dir / "run.json").exists():
         if is_taken(run_dir):
             raise ValueError(f"the run folder {run_dir} is not empty: name another one")
-        return TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
+        return messages.TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
     run, checkpoint = Run.open(run_dir), newest_checkpoint(run_dir)
     if resume and checkpoint is None:
         raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
@@ -91,7 +76,7 @@ def launched_job(
         latest = with_images_found(config_of_checkpoint(checkpoint), run, scene_path)
     free = {name: getattr(config, name) for name in FREE_ON_RESUME if name in wished}
     limit = ((LIMIT, value_of(config, LIMIT)),) if LIMIT in wished else ()
-    job = TrainJob(scene_path, run_dir, replace(latest, **free), checkpoint, limit, attempt=1)
+    job = messages.TrainJob(scene_path, run_dir, replace(latest, **free), checkpoint, limit, attempt=1)
     return job, _notes_on_changed(given, wished, run.config, latest)
 
 
@@ -117,7 +102,7 @@ def _notes_on_changed(
 
 
 def train_as_rank(
-    launched: LaunchedRank, job: TrainJob, notes: tuple[str, ...], devices: DeviceOptions
+    launched: LaunchedRank, job: messages.TrainJob, notes: tuple[str, ...], devices: DeviceOptions
 ) -> int:
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
     if launched.rank == 0:
@@ -136,22 +121,22 @@ class _Teller:
         self._steps = steps
         self._due = 0.0
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress):
+    def __call__(self, event: messages.Event) -> None:
+        if isinstance(event, messages.Progress):
             if time.monotonic() >= self._due:
                 self._due = time.monotonic() + LINE_SECONDS
                 rate, num = event.steps_per_second, event.num_gaussians
                 print(
                     f"step {event.step} of {self._steps}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
                 )
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, messages.Evaluated):
             print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
-        elif isinstance(event, PlateauReached):
+        elif isinstance(event, messages.PlateauReached):
             how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
             print(plateau_sentence(event, how))
-        elif isinstance(event, Saved):
+        elif isinstance(event, messages.Saved):
             print(f"Saved {event.path}")
-        elif isinstance(event, Warned):
+        elif isinstance(event, messages.Warned):
             print(event.sentence, flush=True)
 
 
@@ -233,7 +218,7 @@ def train_scene(
         config = fitting
     elif fitting.densify != config.densify:  # a run goes on with its settings, but for what can be set live
         settings = (("densify.max_gaussians", fitting.densify.max_gaussians),)
-    job = TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
+    job = messages.TrainJob(scene.path.resolve(), run_dir, config, checkpoint, settings)
     del scene  # the background process has its own
     return _Attendance(job, first, chosen).run()
 
@@ -303,21 +288,23 @@ def interruptible() -> Iterator[Interrupt]:
 class _Attendance:
     """Follows one training: prints what its process tells, and has it stop when Ctrl-C is pressed."""
 
-    def __init__(self, job: TrainJob, first: int, devices: RankDevices):
+    def __init__(self, job: messages.TrainJob, first: int, devices: RankDevices):
         self._job = job
         self._first = first
         self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
         self._num_gaussians = 0
-        self._flat: PlateauReached | None = None  # why the training ends, where it does before its last step
-        self._offer: PlateauReached | None = None  # the one before: after a restart it is told again
+        self._flat: messages.PlateauReached | None = (
+            None  # why the training ends, where it does before its last step
+        )
+        self._offer: messages.PlateauReached | None = None  # the one before: after a restart it is told again
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
     def run(self) -> int:
         with interruptible() as interrupt:
             try:
                 self._client.start()
-                self._client.send(Start())
+                self._client.send(messages.Start())
                 with ProgressReport(self._job.config.steps, self._first) as report:
                     end = self._follow(report, interrupt)
                 self._client.close()
@@ -332,20 +319,20 @@ class _Attendance:
                 raise
         return self._conclude(end, interrupt)
 
-    def _follow(self, report: ProgressReport, interrupt: Interrupt) -> Event | None:
+    def _follow(self, report: ProgressReport, interrupt: Interrupt) -> messages.Event | None:
         """Print what happens; return the training's last word, None when it cannot be saved."""
         told, retries = False, SaveRetries()
         while True:
             if (interrupt.pressed and not told) or retries.take_due():
                 told = interrupt.pressed
-                self._client.send(Stop())
+                self._client.send(messages.Stop())
             alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
             if not alive and not events:
                 return None  # nobody is left to say how it ended
             for event in events:
-                if isinstance(event, (Finished, Failed)):
+                if isinstance(event, (messages.Finished, messages.Failed)):
                     return event
-                if isinstance(event, StateChanged):
+                if isinstance(event, messages.StateChanged):
                     if event.state == "restarting" and told:
                         # It died while it saved. Another one in its place would have nothing more to save.
                         self._client.kill()
@@ -359,34 +346,34 @@ class _Attendance:
                             console.print(retry_sentence(told=told))
                 self._tell(event, report, quiet=told)
 
-    def _tell(self, event: Event, report: ProgressReport, *, quiet: bool) -> None:
-        if isinstance(event, Started):
+    def _tell(self, event: messages.Event, report: ProgressReport, *, quiet: bool) -> None:
+        if isinstance(event, messages.Started):
             self._started = self._started or time.monotonic()
             self._num_gaussians = event.num_gaussians
-        elif isinstance(event, Progress):
+        elif isinstance(event, messages.Progress):
             self._num_gaussians = event.num_gaussians
             report.show(event)
-        elif isinstance(event, Evaluated) and event.path is not None:
+        elif isinstance(event, messages.Evaluated) and event.path is not None:
             file = event.path / f"step_{event.step:08d}.json"
             print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
-        elif isinstance(event, PlateauReached) and event.stops:
+        elif isinstance(event, messages.PlateauReached) and event.stops:
             self._flat = event
-        elif isinstance(event, PlateauReached) and event != self._offer:
+        elif isinstance(event, messages.PlateauReached) and event != self._offer:
             self._offer = event
             console.print(plateau_sentence(event, "Ctrl-C saves and stops here."), markup=False)
-        elif isinstance(event, Saved) and not quiet:
+        elif isinstance(event, messages.Saved) and not quiet:
             console.print(f"Saved {event.path}")
-        elif isinstance(event, Warned) and event.sentence != self._warned:
+        elif isinstance(event, messages.Warned) and event.sentence != self._warned:
             self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)
 
-    def _conclude(self, end: Event | None, interrupt: Interrupt) -> int:
-        if isinstance(end, Failed):
+    def _conclude(self, end: messages.Event | None, interrupt: Interrupt) -> int:
+        if isinstance(end, messages.Failed):
             if end.expected:
                 raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
             print_error(f"{end.cause} {self._on_disk()} The log is {end.log_path}.")
             return 1
-        if not isinstance(end, Finished):
+        if not isinstance(end, messages.Finished):
             console.print(self._on_disk())
             return INTERRUPTED if interrupt.pressed else 2
         elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)

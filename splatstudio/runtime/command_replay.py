@@ -7,35 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Close,
-    Command,
-    DropView,
-    Evaluate,
-    Event,
-    Finished,
-    Job,
-    JobCancelled,
-    JobCommand,
-    Pause,
-    PausesAt,
-    Progress,
-    Receipt,
-    Resume,
-    ReturnSlot,
-    Save,
-    SettingChanged,
-    SettingValue,
-    SetView,
-    Start,
-    Started,
-    StateChanged,
-    Step,
-    Stop,
-    TrainJob,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.root_cause import MEMORY, Cause
 
 LIMIT = "densify.max_gaussians"
@@ -51,22 +23,22 @@ class CommandReplay:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._waiting: dict[int, Command] = {}  # by number: sent, and not begun with
-        self._begun: dict[int, Command] = {}  # and not done
+        self._waiting: dict[int, messages.Command] = {}  # by number: sent, and not begun with
+        self._begun: dict[int, messages.Command] = {}  # and not done
         self._unwanted: set[int] = set()  # jobs that were cancelled before they began
         self._started = self._paused = self._stopped = False
         self._pause_at: int | None = None
-        self._views: dict[int, SetView] = {}
-        self._settings: dict[str, SettingValue] = {}
+        self._views: dict[int, messages.SetView] = {}
+        self._settings: dict[str, messages.SettingValue] = {}
         self._num_gaussians: int | None = None
-        self._lowered: SettingChanged | None = None  # a limit that nobody has been told of
+        self._lowered: messages.SettingChanged | None = None  # a limit that nobody has been told of
         self._lock = threading.Lock()
 
     @property
     def started(self) -> bool:
         """Return whether the training was told to start."""
         with self._lock:
-            return self._started or any(isinstance(order, Start) for order in self._waiting.values())
+            return self._started or any(isinstance(order, messages.Start) for order in self._waiting.values())
 
     @property
     def paused(self) -> bool:
@@ -74,8 +46,10 @@ class CommandReplay:
         with self._lock:
             paused = self._paused
             for order in self._waiting.values():
-                if isinstance(order, (Start, Pause, Stop, Resume, Step)):
-                    paused = isinstance(order, (Pause, Stop))
+                if isinstance(
+                    order, (messages.Start, messages.Pause, messages.Stop, messages.Resume, messages.Step)
+                ):
+                    paused = isinstance(order, (messages.Pause, messages.Stop))
             return paused
 
     @property
@@ -83,41 +57,41 @@ class CommandReplay:
         """Return the long tasks that no process has begun with."""
         with self._lock:
             orders = self._waiting.values()
-            return frozenset(order.job for order in orders if isinstance(order, JobCommand))
+            return frozenset(order.job for order in orders if isinstance(order, messages.JobCommand))
 
-    def sent(self, command: Command) -> int:
+    def sent(self, command: messages.Command) -> int:
         """Note an order, and return the number under which it goes to the worker; 0 where none is kept."""
         with self._lock:
-            if isinstance(command, SetView):
+            if isinstance(command, messages.SetView):
                 self._views[command.view] = command
-            elif isinstance(command, DropView):
+            elif isinstance(command, messages.DropView):
                 self._views.pop(command.view, None)
-            elif isinstance(command, CancelJob):
+            elif isinstance(command, messages.CancelJob):
                 self._unwanted.add(command.job)
-            elif not isinstance(command, (ReturnSlot, Close)):
+            elif not isinstance(command, (messages.ReturnSlot, messages.Close)):
                 number = next(self._numbers)
                 self._waiting[number] = command
                 return number
             return 0
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: messages.Event) -> None:
         """Note an event that has come from the worker."""
         with self._lock:
-            if isinstance(event, Receipt):
+            if isinstance(event, messages.Receipt):
                 self._take_receipt(event)
-            elif isinstance(event, PausesAt):
+            elif isinstance(event, messages.PausesAt):
                 self._pause_at = event.step
-            elif isinstance(event, (Progress, Started)):
+            elif isinstance(event, (messages.Progress, messages.Started)):
                 self._num_gaussians = event.num_gaussians
-            elif isinstance(event, SettingChanged):
+            elif isinstance(event, messages.SettingChanged):
                 self._settings[event.path] = event.value
-            elif isinstance(event, StateChanged) and event.state in ("paused", "training"):
+            elif isinstance(event, messages.StateChanged) and event.state in ("paused", "training"):
                 # It may have paused by itself: after the last step of a Step, on a full disk.
                 self._paused, self._stopped = event.state == "paused", False
-            elif isinstance(event, Finished):
+            elif isinstance(event, messages.Finished):
                 self._paused = True
 
-    def _take_receipt(self, receipt: Receipt) -> None:
+    def _take_receipt(self, receipt: messages.Receipt) -> None:
         if receipt.done:
             self._begun.pop(receipt.number, None)
             return
@@ -127,30 +101,34 @@ class CommandReplay:
         if order is None:
             return
         self._begun[receipt.number] = order
-        if isinstance(order, Start):
+        if isinstance(order, messages.Start):
             self._started, self._pause_at = True, order.pause_at
-        if isinstance(order, (Start, Pause, Stop, Resume, Step)):
-            self._paused = isinstance(order, (Pause, Stop))
-            self._stopped = isinstance(order, Stop)
+        if isinstance(order, (messages.Start, messages.Pause, messages.Stop, messages.Resume, messages.Step)):
+            self._paused = isinstance(order, (messages.Pause, messages.Stop))
+            self._stopped = isinstance(order, messages.Stop)
 
-    def again(self) -> tuple[list[tuple[int, Command]], list[Event]]:
+    def again(self) -> tuple[list[tuple[int, messages.Command]], list[messages.Event]]:
         """Return the orders for a new process by number, and what to tell of those that cannot be obeyed.
 
         None has begun with anything then: it is to be told where the training was, and what still waits.
         """
         with self._lock:
-            told: list[Event] = [] if self._lowered is None else [self._lowered]
+            told: list[messages.Event] = [] if self._lowered is None else [self._lowered]
             self._lowered = None
-            if any(isinstance(order, Evaluate) for order in self._begun.values()):
-                told.append(Warned("The evaluation ended with the background process; ask for it again."))
-            orders: list[Command] = [Start(self._pause_at)] if self._started else []
+            if any(isinstance(order, messages.Evaluate) for order in self._begun.values()):
+                told.append(
+                    messages.Warned("The evaluation ended with the background process; ask for it again.")
+                )
+            orders: list[messages.Command] = [messages.Start(self._pause_at)] if self._started else []
             if self._started and self._paused:
-                orders.append(Stop() if self._stopped else Pause())
+                orders.append(messages.Stop() if self._stopped else messages.Pause())
             for order in self._waiting.values():
-                if isinstance(order, Save) and self._started:
-                    told.append(Warned("Not saved: the background process ended before it had begun to."))
-                elif isinstance(order, JobCommand) and order.job in self._unwanted:
-                    told.append(JobCancelled(order.job))
+                if isinstance(order, messages.Save) and self._started:
+                    told.append(
+                        messages.Warned("Not saved: the background process ended before it had begun to.")
+                    )
+                elif isinstance(order, messages.JobCommand) and order.job in self._unwanted:
+                    told.append(messages.JobCancelled(order.job))
                 else:
                     orders.append(order)
             numbered = [(next(self._numbers), order) for order in orders]
@@ -159,12 +137,14 @@ class CommandReplay:
             self._pause_at = None
             return [*((0, view) for view in self._views.values()), *numbered], told
 
-    def job_again(self, job: Job, checkpoint: Path | None, cause: Cause | None = None) -> Job:
+    def job_again(
+        self, job: messages.Job, checkpoint: Path | None, cause: Cause | None = None
+    ) -> messages.Job:
         """Return the job of the new process: from `checkpoint` on, with the live settings as they were.
 
         Where memory was the `cause`, fewer Gaussians are allowed than there were.
         """
-        if not isinstance(job, TrainJob):
+        if not isinstance(job, messages.TrainJob):
             return job
         with self._lock:
             if cause is not None and cause.kind == MEMORY:
@@ -172,7 +152,7 @@ class CommandReplay:
                 assert isinstance(limit, int), limit
                 limit = max(1, int(min(limit, self._num_gaussians or limit) * ROOM_LEFT))
                 self._settings[LIMIT] = limit
-                self._lowered = SettingChanged(cause.step, LIMIT, limit)
+                self._lowered = messages.SettingChanged(cause.step, LIMIT, limit)
             # What was set at a start is not told again: it holds as long as nobody changes it.
             settings = tuple({**dict(job.settings), **self._settings}.items())
         return replace(job, checkpoint=checkpoint, settings=settings, attempt=job.attempt + 1)

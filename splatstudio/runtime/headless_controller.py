@@ -20,27 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.files.run import Run
-from splatstudio.runtime import save_retries
+from splatstudio.runtime import messages, supervisor
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
-from splatstudio.runtime.messages import (
-    Close,
-    Command,
-    Event,
-    Finished,
-    Frame,
-    ReturnSlot,
-    Start,
-    Started,
-    StateChanged,
-    Stop,
-    TrainJob,
-    Warned,
-)
-from splatstudio.runtime.save_retries import SaveRetries
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
+from splatstudio.runtime.supervisor import SaveRetries
 from splatstudio.settings.config import to_json
 
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
@@ -54,7 +40,11 @@ class HeadlessController:
     """Starts the training, tells of it, lets in who has the token; `tell` is the terminal."""
 
     def __init__(
-        self, connection: Connection, slots: FrameSlots, job: TrainJob, tell: Callable[[Event], None]
+        self,
+        connection: Connection,
+        slots: FrameSlots,
+        job: messages.TrainJob,
+        tell: Callable[[messages.Event], None],
     ):
         self._connection = connection
         self._slots = slots
@@ -79,7 +69,7 @@ class HeadlessController:
         except OSError as error:
             if self._job.attempt == 0:
                 raise
-            self._tell(Warned(f"It cannot be steered for now, and tries again: {error}."))
+            self._tell(messages.Warned(f"It cannot be steered for now, and tries again: {error}."))
             threading.Thread(target=self._keep_trying, args=(at, store_at), daemon=True).start()
 
     def _keep_trying(self, at: Address | None, store_at: Address | None) -> None:
@@ -102,39 +92,41 @@ class HeadlessController:
             except OSError:
                 server.close()
                 raise
-        self._tell(Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}"))
+        self._tell(
+            messages.Warned(f"Watch and steer it with: splatstudio attach {address} --token {server.token}")
+        )
         self._server = server
 
     def follow(self) -> None:
         """Start the training, hand on what is told of it, and let all ranks leave at its end."""
-        self._send(Start())
+        self._send(messages.Start())
         retries = SaveRetries()
         while True:
             try:
-                event = decode(self._connection.recv_bytes(), Event)
+                event = decode(self._connection.recv_bytes(), messages.Event)
             except (EOFError, OSError):
                 return
-            if isinstance(event, Frame):
+            if isinstance(event, messages.Frame):
                 self._hand_on(event)
                 continue
             server = self._server
-            if server is not None and isinstance(event, Started):
+            if server is not None and isinstance(event, messages.Started):
                 self._keep(server.token)
             self.tell(event)
-            if isinstance(event, Finished):
-                self._send(Close())
-            elif isinstance(event, StateChanged):
+            if isinstance(event, messages.Finished):
+                self._send(messages.Close())
+            elif isinstance(event, messages.StateChanged):
                 self.unsaved = event.unsaved
-            if self.unsaved and isinstance(event, StateChanged):
-                time.sleep(save_retries.RETRY_SECONDS)
-                self._send(Stop() if retries.fail() else Close())
+            if self.unsaved and isinstance(event, messages.StateChanged):
+                time.sleep(supervisor.RETRY_SECONDS)
+                self._send(messages.Stop() if retries.fail() else messages.Close())
 
-    def _hand_on(self, frame: Frame) -> None:
+    def _hand_on(self, frame: messages.Frame) -> None:
         image = self._slots.view(frame.slot, frame.height, frame.width).copy()
-        self._send(ReturnSlot(frame.slot))
+        self._send(messages.ReturnSlot(frame.slot))
         self._hub.take_frame(frame, image)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: messages.Event) -> None:
         """Tell the terminal and who watches; also something beside the training, which may hang."""
         self._tell(event)
         self._hub.receive(event)
@@ -154,9 +146,11 @@ class HeadlessController:
         try:
             keep_token(self._job.run_dir, token)
         except OSError as error:
-            self._tell(Warned(f"After a restart it has another token, which cannot be kept: {error}."))
+            self._tell(
+                messages.Warned(f"After a restart it has another token, which cannot be kept: {error}.")
+            )
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: messages.Command) -> None:
         with self._sending:
             self._connection.send_bytes(encode_order(command))
 

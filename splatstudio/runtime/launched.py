@@ -7,7 +7,6 @@ must be one that all machines see.
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -21,12 +20,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
+from msgspec import Struct
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.distributed.rank_devices import settle_device
@@ -50,8 +51,7 @@ HUNG = 3  # the exit code of a rank that ends because of one that hangs
 log = logging.getLogger("splatstudio.runtime")
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """Which process a rank is; `insertion` tells it from a later one of the same number."""
 
     host: str
@@ -84,27 +84,13 @@ class Process:
             return False
 
 
-@dataclass(frozen=True)
-class RankWord:
+class RankWord(Struct, frozen=True):
     """What a rank tells of itself, and rank 0 of who is to be ended."""
 
     beat: Beat
     process: Process
     blamed: Process | None = None
     left: bool = False  # it ends, as it should
-
-    def encoded(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decoded(cls, text: bytes) -> RankWord:
-        """Return what `encoded` wrote; ValueError, KeyError or TypeError for what it did not."""
-        values = json.loads(text)
-        beat = Beat(**{**values["beat"], "phase": Phase(values["beat"]["phase"])})
-        blamed = values["blamed"]
-        process = Process(**values["process"])
-        return cls(beat, process, None if blamed is None else Process(**blamed), values["left"])
 
 
 class LaunchedWatch:
@@ -189,7 +175,7 @@ class LaunchedWatch:
         if store is not None:
             try:
                 told = RankWord(self._own.read(self._rank), self._process, self._blamed, left=True)
-                store.set(_key(self._rank), told.encoded())
+                store.set(_key(self._rank), msgspec.json.encode(told).decode())
             except RuntimeError as error:
                 log.info("the store has gone: %s", error)
 
@@ -197,7 +183,7 @@ class LaunchedWatch:
         """Tell of this rank and hear of the others; return False where the store does not answer."""
         try:
             told = RankWord(self._own.read(self._rank), self._process, self._blamed)
-            store.set(_key(self._rank), told.encoded())
+            store.set(_key(self._rank), msgspec.json.encode(told).decode())
             there = [rank for rank in self._watched if store.check([_key(rank)])]
             answers = store.multi_get([_key(rank) for rank in there]) if there else []
         except RuntimeError as error:
@@ -205,8 +191,8 @@ class LaunchedWatch:
             return False
         for rank, answer in zip(there, answers, strict=True):
             try:
-                heard = RankWord.decoded(answer)
-            except (ValueError, KeyError, TypeError):
+                heard = msgspec.json.decode(answer, type=RankWord)
+            except msgspec.MsgspecError:
                 if rank not in self._foreign:
                     log.warning("rank %d is not watched: it has another release of splatstudio", rank)
                 self._foreign.add(rank)

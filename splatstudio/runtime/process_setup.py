@@ -58,7 +58,7 @@ def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
 
 
 def hear_sigterm() -> None:
-    """Let SIGTERM reach this process, also one that came before: the fork server that made it is deaf to it."""
+    """Let SIGTERM reach this process, also one sent before: a server that is deaf to it has made it."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

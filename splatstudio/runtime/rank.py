@@ -28,38 +28,13 @@ from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.models.model import Model
+from splatstudio.runtime import messages
 from splatstudio.runtime.activity import Activity, Viewing, WorkerContext
 from splatstudio.runtime.channel.broadcast import Broadcast
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.mailbox import Mailbox, Outbox
 from splatstudio.runtime.heartbeat import Phase, Pulse
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Close,
-    Command,
-    DropView,
-    Event,
-    GatherViews,
-    Job,
-    JobCommand,
-    JobProgress,
-    Leave,
-    NextStep,
-    Progress,
-    RankCommand,
-    Receipt,
-    RenderPath,
-    ReturnSlot,
-    SetCap,
-    SetView,
-    Snapshot,
-    Start,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    Wait,
-)
 from splatstudio.runtime.process_setup import (
     TrainingPriority,
     end_within,
@@ -80,20 +55,20 @@ from splatstudio.training.session import EvaluationAbandoned
 ORPHAN_GRACE_SECONDS = 60.0  # for the last save after the studio has died
 LAST_SECONDS = 10  # whole ones, for a rank on a GPU to end after an error
 IDLE_SECONDS = 0.25  # between two looks after what goes on in the background
-FOR_ALL = (Start, UpdateSettings, SetCap)  # orders that every rank carries out
+FOR_ALL = (messages.Start, messages.UpdateSettings, messages.SetCap)  # orders that every rank carries out
 
 log = logging.getLogger("splatstudio.runtime")
 
-MakeActivity = Callable[[Job, WorkerContext], Activity]
+MakeActivity = Callable[[messages.Job, WorkerContext], Activity]
 Work = Callable[[], None]  # what another thread has the main thread do between two steps
 
 
-def activity_of(job: Job, context: WorkerContext) -> Activity:
+def activity_of(job: messages.Job, context: WorkerContext) -> Activity:
     """Return what a rank does of a job."""
-    return Training(job, context) if isinstance(job, TrainJob) else Viewing(job, context)
+    return Training(job, context) if isinstance(job, messages.TrainJob) else Viewing(job, context)
 
 
-def rank_main(spec: RankSpec, job: Job, pipe: RankPipe | None, make_activity: MakeActivity) -> None:
+def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_activity: MakeActivity) -> None:
     """Run one rank until it is told to leave; the process's entry point. `pipe`: to the client, on rank 0."""
     outlive_the_terminal(launched=spec.launched)
     os.environ.update(spec.environment)
@@ -108,7 +83,7 @@ def rank_main(spec: RankSpec, job: Job, pipe: RankPipe | None, make_activity: Ma
         settle_device(spec.devices.gpus[spec.rank], spec.devices.num_threads)
     rank = Rank(spec, job, pipe, make_activity)
     # Rank 0, which gets the same signals, decides for all that they leave.
-    leave_when_told(lambda: rank.post(Close()), launched=spec.launched)
+    leave_when_told(lambda: rank.post(messages.Close()), launched=spec.launched)
     # An error in any thread is an error of the rank.
     threading.excepthook = lambda arguments: rank.post(partial(_raise, arguments.exc_value))
     _watch_parent(rank.post)
@@ -137,12 +112,12 @@ def _raise(error: BaseException | None) -> None:
 class Rank:
     """The main thread of a rank: one training or one finished model, and the commands about it."""
 
-    def __init__(self, spec: RankSpec, job: Job, pipe: RankPipe | None, make_activity: MakeActivity):
+    def __init__(self, spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_activity: MakeActivity):
         self._spec = spec
         self._pulse = Pulse(spec.heartbeats, spec.rank)
         self._phase = Phase.STARTING
         self._broadcast: Broadcast | None = None
-        self._mailbox: Mailbox[tuple[int, Command] | Work] = Mailbox(name="commands")
+        self._mailbox: Mailbox[tuple[int, messages.Command] | Work] = Mailbox(name="commands")
         self._priority = TrainingPriority()
         self._client = None if pipe is None else _Client(self, pipe, several=spec.num_ranks > 1)
         context = WorkerContext(
@@ -170,14 +145,14 @@ class Rank:
         """Return whether there is a next step to train."""
         return self.activity.running
 
-    def post(self, message: Command | Work, number: int = 0) -> None:
+    def post(self, message: messages.Command | Work, number: int = 0) -> None:
         """Queue a command, or work for the main thread; on rank 0, from any thread and from signal handlers.
 
         On the others it has no effect: rank 0 tells them what to do.
         """
         if self._client is None:
             return
-        if not isinstance(message, Command):
+        if not isinstance(message, messages.Command):
             self._mailbox.put(message)
             return
         self._mailbox.put((number, message), setting_key(message))
@@ -201,7 +176,7 @@ class Rank:
         self._enter(Phase.OBEYING)  # a last save may be under way
         self.activity.close()
         if self._client is not None:
-            self.tell(Leave())
+            self.tell(messages.Leave())
 
     def _lead(self) -> None:
         """Take the client's commands one by one, and train between them."""
@@ -211,7 +186,7 @@ class Rank:
                 self._advance()
             elif isinstance(message, tuple):
                 number, command = message
-                if isinstance(command, Close):
+                if isinstance(command, messages.Close):
                     return
                 self._obey(number, command)
             else:
@@ -227,23 +202,23 @@ class Rank:
             # Rank 0 may be at something long that is its own: this rank waits, it does not hang.
             self._enter(Phase.WAITING)
             command = self._broadcast.receive(self.step)
-            if isinstance(command, Leave):
+            if isinstance(command, messages.Leave):
                 return
-            if isinstance(command, NextStep):
+            if isinstance(command, messages.NextStep):
                 self._enter(Phase.TRAINING)
                 self.activity.advance()
-            elif not isinstance(command, Wait):
-                self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
-                if isinstance(command, GatherViews):
+            elif not isinstance(command, messages.Wait):
+                self._enter(Phase.LOADING if isinstance(command, messages.Start) else Phase.OBEYING)
+                if isinstance(command, messages.GatherViews):
                     self._priority.yield_to_views()
                 self.activity.execute(command)
 
     def _advance(self) -> None:
-        self.tell(NextStep())
+        self.tell(messages.NextStep())
         self._enter(Phase.TRAINING)
         self.activity.advance()
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: messages.Command) -> None:
         """Tell the other ranks, where there are any, what all do next; for rank 0."""
         if self._broadcast is not None:
             self._broadcast.send(command, self.step)
@@ -259,7 +234,7 @@ class Rank:
             self._carry_on()
         else:
             self.activity.rescue(error)
-            self.tell(Leave())
+            self.tell(messages.Leave())
 
     def leave(self) -> None:
         """End the tasks, send what is left to send and stop the threads."""
@@ -274,23 +249,23 @@ class Rank:
         self._phase = phase
         self._pulse.move(phase, self.step)
 
-    def _obey(self, number: int, command: Command) -> None:
+    def _obey(self, number: int, command: messages.Command) -> None:
         client = self._client
-        assert client is not None and not isinstance(command, RankCommand), command
-        self._enter(Phase.LOADING if isinstance(command, Start) else Phase.OBEYING)
-        client.emit(Receipt(number, done=False))
-        if isinstance(command, JobCommand):
+        assert client is not None and not isinstance(command, messages.RankCommand), command
+        self._enter(Phase.LOADING if isinstance(command, messages.Start) else Phase.OBEYING)
+        client.emit(messages.Receipt(number, done=False))
+        if isinstance(command, messages.JobCommand):
             client.tasks.start(command, partial(self._model_for, command))
         else:
             if isinstance(command, FOR_ALL):
                 self.tell(command)
             self.activity.execute(command)
-        client.emit(Receipt(number, done=True))
+        client.emit(messages.Receipt(number, done=True))
 
-    def _model_for(self, command: JobCommand) -> Model | CopyDrawer | None:
+    def _model_for(self, command: messages.JobCommand) -> Model | CopyDrawer | None:
         """Return what a task works on: a model, or for pictures of one on several ranks what draws them."""
         views = self.activity.shared_views
-        if views is None or not isinstance(command, (RenderPath, Snapshot)):
+        if views is None or not isinstance(command, (messages.RenderPath, messages.Snapshot)):
             return self.activity.model_copy()
         return views.copy(command.job, self.post)
 
@@ -326,13 +301,13 @@ class Rank:
         where = f" as rank {self._spec.rank}" if self._spec.num_ranks > 1 else ""
         log.info("process %d trains here%s", os.getpid(), where)
 
-    def _next_message(self) -> tuple[int, Command] | Work | None:
+    def _next_message(self) -> tuple[int, messages.Command] | Work | None:
         """Return the next command; None when there is a step to train instead of waiting."""
         while True:
             message = self._mailbox.take()
             if message is not None or self.running:
                 return message
-            self.tell(Wait())
+            self.tell(messages.Wait())
             self.activity.idle()
             self._enter(Phase.WAITING)
             self._mailbox.wait(IDLE_SECONDS)
@@ -344,7 +319,7 @@ class _Client:
     def __init__(self, rank: Rank, pipe: RankPipe, *, several: bool):
         self._rank = rank
         self._connection = pipe.connection
-        self._outbox: Outbox[Event] = Outbox(
+        self._outbox: Outbox[messages.Event] = Outbox(
             lambda event: pipe.connection.send_bytes(encode(event)), "events"
         )
         slots = FrameSlots.attach(pipe.slots_file)
@@ -354,7 +329,7 @@ class _Client:
         self._views = ViewRenderer(slots, self.emit, lambda: rank.running, fetch)
         self.tasks = Tasks(self.emit, lambda: rank.running)
 
-    def heard_by(self, context: WorkerContext, tell: Callable[[Command], None]) -> WorkerContext:
+    def heard_by(self, context: WorkerContext, tell: Callable[[messages.Command], None]) -> WorkerContext:
         """Return the context of an activity whose news reach the client."""
         return replace(
             context,
@@ -368,12 +343,12 @@ class _Client:
         """Begin to receive."""
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: messages.Event) -> None:
         """Send an event; never waits."""
         key = None
-        if isinstance(event, Progress):
+        if isinstance(event, messages.Progress):
             key = ("progress", 0)
-        elif isinstance(event, JobProgress):
+        elif isinstance(event, messages.JobProgress):
             key = ("job", event.job)
         self._outbox.put(event, key)
 
@@ -390,16 +365,16 @@ class _Client:
             try:
                 number, command = decode_order(self._connection.recv_bytes())
             except (EOFError, OSError):
-                self._rank.post(Close())
+                self._rank.post(messages.Close())
                 return
-            if isinstance(command, SetView):
+            if isinstance(command, messages.SetView):
                 self._views.request(command)
                 self._rank.yield_to_views()
-            elif isinstance(command, DropView):
+            elif isinstance(command, messages.DropView):
                 self._views.drop(command.view)
-            elif isinstance(command, ReturnSlot):
+            elif isinstance(command, messages.ReturnSlot):
                 self._views.return_slot(command.slot)
-            elif isinstance(command, CancelJob):
+            elif isinstance(command, messages.CancelJob):
                 self.tasks.cancel(command.job)
             else:
                 self._rank.post(command, number)
@@ -421,27 +396,27 @@ class _Client:
             self._views.show(wanted, model)
 
 
-def setting_key(command: Command) -> object | None:
+def setting_key(command: messages.Command) -> object | None:
     """Return the key under which a newer change of the same settings replaces one that still waits."""
-    if isinstance(command, UpdateSettings):
+    if isinstance(command, messages.UpdateSettings):
         return ("settings", tuple(path for path, _ in command.values))
     return None
 
 
-def _cannot_wait(message: tuple[int, Command] | Work) -> bool:
+def _cannot_wait(message: tuple[int, messages.Command] | Work) -> bool:
     """Return whether a message breaks off a long task: Stop, Close, or an error of another thread."""
     if isinstance(message, tuple):
-        return isinstance(message[1], (Stop, Close))
+        return isinstance(message[1], (messages.Stop, messages.Close))
     return isinstance(message, partial) and message.func is _raise
 
 
-def _clear_up(spec: RankSpec, job: Job) -> None:
+def _clear_up(spec: RankSpec, job: messages.Job) -> None:
     """Remove the log from before there was a run, and for a studio that is gone what it cannot remove."""
     parent = multiprocessing.parent_process()
     orphan = parent is not None and not parent.is_alive()
     if orphan:
         shutil.rmtree(spec.folder, ignore_errors=True)
-    run_log = log_of(job.run_dir) if isinstance(job, TrainJob) else None
+    run_log = log_of(job.run_dir) if isinstance(job, messages.TrainJob) else None
     if spec.log_path in (None, run_log) or not (orphan or (run_log is not None and run_log.exists())):
         return
     try:
@@ -450,7 +425,7 @@ def _clear_up(spec: RankSpec, job: Job) -> None:
         log.info("%s stays: %s", spec.log_path, error)  # where what is open cannot be removed
 
 
-def _watch_parent(post: Callable[[Command], None]) -> None:
+def _watch_parent(post: Callable[[messages.Command], None]) -> None:
     """Save and leave when the parent dies, however it dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -459,7 +434,7 @@ def _watch_parent(post: Callable[[Command], None]) -> None:
     def watch() -> None:
         wait([parent.sentinel])
         log.warning("the studio is gone: saving and leaving")
-        post(Close())
+        post(messages.Close())
         timer = threading.Timer(ORPHAN_GRACE_SECONDS, os._exit, (1,))
         timer.daemon = True
         timer.start()

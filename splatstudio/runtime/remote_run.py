@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.sync.client import ClientConnection, connect
 
 from splatstudio.error_text import as_sentence, printable
+from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.channel.hub import HubClient
@@ -38,25 +39,6 @@ from splatstudio.runtime.channel.remote_server import (
     proof,
     same,
     shut,
-)
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Close,
-    Command,
-    DropView,
-    Event,
-    Failed,
-    Finished,
-    Frame,
-    Job,
-    JobCancelled,
-    JobCommand,
-    JobDone,
-    JobFailed,
-    JpegFrame,
-    SetView,
-    StateChanged,
-    Warned,
 )
 
 MAX_ANSWER = 1 << 26  # bytes of a message of the training, which has shown that it knows the token
@@ -80,17 +62,17 @@ class RemoteLine:
         self._connection = connection
         self.card = card
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Send a command; OSError where the line has broken."""
         try:
             self._connection.send(encode(command))
         except (ConnectionClosed, AssertionError) as error:  # the library's own, of a line that just closes
             raise ConnectionError(str(error)) from error
 
-    def receive(self) -> Event:
+    def receive(self) -> messages.Event:
         """Wait for the next event; OSError where the line has broken, ValueError for what is none."""
         try:
-            return decode(self._connection.recv(decode=False), Event)
+            return decode(self._connection.recv(decode=False), messages.Event)
         except ConnectionClosed as error:
             raise ConnectionError(str(error)) from error
 
@@ -199,7 +181,7 @@ class RemotePlan:
     line: RemoteLine
     dialled: Callable[[], RemoteLine]
 
-    def supervise(self, job: Job, log_path: Callable[[], Path], listener: HubClient) -> RemoteRun:
+    def supervise(self, job: messages.Job, log_path: Callable[[], Path], listener: HubClient) -> RemoteRun:
         """Return what stands between a training and `listener`; see `Supervisor`."""
         return RemoteRun(self, job, listener)
 
@@ -207,13 +189,15 @@ class RemotePlan:
 class RemoteRun:
     """What a Supervisor is to processes of this machine. Methods may be called from any thread."""
 
-    def __init__(self, plan: RemotePlan, job: Job, listener: HubClient):
+    def __init__(self, plan: RemotePlan, job: messages.Job, listener: HubClient):
         self.job = job
         self._plan = plan
         self._listener = listener
         self._line: RemoteLine | None = plan.line
         self._sending = threading.Lock()
-        self._views: dict[int, SetView] = {}  # the newest of each, for a training that was started again
+        self._views: dict[
+            int, messages.SetView
+        ] = {}  # the newest of each, for a training that was started again
         self._jobs: set[int] = set()
         self._left = threading.Event()
         self._finished = False
@@ -238,28 +222,30 @@ class RemoteRun:
         """Return None: orders that are given while the line is broken are not kept."""
         return None
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Give an order; Close only leaves, and the training goes on. What cannot arrive is told of."""
-        if isinstance(command, Close):
+        if isinstance(command, messages.Close):
             self.kill()
             return
         if type(command) not in REMOTE_COMMANDS:
             return  # Start: it has been started
         with self._sending:
-            if isinstance(command, SetView):
+            if isinstance(command, messages.SetView):
                 self._views[command.view] = command
-            elif isinstance(command, DropView):
+            elif isinstance(command, messages.DropView):
                 self._views.pop(command.view, None)
-            elif isinstance(command, JobCommand):
+            elif isinstance(command, messages.JobCommand):
                 self._jobs.add(command.job)
             sent = self._write(command)
-        if sent or isinstance(command, (SetView, DropView, CancelJob)):
+        if sent or isinstance(command, (messages.SetView, messages.DropView, messages.CancelJob)):
             return
-        if isinstance(command, JobCommand):
+        if isinstance(command, messages.JobCommand):
             self._end_jobs("There is no connection to the training; ask for it again when there is.")
         else:
             name = type(command).__name__
-            self._listener.receive(Warned(f"{name}: there is no connection to the training just now."))
+            self._listener.receive(
+                messages.Warned(f"{name}: there is no connection to the training just now.")
+            )
 
     def kill(self, *, quietly: bool = False) -> None:
         """Leave at once; the training goes on."""
@@ -276,7 +262,7 @@ class RemoteRun:
         if self.alive and threading.current_thread() is not self._thread:
             self._thread.join(min(timeout, DETACH_SECONDS))
 
-    def _write(self, command: Command) -> bool:
+    def _write(self, command: messages.Command) -> bool:
         if self._line is None:
             return False
         try:
@@ -299,18 +285,20 @@ class RemoteRun:
             self._end_jobs("The connection to the training broke before it was complete.")
             line = None if self._left.is_set() or self._finished else self._dial_again()
         if self._finished or self._left.is_set():
-            self._listener.receive(StateChanged("ended"))
+            self._listener.receive(messages.StateChanged("ended"))
 
     def _dial_again(self) -> RemoteLine | None:
         """Return another line to the training; None where this side has left, or has given up."""
-        self._listener.receive(StateChanged("restarting"))
-        self._listener.receive(Warned("The connection to the training broke; it is tried again."))
+        self._listener.receive(messages.StateChanged("restarting"))
+        self._listener.receive(messages.Warned("The connection to the training broke; it is tried again."))
         try:
             line = dial_again(self._plan.dialled, self._left)
         except ValueError as error:
             if not self._left.is_set():
                 why = as_sentence(str(error))
-                self._listener.receive(Failed(f"{why} What it has saved is in its run folder.", 0, None, why))
+                self._listener.receive(
+                    messages.Failed(f"{why} What it has saved is in its run folder.", 0, None, why)
+                )
             return None
         with self._sending:
             if self._left.is_set():
@@ -325,20 +313,20 @@ class RemoteRun:
         """Hand on what is told until the line breaks; OSError or ValueError then."""
         while True:
             event = line.receive()
-            if isinstance(event, JpegFrame):
+            if isinstance(event, messages.JpegFrame):
                 self._take_picture(event)
                 continue
-            if isinstance(event, Frame):
+            if isinstance(event, messages.Frame):
                 raise ValueError("a frame comes with its picture")
-            if isinstance(event, (JobDone, JobFailed, JobCancelled)):
+            if isinstance(event, (messages.JobDone, messages.JobFailed, messages.JobCancelled)):
                 with self._sending:
                     self._jobs.discard(event.job)
-            elif isinstance(event, (Finished, StateChanged)):
+            elif isinstance(event, (messages.Finished, messages.StateChanged)):
                 # A launched training leaves at its end; until then a broken line is a broken line.
-                self._finished = isinstance(event, Finished) or event.state == "finished"
+                self._finished = isinstance(event, messages.Finished) or event.state == "finished"
             self._listener.receive(event)
 
-    def _take_picture(self, picture: JpegFrame) -> None:
+    def _take_picture(self, picture: messages.JpegFrame) -> None:
         frame = picture.frame
         # Known before it is unpacked: a few bytes can stand for gigabytes.
         height, width, *_ = simplejpeg.decode_jpeg_header(picture.jpeg)
@@ -350,4 +338,4 @@ class RemoteRun:
         with self._sending:
             jobs, self._jobs = self._jobs, set()
         for job in sorted(jobs):
-            self._listener.receive(JobFailed(job, sentence))
+            self._listener.receive(messages.JobFailed(job, sentence))

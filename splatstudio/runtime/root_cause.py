@@ -6,13 +6,15 @@ errors of their own about the connection, so that who told first is not who is t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from splatstudio.distributed.failures import is_out_of_memory
 from splatstudio.error_text import essence
@@ -37,8 +39,7 @@ PEER_SIGNS = (
 NCCL_MEMORY = ("out of memory", "cuda calloc", "cuda malloc")
 
 
-@dataclass(frozen=True)
-class ErrorReport:
+class ErrorReport(Struct, frozen=True):
     """What a rank wrote of the exception that ended it."""
 
     rank: int
@@ -115,7 +116,7 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
     partial = folder / f".error-{rank}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        partial.write_text(json.dumps(asdict(report)))
+        partial.write_bytes(msgspec.json.encode(report))
         os.replace(partial, folder / f"error-{rank}.json")
     except OSError as problem:
         log.error("no word of this error could be left: %s", problem)
@@ -124,8 +125,8 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
 def read_report(folder: Path, rank: int) -> ErrorReport | None:
     """Return what `rank` wrote, None when it could not."""
     try:
-        return ErrorReport(**json.loads((folder / f"error-{rank}.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode((folder / f"error-{rank}.json").read_bytes(), type=ErrorReport)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 

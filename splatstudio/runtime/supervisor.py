@@ -24,37 +24,12 @@ import numpy as np
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.durable import remove_partial
+from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
 from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.command_replay import CommandReplay
 from splatstudio.runtime.heartbeat import Limits, Silence, SilenceWatch
-from splatstudio.runtime.messages import (
-    Close,
-    Command,
-    DropView,
-    Event,
-    Failed,
-    Finished,
-    Frame,
-    Job,
-    JobCancelled,
-    JobCommand,
-    JobDone,
-    JobFailed,
-    ModelLoaded,
-    PausesAt,
-    Progress,
-    Receipt,
-    ReturnSlot,
-    Saved,
-    SetView,
-    Started,
-    State,
-    StateChanged,
-    TrainJob,
-    Warned,
-)
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.rank import activity_of, rank_main, setting_key
 from splatstudio.runtime.rank_group import RankGroup, RankMain
@@ -62,6 +37,41 @@ from splatstudio.runtime.remote_run import RemotePlan
 from splatstudio.runtime.root_cause import Cause, root_cause
 from splatstudio.runtime.sentences import failure_sentence, loss_of_view_sentence, restart_sentence
 from splatstudio.runtime.tasks import output_of
+
+# A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
+RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
+
+
+class SaveRetries:
+    """Counts the saves that found no room, and says when the next one is due; for one thread."""
+
+    def __init__(self) -> None:
+        """Begin without any that has failed."""
+        self.num_failed = 0
+        self._due_at: float | None = None
+
+    def fail(self) -> bool:
+        """Note that a save found no room; return whether another one shall be tried."""
+        self.num_failed += 1
+        if self.num_failed > RETRY_MINUTES * 60 / RETRY_SECONDS:
+            self._due_at = None
+            return False
+        self._due_at = time.monotonic() + RETRY_SECONDS
+        return True
+
+    def take_due(self) -> bool:
+        """Say whether to save again now; it is said once after each that failed."""
+        due = self._due_at is not None and time.monotonic() >= self._due_at
+        if due:
+            self._due_at = None
+        return due
+
+
+def retry_sentence(*, told: bool) -> str:
+    """Return what happens while the disk is full; `told`: Ctrl-C was pressed once already."""
+    how = "Ctrl-C again ends" if told else "Ctrl-C tries at once, and again ends"
+    return f"It is tried again every {RETRY_SECONDS:g} s for {RETRY_MINUTES} minutes ({how} without it)."
+
 
 WATCH_SECONDS = 0.25  # between two looks at the heartbeats
 MAX_RESTARTS = 3
@@ -81,7 +91,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     devices: RankDevices | None = None  # one a rank; None: the fastest that there is
 
-    def supervise(self, job: Job, log_path: Callable[[], Path], listener: HubClient) -> Supervisor:
+    def supervise(self, job: messages.Job, log_path: Callable[[], Path], listener: HubClient) -> Supervisor:
         """Return what will run `job` for `listener`."""
         return Supervisor(self, job, log_path, listener)
 
@@ -126,19 +136,19 @@ class OpenJobs:
         self._outputs: dict[int, Path] = {}
         self._lock = threading.Lock()
 
-    def sent(self, command: Command) -> None:
+    def sent(self, command: messages.Command) -> None:
         """Note an order that goes to the worker."""
-        if isinstance(command, JobCommand):
+        if isinstance(command, messages.JobCommand):
             with self._lock:
                 self._outputs[command.job] = output_of(command)
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: messages.Event) -> None:
         """Note an event that has come from the worker."""
-        if isinstance(event, (JobDone, JobCancelled, JobFailed)):
+        if isinstance(event, (messages.JobDone, messages.JobCancelled, messages.JobFailed)):
             with self._lock:
                 self._outputs.pop(event.job, None)
 
-    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[JobFailed]:
+    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[messages.JobFailed]:
         """Remove what the dead process `pid` left half-written; return an end for each of its jobs.
 
         Those that are `waiting`, for another process, go on doing so.
@@ -146,7 +156,7 @@ class OpenJobs:
         with self._lock:
             left = {job: output for job, output in self._outputs.items() if job not in waiting}
             self._outputs = {job: output for job, output in self._outputs.items() if job in waiting}
-        failed: list[JobFailed] = []
+        failed: list[messages.JobFailed] = []
         for job, output in left.items():
             remains = "nothing of it was kept"
             try:
@@ -156,14 +166,14 @@ class OpenJobs:
             sentence = (
                 f"The background process ended before {output} was complete; {remains}. Start it again."
             )
-            failed.append(JobFailed(job, sentence))
+            failed.append(messages.JobFailed(job, sentence))
         return failed
 
 
 class Supervisor:
     """The groups of processes of one job, one after the other, until it ends for good."""
 
-    def __init__(self, plan: Plan, job: Job, log_path: Callable[[], Path], listener: HubClient):
+    def __init__(self, plan: Plan, job: messages.Job, log_path: Callable[[], Path], listener: HubClient):
         self.job = job
         self._plan = plan
         self._log_path = log_path
@@ -207,7 +217,7 @@ class Supervisor:
         """Return whether the training will stand still once all is obeyed; None: it was not told to start."""
         return self._replay.paused if self._replay.started else None
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Give an order; never waits.
 
         One that a process dies before obeying is for the next process; after the end none has an effect.
@@ -217,13 +227,13 @@ class Supervisor:
             if not ended:
                 number = self._replay.sent(command)
                 self._jobs.sent(command)
-                if isinstance(command, Close):
+                if isinstance(command, messages.Close):
                     self._closing = True
-                if not isinstance(command, (ReturnSlot, DropView)):
+                if not isinstance(command, (messages.ReturnSlot, messages.DropView)):
                     self._num_sent += 1
                 self._outbox.put((number, command), _key(command))
-        if ended and isinstance(command, JobCommand):
-            self._listener.receive(JobFailed(command.job, "The background process has ended."))
+        if ended and isinstance(command, messages.JobCommand):
+            self._listener.receive(messages.JobFailed(command.job, "The background process has ended."))
 
     def kill(self, *, quietly: bool = False) -> None:
         """End the ranks at once; `quietly` where nothing is lost by it, so that nothing failed."""
@@ -260,20 +270,20 @@ class Supervisor:
         self._over.set()
         self._outbox.close()
 
-    def _last_words(self, cause: Cause, clean: bool) -> list[Event]:
+    def _last_words(self, cause: Cause, clean: bool) -> list[messages.Event]:
         """Return how it ended for good, after the end of a group; nothing when another one goes on."""
         if self._closing and (clean or self._quiet):
-            return [StateChanged("ended")]
+            return [messages.StateChanged("ended")]
         if self._finished:
             # The training had its last word; only the view of its result is gone.
-            return [Warned(loss_of_view_sentence(cause, self.job)), StateChanged("ended")]
+            return [messages.Warned(loss_of_view_sentence(cause, self.job)), messages.StateChanged("ended")]
         # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
         refusal = "" if clean or self._closing else self._policy.refusal(cause)
         if refusal is None and self._restart(cause):
             return []
         why = " ".join(filter(None, (cause.sentence, refusal)))
         sentence = failure_sentence(why, self.job)
-        return [Failed(sentence, cause.step, self._log_path(), why, cause.final)]
+        return [messages.Failed(sentence, cause.step, self._log_path(), why, cause.final)]
 
     def _end_jobs(self, pid: int, waiting: Container[int]) -> None:
         for failed in self._jobs.abandon(pid, waiting):
@@ -283,21 +293,21 @@ class Supervisor:
         """Hand on the events of a group until one of its ranks has ended."""
         while group.wait():
             try:
-                event = decode(group.connection.recv_bytes(), Event)
+                event = decode(group.connection.recv_bytes(), messages.Event)
             except (EOFError, OSError):
                 return
-            if isinstance(event, Frame):
+            if isinstance(event, messages.Frame):
                 image = group.slots.view(event.slot, event.height, event.width).copy()
-                self.send(ReturnSlot(event.slot))
+                self.send(messages.ReturnSlot(event.slot))
                 self._listener.take_frame(event, image)
                 continue
             self._jobs.heard(event)
             self._replay.heard(event)
-            if isinstance(event, (Receipt, PausesAt)):
+            if isinstance(event, (messages.Receipt, messages.PausesAt)):
                 continue  # for the replay alone
-            if isinstance(event, (Started, Finished)):
-                self._finished = isinstance(event, Finished)
-            if event == StateChanged("ready") and self._restarting and self._replay.started:
+            if isinstance(event, (messages.Started, messages.Finished)):
+                self._finished = isinstance(event, messages.Finished)
+            if event == messages.StateChanged("ready") and self._restarting and self._replay.started:
                 continue  # it was told to start already
             self._restarting = False
             self._listener.receive(event)
@@ -305,8 +315,8 @@ class Supervisor:
     def _restart(self, cause: Cause) -> bool:
         """Put another group in the place of one that died; return False where that is not possible."""
         self._restarting = True
-        self._listener.receive(StateChanged("restarting"))
-        checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, TrainJob) else None
+        self._listener.receive(messages.StateChanged("restarting"))
+        checkpoint = newest_checkpoint(self.job.run_dir) if isinstance(self.job, messages.TrainJob) else None
         replay = self._replay
         self.job = replay.job_again(self.job, checkpoint, cause)
         try:
@@ -327,11 +337,11 @@ class Supervisor:
             )
             group.start()
         except OSError as error:
-            self._listener.receive(Warned(f"It could not be started again: {error}."))
+            self._listener.receive(messages.Warned(f"It could not be started again: {error}."))
             return False
         if self._killed:
             group.kill()
-        for event in (Warned(sentence), *told):
+        for event in (messages.Warned(sentence), *told):
             self._jobs.heard(event)
             self._listener.receive(event)
         return True
@@ -364,22 +374,22 @@ class Supervisor:
         return not busy or group.stopped(silence.rank)
 
 
-def _orders_to(group: RankGroup) -> Outbox[tuple[int, Command]]:
+def _orders_to(group: RankGroup) -> Outbox[tuple[int, messages.Command]]:
     connection = group.connection
     return Outbox(lambda order: connection.send_bytes(encode_order(order[1], order[0])), "orders")
 
 
-def _key(command: Command) -> object | None:
+def _key(command: messages.Command) -> object | None:
     """Return the key under which a newer order replaces one that still waits, None where both count."""
-    return ("view", command.view) if isinstance(command, SetView) else setting_key(command)
+    return ("view", command.view) if isinstance(command, messages.SetView) else setting_key(command)
 
 
 ONE_RANK = Plan(rank_main, activity_of)
 
 
-def plan_for(job: Job, devices: RankDevices) -> Plan:
+def plan_for(job: messages.Job, devices: RankDevices) -> Plan:
     """Return how a job is done on some devices: a training by one rank on each, all else by one."""
-    devices = devices if isinstance(job, TrainJob) else devices.alone()
+    devices = devices if isinstance(job, messages.TrainJob) else devices.alone()
     return Plan(rank_main, activity_of, devices.num_ranks, devices=devices)
 
 
@@ -387,7 +397,7 @@ def plan_for(job: Job, devices: RankDevices) -> Plan:
 class ReceivedFrame:
     """A frame and its image, [height, width, 3] uint8, which belongs to the receiver."""
 
-    frame: Frame
+    frame: messages.Frame
     image: np.ndarray
 
 
@@ -399,8 +409,8 @@ class WorkerClient:
     supervisor's, in order, and kept for `poll`.
     """
 
-    def __init__(self, job: Job, plan: Plan | RemotePlan = ONE_RANK):
-        self.state: State = "starting"
+    def __init__(self, job: messages.Job, plan: Plan | RemotePlan = ONE_RANK):
+        self.state: messages.State = "starting"
         self.step = 0
         # The run's folder is made when the training starts; what is printed before goes here.
         descriptor, name = tempfile.mkstemp(prefix="splatstudio-", suffix=".log")
@@ -408,12 +418,12 @@ class WorkerClient:
         self._first_log = Path(name)
         # Also where nobody closes this, as when the studio ends by an error.
         weakref.finalize(self, _remove_empty, self._first_log)
-        self._run_log = log_of(job.run_dir) if isinstance(job, TrainJob) else None
-        self._events: deque[Event] = deque(maxlen=10_000)
+        self._run_log = log_of(job.run_dir) if isinstance(job, messages.TrainJob) else None
+        self._events: deque[messages.Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
         self._views: set[int] = set()  # that somebody has asked for and not dropped
         self._changed = threading.Condition()
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: list[Callable[[messages.Event], None]] = []
         hub = Hub(lambda command: self._supervisor.send(command))
         self._supervisor = plan.supervise(job, lambda: self.log_path, hub)
         self._place = hub.connect(self)
@@ -424,7 +434,7 @@ class WorkerClient:
         return self
 
     @property
-    def job(self) -> Job:
+    def job(self) -> messages.Job:
         """Return the job; after a restart it begins at the checkpoint that was the newest then."""
         return self._supervisor.job
 
@@ -459,18 +469,18 @@ class WorkerClient:
         """
         return self._supervisor.will_pause
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""
-        if isinstance(command, SetView):
+        if isinstance(command, messages.SetView):
             with self._changed:
                 self._views.add(command.view)
         self._place.send(command)
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> None:
+    def subscribe(self, subscriber: Callable[[messages.Event], None]) -> None:
         """Call `subscriber` with every event from now on; it must return quickly."""
         self._subscribers.append(subscriber)
 
-    def poll(self, timeout: float = 0.0) -> list[Event]:
+    def poll(self, timeout: float = 0.0) -> list[messages.Event]:
         """Return the events since the last poll, waiting up to `timeout` seconds for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._events, timeout)
@@ -491,7 +501,7 @@ class WorkerClient:
 
     def drop_view(self, view: int) -> None:
         """Forget a view here and in the worker."""
-        self.send(DropView(view))
+        self.send(messages.DropView(view))
         with self._changed:
             self._views.discard(view)
             self._frames.pop(view, None)
@@ -499,7 +509,7 @@ class WorkerClient:
     def close(self, timeout: float = 60.0) -> None:
         """Let the worker save and leave; kill it after `timeout` seconds, a few where nothing is unsaved."""
         unsaved = self.state in ("training", "paused")
-        self.send(Close())
+        self.send(messages.Close())
         self._supervisor.join(timeout if unsaved else min(timeout, LOADING_PATIENCE_SECONDS))
         if self.alive:
             self._supervisor.kill(quietly=not unsaved)
@@ -519,20 +529,23 @@ class WorkerClient:
         if not self.alive and not (told_of and self._first_log.exists() and self._first_log.stat().st_size):
             self._first_log.unlink(missing_ok=True)
 
-    def take_frame(self, frame: Frame, image: np.ndarray) -> None:
+    def take_frame(self, frame: messages.Frame, image: np.ndarray) -> None:
         """Keep the newest frame of each view; for the hub."""
         with self._changed:
             if frame.view in self._views:  # or nobody looks any more
                 self._frames[frame.view] = ReceivedFrame(frame, image)
                 self._changed.notify_all()
 
-    def receive(self, event: Event) -> None:
+    def receive(self, event: messages.Event) -> None:
         """Follow an event and hand it out; for the hub."""
-        if isinstance(event, StateChanged):
+        if isinstance(event, messages.StateChanged):
             self.state = event.state
-        elif isinstance(event, (Progress, Started, ModelLoaded, Saved, Finished)):
+        elif isinstance(
+            event,
+            (messages.Progress, messages.Started, messages.ModelLoaded, messages.Saved, messages.Finished),
+        ):
             self.step = event.step or 0
-        elif isinstance(event, Failed):
+        elif isinstance(event, messages.Failed):
             self.state, self.step = "failed", event.step
         with self._changed:
             self._events.append(event)

@@ -26,40 +26,8 @@ from splatstudio.files.run import Run
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.rendering.sharded_view import gathered
+from splatstudio.runtime import messages
 from splatstudio.runtime.activity import WorkerContext
-from splatstudio.runtime.messages import (
-    Command,
-    DrawCopy,
-    DropCopy,
-    Evaluate,
-    EvaluateShare,
-    Finished,
-    GatherModel,
-    GatherViews,
-    KeepCopy,
-    Pause,
-    PausesAt,
-    RankCommand,
-    RankFigures,
-    RanksReport,
-    Resume,
-    Save,
-    Saved,
-    SendFigures,
-    SetCap,
-    SettingChanged,
-    SettingValue,
-    Start,
-    State,
-    StateChanged,
-    Step,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    ViewRequest,
-    Warned,
-    WritePart,
-)
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.shared_views import SharedViews
 from splatstudio.runtime.training_news import TrainingNews, model_loaded, note_on_scores
@@ -82,7 +50,7 @@ log = logging.getLogger("splatstudio.runtime")
 class Training:
     """The Trainer of a TrainJob on one rank, and on rank 0 the Session of its run."""
 
-    def __init__(self, job: TrainJob, context: WorkerContext):
+    def __init__(self, job: messages.TrainJob, context: WorkerContext):
         self._job = job
         self._context = context
         self._emit = context.emit
@@ -92,7 +60,7 @@ class Training:
         self._views: SharedViews | None = None
         self._figures: RankTimes | None = None
         self._saver: CheckpointSaver | None = None  # of a rank beside 0: the session has that of rank 0
-        self._state: State = "ready"
+        self._state: messages.State = "ready"
         self._pause_at: int | None = None  # the step after which to pause, where one was given
         self._news = TrainingNews(context.emit)
         self._report_due = 0.0
@@ -100,7 +68,7 @@ class Training:
 
     def begin(self) -> None:
         """Say that the worker is there; training waits for Start."""
-        self._emit(StateChanged("ready"))
+        self._emit(messages.StateChanged("ready"))
 
     @property
     def running(self) -> bool:
@@ -117,19 +85,19 @@ class Training:
         """Return what draws pictures of a model that lies on several ranks; None before the start."""
         return self._views
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: messages.Command) -> None:
         """Carry out an order, or this rank's part of what rank 0 has all ranks do.
 
         What cannot be done now rank 0 answers with a Warned.
         """
-        if isinstance(command, Start):
+        if isinstance(command, messages.Start):
             self._start(command)
-        elif isinstance(command, RankCommand):
+        elif isinstance(command, messages.RankCommand):
             self._join_run()
             _RANK_COMMANDS[type(command)](self, command)
         elif self._trainer is None:
-            self._emit(Warned("The training has not started yet; press Start first."))
-        elif isinstance(command, (UpdateSettings, SetCap)):
+            self._emit(messages.Warned("The training has not started yet; press Start first."))
+        elif isinstance(command, (messages.UpdateSettings, messages.SetCap)):
             self._change_settings(command)
         else:
             assert self._session is not None, "rank 0 obeys"
@@ -152,13 +120,13 @@ class Training:
         self._figures.count(advance.stats.seconds)
         self._report()
         if advance.stats.problem is not None:
-            self._emit(Warned(advance.stats.problem))
+            self._emit(messages.Warned(advance.stats.problem))
         self._show()
         self._news.advanced(self._session, advance)
         if self._session.finished or (advance.flat is not None and advance.flat.stops):
             self._finish(self._session)
         elif self._pause_at is not None and self.step >= self._pause_at:
-            self._pause(self._session, Pause())
+            self._pause(self._session, messages.Pause())
 
     def idle(self) -> None:
         """Tell of a save that was under way when the steps ended."""
@@ -194,13 +162,13 @@ class Training:
             log.exception("the model could not be saved")
             return
         if saved is not None:
-            self._emit(Saved(self._session.trainer.step, saved))
+            self._emit(messages.Saved(self._session.trainer.step, saved))
 
     # ---- the start, on every rank
 
-    def _start(self, command: Start) -> None:
+    def _start(self, command: messages.Start) -> None:
         if self._trainer is not None:
-            self._emit(Warned("The training has started already."))
+            self._emit(messages.Warned("The training has started already."))
             return
         self._change_state("loading")
         ranks = self._context.ranks()
@@ -214,7 +182,7 @@ class Training:
         else:
             self._begin_session(trainer, command)
 
-    def _begin_session(self, trainer: Trainer, command: Start) -> None:
+    def _begin_session(self, trainer: Trainer, command: messages.Start) -> None:
         """Open the run's folder, tell of it, and train; for rank 0."""
         run = self._first_run() if self._job.checkpoint is None else Run.open(self._job.run_dir)
         self._context.log_into(log_of(run.path))
@@ -232,7 +200,7 @@ class Training:
             log.info("ranks send each other colours and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
         for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer))):
-            self._emit(Warned(warning))
+            self._emit(messages.Warned(warning))
         self._show()
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
         self._news.begun(session)
@@ -244,7 +212,7 @@ class Training:
         self._news.offer(session)
         self._run(session, command.pause_at)
         if command.pause_at is not None and self.step >= command.pause_at:
-            self._pause(session, Pause())
+            self._pause(session, messages.Pause())
 
     def _first_run(self) -> Run:
         """Return the folder of a training from the start: a new one, or that of a process that died in it."""
@@ -268,22 +236,22 @@ class Training:
     # ---- what all ranks do together beside the steps
 
     def _announce_save(self, staging: Path) -> None:
-        self._context.tell(WritePart(staging.resolve()))
+        self._context.tell(messages.WritePart(staging.resolve()))
 
-    def _write_part(self, command: WritePart) -> None:
+    def _write_part(self, command: messages.WritePart) -> None:
         assert self._saver is not None and self._trainer is not None
         self._saver.write_part(command.staging, self._trainer.checkpoint())
 
     def _evaluate_together(self, on_image: OnImage) -> Evaluation:
         """Evaluate the model on the test photographs, of which each rank takes its share; for rank 0."""
         assert self._trainer is not None
-        self._context.tell(EvaluateShare())
+        self._context.tell(messages.EvaluateShare())
         try:
             return evaluate_training(self._trainer, on_image)
         except AbandonedElsewhere:
             raise ValueError("another rank could not compare a photograph; the log says why") from None
 
-    def _evaluate_share(self, command: EvaluateShare) -> None:
+    def _evaluate_share(self, command: messages.EvaluateShare) -> None:
         """Take part in an evaluation; rank 0 knows what became of it, and tells."""
         assert self._trainer is not None
         try:
@@ -303,15 +271,15 @@ class Training:
         if self._views is None or time.monotonic() < self._report_due:
             return
         self._report_due = time.monotonic() + REPORT_SECONDS
-        self._context.tell(SendFigures())
-        self._emit(RanksReport(self.step, self._gather_figures(SendFigures())))
+        self._context.tell(messages.SendFigures())
+        self._emit(messages.RanksReport(self.step, self._gather_figures(messages.SendFigures())))
 
-    def _gather_figures(self, command: SendFigures) -> tuple[RankFigures, ...]:
+    def _gather_figures(self, command: messages.SendFigures) -> tuple[messages.RankFigures, ...]:
         assert self._trainer is not None and self._figures is not None
         own = self._figures.take(len(self._trainer.live_gaussians))
         message = [own.num_gaussians, own.step_seconds, own.wait_seconds, socket.gethostname()]
         answers = self._context.ranks().all_gather_bytes(json.dumps(message).encode())
-        return tuple(RankFigures(rank, *json.loads(answer)) for rank, answer in enumerate(answers))
+        return tuple(messages.RankFigures(rank, *json.loads(answer)) for rank, answer in enumerate(answers))
 
     def _whole_model(self) -> Gaussians:
         """Return the model: of one process the tensors that are trained, else a copy on the CPU; for rank 0.
@@ -321,19 +289,19 @@ class Training:
         assert self._trainer is not None
         if self._views is None:
             return self._trainer.gaussians
-        self._context.tell(GatherModel())
+        self._context.tell(messages.GatherModel())
         model = gathered(self._context.ranks(), self._trainer.gaussians)
         assert model is not None, "this is rank 0"
         return model
 
-    def _send_model(self, command: GatherModel) -> None:
+    def _send_model(self, command: messages.GatherModel) -> None:
         assert self._trainer is not None
         try:
             gathered(self._context.ranks(), self._trainer.gaussians)
         except OutOfMemory as error:
             log.warning("no copy of the model was made: %s", error)  # rank 0 tells who asked for it
 
-    def _share_view(self, command: Command) -> None:
+    def _share_view(self, command: messages.Command) -> None:
         assert self._views is not None
         self._views.execute(command)
 
@@ -349,10 +317,10 @@ class Training:
             gaussians = gaussians.map(Tensor.clone)
         return replace(self._model(trainer), gaussians=gaussians)
 
-    def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
+    def gather_views(self, requests: Sequence[messages.ViewRequest]) -> list[ShownModel]:
         """Return what each request shows of the model, of which each rank has a part."""
         assert self._views is not None, "nothing was published to look at"
-        self._context.tell(GatherViews(tuple(requests)))
+        self._context.tell(messages.GatherViews(tuple(requests)))
         return self._views.gather(requests)
 
     def _model(self, trainer: Trainer) -> Model:
@@ -369,9 +337,9 @@ class Training:
 
     # ---- the user's orders
 
-    def _change_state(self, state: State, *, unsaved: bool = False) -> None:
+    def _change_state(self, state: messages.State, *, unsaved: bool = False) -> None:
         self._state = state
-        self._emit(StateChanged(state, unsaved))
+        self._emit(messages.StateChanged(state, unsaved))
 
     def _run(self, session: Session, pause_at: int | None = None) -> None:
         self._pause_after(pause_at)
@@ -381,23 +349,25 @@ class Training:
     def _pause_after(self, step: int | None) -> None:
         if step != self._pause_at:
             self._pause_at = step
-            self._emit(PausesAt(step))
+            self._emit(messages.PausesAt(step))
 
-    def _pause(self, session: Session, command: Pause) -> None:
+    def _pause(self, session: Session, command: messages.Pause) -> None:
         if self.running:
             self._news.stands_still(session.trainer)
             session.rest()
             self._change_state("paused")
 
-    def _resume(self, session: Session, command: Resume) -> None:
+    def _resume(self, session: Session, command: messages.Resume) -> None:
         if self.running:
             self._pause_after(None)
         else:
             self._go_on(session, None)
 
-    def _step(self, session: Session, command: Step) -> None:
+    def _step(self, session: Session, command: messages.Step) -> None:
         if not command.count >= 1:
-            self._emit(Warned(f"The number of steps to train must be at least 1, not {command.count}."))
+            self._emit(
+                messages.Warned(f"The number of steps to train must be at least 1, not {command.count}.")
+            )
         elif self.running:
             self._pause_after(session.trainer.step + command.count)
         else:
@@ -409,13 +379,13 @@ class Training:
             return
         if session.finished:
             steps = session.trainer.config.steps
-            self._emit(Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
+            self._emit(messages.Warned(f"All {steps:,} steps are done; raise the number of steps to go on."))
             return
         if self._state == "finished":
             self._news.begun(session)
         self._run(session, pause_at)
 
-    def _stop(self, session: Session, command: Stop) -> None:
+    def _stop(self, session: Session, command: messages.Stop) -> None:
         if self._state in ("training", "paused"):
             self._finish(session)
 
@@ -429,60 +399,62 @@ class Training:
         try:
             saved = session.save_if_needed()
         except OSError as error:
-            self._emit(Warned(f"Not saved: {error}{otherwise}"))
+            self._emit(messages.Warned(f"Not saved: {error}{otherwise}"))
             self._change_state("paused", unsaved=True)
             return
         settled = session.settle()  # a save of an earlier step that was still under way
         self._news.saved(settled.saved, settled.problem)
         if saved is not None:
-            self._emit(Saved(session.trainer.step, saved))
+            self._emit(messages.Saved(session.trainer.step, saved))
         self._change_state("finished")
-        self._emit(Finished(session.trainer.step, session.finished, saved or session.saved))
+        self._emit(messages.Finished(session.trainer.step, session.finished, saved or session.saved))
 
-    def _change_settings(self, command: UpdateSettings | SetCap) -> None:
+    def _change_settings(self, command: messages.UpdateSettings | messages.SetCap) -> None:
         """Change settings on this rank; rank 0 tells."""
-        if isinstance(command, SetCap):
+        if isinstance(command, messages.SetCap):
             self._set("densify.max_gaussians", command.max_gaussians)
             return
         for path, value in command.values:
             self._set(path, value)
 
-    def _set(self, path: str, value: SettingValue) -> None:
+    def _set(self, path: str, value: messages.SettingValue) -> None:
         assert self._trainer is not None
         step, session = self._trainer.step, self._session
         try:
             self._trainer.update_setting(path, value)
         except ValueError as error:
-            self._emit(Warned(f"Not changed: {error}"))
+            self._emit(messages.Warned(f"Not changed: {error}"))
             return
-        self._emit(SettingChanged(step, path, value))
+        self._emit(messages.SettingChanged(step, path, value))
         if session is None:
             return
         try:
             session.note_setting(path, value)
         except OSError as error:
-            self._emit(Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
+            self._emit(messages.Warned(f"Changed, but not noted in metrics.jsonl: {error}"))
         self._news.offer(session)
 
-    def _save(self, session: Session, command: Save) -> None:
+    def _save(self, session: Session, command: messages.Save) -> None:
         session.save_in_background()  # a later step, or `idle`, tells when it is complete
 
-    def _evaluate(self, session: Session, command: Evaluate) -> None:
+    def _evaluate(self, session: Session, command: messages.Evaluate) -> None:
         if not session.trainer.scene.test_indices:
             self._emit(
-                Warned("There are no test photographs: this scene was loaded without a held-out part.")
+                messages.Warned(
+                    "There are no test photographs: this scene was loaded without a held-out part."
+                )
             )
             return
         if session.evaluating:
-            self._emit(Warned("An evaluation is under way already."))
+            self._emit(messages.Warned("An evaluation is under way already."))
             return
         try:
             evaluation = session.evaluate()
         except EvaluationAbandoned:
-            self._emit(Warned("The evaluation was broken off."))
+            self._emit(messages.Warned("The evaluation was broken off."))
             return
         except (OSError, ValueError) as error:
-            self._emit(Warned(f"Not evaluated: {error}"))
+            self._emit(messages.Warned(f"Not evaluated: {error}"))
             return
         self._news.evaluated(session, evaluation)
         self._news.offer(session)
@@ -500,10 +472,10 @@ class RankTimes:
         self._steps += 1
         self._seconds += seconds
 
-    def take(self, num_gaussians: int) -> RankFigures:
+    def take(self, num_gaussians: int) -> messages.RankFigures:
         """Return the means since the last call."""
         steps = max(self._steps, 1)
-        figures = RankFigures(
+        figures = messages.RankFigures(
             rank=self._ranks.rank,
             num_gaussians=num_gaussians,
             step_seconds=self._seconds / steps,
@@ -513,7 +485,7 @@ class RankTimes:
         return figures
 
 
-def new_trainer(job: TrainJob, ranks: Ranks) -> Trainer:
+def new_trainer(job: messages.TrainJob, ranks: Ranks) -> Trainer:
     """Return the Trainer of this rank, with the job's live settings; all ranks call it.
 
     Raises what loading the scene, the checkpoint and the start of a training raise.
@@ -551,22 +523,22 @@ def _is_memory(error: Exception) -> bool:
 
 
 # What each order does once there is a training; a new order is a method above and a line here.
-_ORDERS: dict[type[Command], Callable[[Training, Session, Any], None]] = {
-    Pause: Training._pause,
-    Resume: Training._resume,
-    Stop: Training._stop,
-    Step: Training._step,
-    Save: Training._save,
-    Evaluate: Training._evaluate,
+_ORDERS: dict[type[messages.Command], Callable[[Training, Session, Any], None]] = {
+    messages.Pause: Training._pause,
+    messages.Resume: Training._resume,
+    messages.Stop: Training._stop,
+    messages.Step: Training._step,
+    messages.Save: Training._save,
+    messages.Evaluate: Training._evaluate,
 }
 # What each rank does when rank 0 has all of them do something beside the steps.
-_RANK_COMMANDS: dict[type[Command], Callable[[Training, Any], object]] = {
-    WritePart: Training._write_part,
-    EvaluateShare: Training._evaluate_share,
-    SendFigures: Training._gather_figures,
-    GatherModel: Training._send_model,
-    GatherViews: Training._share_view,
-    KeepCopy: Training._share_view,
-    DrawCopy: Training._share_view,
-    DropCopy: Training._share_view,
+_RANK_COMMANDS: dict[type[messages.Command], Callable[[Training, Any], object]] = {
+    messages.WritePart: Training._write_part,
+    messages.EvaluateShare: Training._evaluate_share,
+    messages.SendFigures: Training._gather_figures,
+    messages.GatherModel: Training._send_model,
+    messages.GatherViews: Training._share_view,
+    messages.KeepCopy: Training._share_view,
+    messages.DrawCopy: Training._share_view,
+    messages.DropCopy: Training._share_view,
 }

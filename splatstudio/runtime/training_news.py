@@ -11,20 +11,7 @@ from pathlib import Path
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.gaussians.gaussians import central_bounds
 from splatstudio.models.model import Model
-from splatstudio.runtime.messages import (
-    Densified,
-    Evaluated,
-    Event,
-    ModelLoaded,
-    PhotoErrors,
-    PlateauLeft,
-    PlateauReached,
-    Progress,
-    Saved,
-    SettingChanged,
-    Started,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import checkpoint_step
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.plateau import AT_REST, PlateauNews
@@ -67,7 +54,7 @@ class StepRate:
 class ProgressTeller:
     """Emits Progress and PhotoErrors, not at every step, and what changed the number of Gaussians."""
 
-    def __init__(self, emit: Callable[[Event], None]):
+    def __init__(self, emit: Callable[[messages.Event], None]):
         self._emit = emit
         self._rate = StepRate()
         self._started = time.monotonic()
@@ -91,7 +78,7 @@ class ProgressTeller:
             self._psnr = running_mean(self._psnr, stats.psnr)
             self._photo_errors[stats.view] = stats.psnr
         if stats.change is not None:
-            self._emit(Densified(trainer.step, stats.num_gaussians, stats.change))
+            self._emit(messages.Densified(trainer.step, stats.num_gaussians, stats.change))
         now = time.monotonic()
         if now >= self._progress_due or last:
             self._tell(trainer, rate)
@@ -106,7 +93,7 @@ class ProgressTeller:
     def _tell_errors(self, step: int) -> None:
         if self._photo_errors:
             self._errors_due = time.monotonic() + ERRORS_SECONDS
-            self._emit(PhotoErrors(step, tuple(self._photo_errors.items())))
+            self._emit(messages.PhotoErrors(step, tuple(self._photo_errors.items())))
             self._photo_errors = {}
 
     def _tell(self, trainer: Trainer, rate: float) -> None:
@@ -116,7 +103,7 @@ class ProgressTeller:
             return
         left = trainer.config.steps - trainer.step
         self._emit(
-            Progress(
+            messages.Progress(
                 step=trainer.step,
                 total_steps=trainer.config.steps,
                 loss=self._loss,
@@ -137,7 +124,7 @@ def running_mean(mean: float | None, value: float) -> float:
 class TrainingNews:
     """Tells of one training by `emit`, each thing once."""
 
-    def __init__(self, emit: Callable[[Event], None]):
+    def __init__(self, emit: Callable[[messages.Event], None]):
         self._emit = emit
         self._progress = ProgressTeller(emit)
         self._offer: PlateauNews | None = None  # what was told of a score that stands still, where it holds
@@ -146,7 +133,9 @@ class TrainingNews:
         """Tell where a training begins, or goes on after its last step."""
         trainer, scene = session.trainer, session.trainer.scene
         num_train, num_test = len(scene.train_indices), len(scene.test_indices)
-        self._emit(Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test))
+        self._emit(
+            messages.Started(trainer.step, trainer.config.steps, trainer.num_gaussians, num_train, num_test)
+        )
 
     def runs(self, trainer: Trainer) -> None:
         """Measure the speed from here on."""
@@ -171,11 +160,11 @@ class TrainingNews:
     def evaluated(self, session: Session, evaluation: Evaluation) -> None:
         """Tell the scores of the test photographs."""
         scores = (evaluation.psnr, evaluation.ssim, len(evaluation.images))
-        self._emit(Evaluated(session.trainer.step, *scores, session.run.path / "eval"))
+        self._emit(messages.Evaluated(session.trainer.step, *scores, session.run.path / "eval"))
 
     def rises(self, step: int) -> None:
         """Tell who heard in an earlier process that the test score stands still that it no longer does."""
-        self._emit(PlateauLeft(step))
+        self._emit(messages.PlateauLeft(step))
 
     def offer(self, session: Session) -> None:
         """Tell where the test score begins to stand still, or to rise again."""
@@ -183,20 +172,22 @@ class TrainingNews:
         if news != self._offer:
             self._offer = news
             trainer = session.trainer
-            self._emit(PlateauLeft(trainer.step) if news is None else plateau_reached(news, trainer.config))
+            self._emit(
+                messages.PlateauLeft(trainer.step) if news is None else plateau_reached(news, trainer.config)
+            )
 
     def saved(self, complete: tuple[Path, ...], problem: str | None) -> None:
         """Tell of checkpoints that became complete in the background, and of those that did not."""
         for path in complete:
-            self._emit(Saved(checkpoint_step(path), path))
+            self._emit(messages.Saved(checkpoint_step(path), path))
         if problem is not None:
-            self._emit(Warned(problem))
+            self._emit(messages.Warned(problem))
 
     def limit(self, trainer: Trainer, before: int) -> None:
         """Tell of a limit on the number of Gaussians that memory has set: the studio shows and keeps it."""
         limit = trainer.config.densify.max_gaussians
         if limit != before:
-            self._emit(SettingChanged(trainer.step, "densify.max_gaussians", limit))
+            self._emit(messages.SettingChanged(trainer.step, "densify.max_gaussians", limit))
 
 
 def note_on_scores(trainer: Trainer) -> str | None:
@@ -206,18 +197,18 @@ def note_on_scores(trainer: Trainer) -> str | None:
     return "There are no test photographs whose score could stand still: all steps are trained."
 
 
-def plateau_reached(news: PlateauNews, config: TrainConfig) -> PlateauReached:
+def plateau_reached(news: PlateauNews, config: TrainConfig) -> messages.PlateauReached:
     """Return what is told of `news` in a training with the settings `config`."""
     waits = config.stop_when_flat and news.rates_left < AT_REST
     since, psnr, left = news.flat.since, news.flat.psnr, news.rates_left
-    return PlateauReached(news.step, config.steps, since, psnr, news.stops, waits, rates_left=left)
+    return messages.PlateauReached(news.step, config.steps, since, psnr, news.stops, waits, rates_left=left)
 
 
-def model_loaded(model: Model, num_gaussians: int | None = None) -> ModelLoaded:
+def model_loaded(model: Model, num_gaussians: int | None = None) -> messages.ModelLoaded:
     """Describe a model for a viewer that must find its first point of view.
 
     `num_gaussians` are those of all ranks where `model` has a part of them alone.
     """
     num_gaussians = len(model) if num_gaussians is None else num_gaussians
     center, radius = central_bounds(model.gaussians)
-    return ModelLoaded(model.step, num_gaussians, center, radius, model.gaussians.sh_degree)
+    return messages.ModelLoaded(model.step, num_gaussians, center, radius, model.gaussians.sh_degree)

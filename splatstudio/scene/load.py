@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto
+from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
 from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
 from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
 from splatstudio.scene.scene import Scene
 from splatstudio.scene.transforms_json import read_blender, read_transforms
-from splatstudio.scene.view import View
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.setting import typed_path
 

@@ -11,9 +11,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from splatstudio.scene import photo_cache
-from splatstudio.scene.capture import read_file
+from splatstudio.scene.capture import View, read_file
 from splatstudio.scene.lens import undistortion_maps
-from splatstudio.scene.view import View
 
 EXIF_ORIENTATION = 0x0112
 EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.scene.view import View
+from splatstudio.scene.capture import View
 
 VERSION = 1  # part of every key: raise it when undistortion changes
 MAX_BYTES = 8 << 30

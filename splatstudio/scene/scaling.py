@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo, oriented, read_photo
-from splatstudio.scene.view import View
 
 
 def scaled(image: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo, read_photo
-from splatstudio.scene.view import View
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model
-from splatstudio.runtime import save_retries
+from splatstudio.runtime import supervisor as save_retries
 from splatstudio.runtime.messages import Event, StateChanged
 from splatstudio.runtime.supervisor import WorkerClient
 

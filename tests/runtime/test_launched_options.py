@@ -18,7 +18,7 @@ from free_ports import free_port
 from splatstudio.cli import train as launched_command
 from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
-from splatstudio.runtime import headless_controller, launched, save_retries
+from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.launched import LaunchedRank
@@ -223,8 +223,8 @@ class _FullDisk:
 def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(save_retries, "RETRY_MINUTES", 0.0004)  # twice
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "RETRY_MINUTES", 0.0004)  # twice
     line, job = _FullDisk(), TrainJob(Path("scene"), Path("run"))
     wire = headless_controller.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()

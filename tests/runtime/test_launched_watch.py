@@ -6,14 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+import msgspec
 import psutil
 import pytest
 from free_ports import free_port
+from msgspec.structs import replace
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.runtime import launched as launched_watch
@@ -152,9 +154,9 @@ def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
 
     beats.write(rank, 2, int(Phase.TRAINING))
     assert blamed() == set(), "it may be that it cannot reach the store"
-    store.set(key, other.encoded())
+    store.set(key, msgspec.json.encode(other).decode())
     assert blamed() == {1 - rank}
-    store.set(key, replace(other, left=True).encoded())
+    store.set(key, msgspec.json.encode(replace(other, left=True)).decode())
     assert blamed() == set()
     store.set(key, '{"beat": 7}')
     assert blamed() == set(), "what another release tells is not understood"

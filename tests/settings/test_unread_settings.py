@@ -13,8 +13,7 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
 from splatstudio.settings.config import TrainConfig, changed, value_of
-from splatstudio.settings.notes import notes_on_settings, switched_off
-from splatstudio.settings.presets import PRESETS
+from splatstudio.settings.presets import PRESETS, notes_on_settings, switched_off
 from splatstudio.settings.strategy_config import (
     AbsgradConfig,
     DensifyConfig,

@@ -44,8 +44,14 @@ from splatstudio.runtime.messages import (
     ViewOptions,
     Warned,
 )
-from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
-from splatstudio.runtime.supervisor import Plan, ReceivedFrame, WorkerClient, plan_for
+from splatstudio.runtime.supervisor import (
+    Plan,
+    ReceivedFrame,
+    SaveRetries,
+    WorkerClient,
+    plan_for,
+    retry_sentence,
+)
 from splatstudio.settings.config import changed, value_of
 
 POLL_SECONDS = 0.1  # between two looks at a training that saves before the studio closes

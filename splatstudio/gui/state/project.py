@@ -36,8 +36,7 @@ from splatstudio.settings.config import (
     value_of,
     with_whole_paths,
 )
-from splatstudio.settings.notes import notes_on_settings
-from splatstudio.settings.presets import PRESETS, applied_settings
+from splatstudio.settings.presets import PRESETS, applied_settings, notes_on_settings
 from splatstudio.settings.setting import typed_path
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 from splatstudio.training.memory_plan import describe, plan_memory, sizes_of, splats_wanted

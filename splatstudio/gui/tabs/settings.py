@@ -12,7 +12,7 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.state.setting_names import GROUPS, HELP, WORDS, label_of, number_of
 from splatstudio.gui.theme import counted, note_html
 from splatstudio.settings.config import value_of
-from splatstudio.settings.notes import switched_off
+from splatstudio.settings.presets import switched_off
 from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
 

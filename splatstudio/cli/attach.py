@@ -6,11 +6,10 @@ import json
 import threading
 from collections.abc import Iterable
 
-from splatstudio.cli.terminal import console
+from splatstudio.cli.terminal import console, event_line
 from splatstudio.error_text import printable
 from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemoteLine, dial, dial_again
-from splatstudio.runtime.sentences import plateau_sentence
 
 COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, quit"
 
@@ -51,7 +50,7 @@ class _Terminal:
             while True:
                 event = self.line.receive()
                 ended = ended or isinstance(event, messages.Finished)
-                if (text := described(event)) is not None:
+                if (text := event_line(event, "To stop here, type: stop")) is not None:
                     console.print(printable(text), markup=False, soft_wrap=True)
         except (OSError, ValueError):
             return ended or self.left.is_set()
@@ -100,31 +99,3 @@ def command_of(text: str) -> messages.Command:
             value = tuple(value)
         return messages.UpdateSettings(((rest[0], value),))
     raise ValueError(f"{text.strip()!r} is none of: {COMMANDS}")
-
-
-def described(event: messages.Event) -> str | None:
-    """Return the line that tells an event, None for one that is not told."""
-    if isinstance(event, messages.Progress):
-        where = f"step {event.step:,} of {event.total_steps:,}"
-        rate, num = event.steps_per_second, event.num_gaussians
-        return f"{where}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
-    if isinstance(event, messages.RanksReport):
-        rows = (
-            f"rank {row.rank}: {row.num_gaussians:,} splats, {1e3 * row.step_seconds:.0f} ms a step,"
-            f" {1e3 * row.wait_seconds:.0f} ms of it waiting"
-            for row in event.ranks
-        )
-        return "; ".join(rows)
-    if isinstance(event, messages.Evaluated):
-        return f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}"
-    if isinstance(event, messages.PlateauReached):
-        return plateau_sentence(event, "To stop here, type: stop")
-    if isinstance(event, messages.SettingChanged):
-        return f"{event.path} is {event.value} from step {event.step + 1} on"
-    if isinstance(event, messages.StateChanged):
-        return f"StateChanged: {event.state}"
-    if isinstance(event, messages.Saved):
-        return f"Saved: {event.path}"
-    if isinstance(event, (messages.Warned, messages.Failed)):
-        return f"{type(event).__name__}: {event.sentence}"
-    return None

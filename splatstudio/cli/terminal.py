@@ -87,6 +87,40 @@ def frame_progress(num_frames: int) -> Iterator[Callable[[int, object], None]]:
         yield lambda number, image: bar.update(task, completed=number)
 
 
+def event_line(event: messages.Event, to_stop: str) -> str | None:
+    """Return the line that tells an event, None for one that is not told.
+
+    `to_stop` is the sentence on how a training whose score stands still is stopped.
+    """
+    from splatstudio.runtime import messages
+    from splatstudio.runtime.sentences import plateau_sentence
+
+    if isinstance(event, messages.Progress):
+        where = f"step {event.step:,} of {event.total_steps:,}"
+        rate, num = event.steps_per_second, event.num_gaussians
+        return f"{where}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
+    if isinstance(event, messages.RanksReport):
+        rows = (
+            f"rank {row.rank}: {row.num_gaussians:,} splats, {1e3 * row.step_seconds:.0f} ms a step,"
+            f" {1e3 * row.wait_seconds:.0f} ms of it waiting"
+            for row in event.ranks
+        )
+        return "; ".join(rows)
+    if isinstance(event, messages.Evaluated):
+        return f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}"
+    if isinstance(event, messages.PlateauReached):
+        return plateau_sentence(event, to_stop)
+    if isinstance(event, messages.SettingChanged):
+        return f"{event.path} is {event.value} from step {event.step + 1} on"
+    if isinstance(event, messages.StateChanged):
+        return f"State: {event.state}"
+    if isinstance(event, messages.Saved):
+        return f"Saved {event.path}"
+    if isinstance(event, (messages.Warned, messages.Failed)):
+        return event.sentence
+    return None
+
+
 SCORE_TITLES = {
     "psnr": "PSNR dB",
     "ssim": "SSIM",

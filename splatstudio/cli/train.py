@@ -15,7 +15,14 @@ from types import FrameType
 
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
-from splatstudio.cli.terminal import ProgressReport, console, print_error, print_evaluation, print_scene
+from splatstudio.cli.terminal import (
+    ProgressReport,
+    console,
+    event_line,
+    print_error,
+    print_evaluation,
+    print_scene,
+)
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
@@ -110,34 +117,25 @@ def train_as_rank(
             print(note)
         if job.checkpoint is not None:
             print(f"Goes on from {job.checkpoint}", flush=True)
-    teller = _Teller(job.config.steps)
-    return train_launched(launched, job, teller, devices.attach_at, devices.store_at)
+    return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at)
 
 
-class _Teller:
-    """Prints what a training without a terminal of its own tells, a line now and then for the log."""
+class _LogLines:
+    """Prints what a training without a terminal of its own tells, of its progress a line now and then."""
 
-    def __init__(self, steps: int):
-        self._steps = steps
+    def __init__(self) -> None:
         self._due = 0.0
 
     def __call__(self, event: messages.Event) -> None:
+        if isinstance(event, messages.RanksReport):
+            return  # one a second
         if isinstance(event, messages.Progress):
-            if time.monotonic() >= self._due:
-                self._due = time.monotonic() + LINE_SECONDS
-                rate, num = event.steps_per_second, event.num_gaussians
-                print(
-                    f"step {event.step} of {self._steps}, loss {event.loss:.4f}, {num:,} splats, {rate:.1f}/s"
-                )
-        elif isinstance(event, messages.Evaluated):
-            print(f"step {event.step}: PSNR {event.psnr:.2f} dB, SSIM {event.ssim:.4f}")
-        elif isinstance(event, messages.PlateauReached):
-            how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
-            print(plateau_sentence(event, how))
-        elif isinstance(event, messages.Saved):
-            print(f"Saved {event.path}")
-        elif isinstance(event, messages.Warned):
-            print(event.sentence, flush=True)
+            if time.monotonic() < self._due:
+                return
+            self._due = time.monotonic() + LINE_SECONDS
+        how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
+        if (line := event_line(event, how)) is not None:
+            print(line, flush=True)
 
 
 INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
@@ -294,9 +292,8 @@ class _Attendance:
         self._client = WorkerClient(job, plan_for(job, devices))
         self._started: float | None = None
         self._num_gaussians = 0
-        self._flat: messages.PlateauReached | None = (
-            None  # why the training ends, where it does before its last step
-        )
+        # Why the training ends, where it does before its last step.
+        self._flat: messages.PlateauReached | None = None
         self._offer: messages.PlateauReached | None = None  # the one before: after a restart it is told again
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from splatstudio.cli.attach import attach, command_of, described
+from splatstudio.cli.attach import attach, command_of
+from splatstudio.cli.terminal import event_line
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (
@@ -112,7 +113,9 @@ def test_typed_lines_become_commands_or_a_sentence() -> None:
         with pytest.raises(ValueError, match="none of: pause"):
             command_of(wrong)
     row = RankFigures(rank=1, num_gaussians=5000, step_seconds=0.1, wait_seconds=0.02)
-    assert described(RanksReport(3, (row,))) == "rank 1: 5,000 splats, 100 ms a step, 20 ms of it waiting"
+    assert (
+        event_line(RanksReport(3, (row,)), "") == "rank 1: 5,000 splats, 100 ms a step, 20 ms of it waiting"
+    )
     with pytest.raises(ValueError, match="HOST:PORT"):
         attach("nowhere", "t", [])
     with pytest.raises(ValueError, match="HOST:PORT"):
@@ -158,6 +161,6 @@ def test_a_training_of_torchrun_is_steered_from_another_terminal(blob_folder: Pa
             assert training.wait(200) == 0
         finally:
             training.kill()
-    assert "optim.means_lr is 1e-05" in told and "StateChanged: paused" in told, told
-    assert "StateChanged: finished" in told and "rank 1: " in told, told
+    assert "optim.means_lr is 1e-05" in told and "State: paused" in told, told
+    assert "State: finished" in told and "rank 1: " in told, told
     assert len(list((tmp_path / "run" / "ckpts").glob("step_*/rank00001-of-00002.safetensors"))) >= 1

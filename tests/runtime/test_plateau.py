@@ -15,8 +15,8 @@ from worker_watcher import Launch
 import splatstudio as ss
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
-from splatstudio.cli.attach import described
 from splatstudio.cli.main import main
+from splatstudio.cli.terminal import event_line
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
@@ -271,7 +271,7 @@ def test_what_is_said_of_it() -> None:
 
 
 def test_it_is_told_in_the_terminal_of_who_watches_from_elsewhere() -> None:
-    assert described(OFFER) == plateau_sentence(OFFER, "To stop here, type: stop")
+    assert event_line(OFFER, "Type: stop") == plateau_sentence(OFFER, "Type: stop")
 
 
 def test_the_offer_holds_while_the_score_stands_still() -> None:

@@ -213,12 +213,12 @@ def all_or_none(ranks: Ranks, work: Callable[[Ranks], T], undo: Callable[[], Non
     OutOfMemory alike; where any raises ValueError, all call `undo` and raise FailedTogether. One process
     raises its ValueError itself.
     """
-    wary = GuardedRanks(ranks)
+    guarded = GuardedRanks(ranks)
     result, short, wrong = None, (), ""
     words = None
     try:
-        result = unless_out_of_memory(lambda: (work(wary),))
-        words = wary.words(_SHORT if result is None else _WELL)
+        result = unless_out_of_memory(lambda: (work(guarded),))
+        words = guarded.words(_SHORT if result is None else _WELL)
     except OutOfMemory as error:  # which all ranks raise in the same place
         short = error.ranks
     except _GivenUp as others:
@@ -231,7 +231,7 @@ def all_or_none(ranks: Ranks, work: Callable[[Ranks], T], undo: Callable[[], Non
             undo()
             raise
         wrong = str(error) or type(error).__name__
-        words = wary.words(_WRONG)
+        words = guarded.words(_WRONG)
     if words is not None and not words.any():
         assert result is not None, "this rank is one of them"
         return result[0]

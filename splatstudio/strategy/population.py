@@ -195,15 +195,15 @@ def attempt(population: Population, work: Callable[[], T]) -> T:
     all raise FailedTogether (one process: what it was). MemoryError, which is not OutOfMemory: there was none
     to take the change back either.
     """
-    ranks, counts = population.ranks, dict(population.counts)
+    own, counts = population.ranks, dict(population.counts)
     back = population.steps_back = []
 
-    def careful(wary: Ranks) -> T:
-        population.ranks = wary
+    def guarded(ranks: Ranks) -> T:
+        population.ranks = ranks
         return work()
 
     def undo() -> None:
-        population.ranks = ranks
+        population.ranks = own
         try:
             while back:
                 back.pop()()
@@ -214,9 +214,9 @@ def attempt(population: Population, work: Callable[[], T]) -> T:
         population.counts = counts
 
     try:
-        return all_or_none(ranks, careful, undo)
+        return all_or_none(own, guarded, undo)
     finally:
-        population.ranks, population.steps_back = ranks, None
+        population.ranks, population.steps_back = own, None
 
 
 def change_or_none(population: Population, work: Callable[[], Change]) -> Change:

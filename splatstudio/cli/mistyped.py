@@ -14,11 +14,12 @@ from dataclasses import dataclass, is_dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal
+from typing import Any
+
+from splatstudio.settings.setting import in_words, typed_value
 
 OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number does
 NUMBERS = ("-inf", "-infinity", "-nan")  # but for these
-KINDS = {int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,16 @@ def taken(arguments: Sequence[str], options: Mapping[str, Any], alone: int | Non
 def refused_value(option: str, values: Sequence[str], hint: Any) -> str | None:
     """Return a sentence about values that an option of that type cannot have, else None."""
     wanted = _num_values(hint)
-    if wanted is not None and len(values) < wanted and not (values and values[0] == "None"):
-        return f"{option} needs {_in_words(hint)} behind it"
-    for value in values:
-        if not _accepts(hint, value):
-            return f"{option} needs {_in_words(hint)}, not {value}"
+    if values and values[0] == "None":
+        return None  # where it is not allowed, there are other words for it
+    if wanted is not None and len(values) < wanted:
+        return f"{option} needs {in_words(hint)} behind it"
+    plain_values = [value.replace("_", "") if value[:1].isdigit() else value for value in values]  # 30_000
+    try:
+        if wanted != 0:
+            typed_value(hint, plain_values[0] if wanted == 1 else plain_values, option, as_typed=True)
+    except ValueError:
+        return f"{option} must be {in_words(hint)}, not {' '.join(values)}"
     return None
 
 
@@ -153,43 +159,6 @@ def _num_values(hint: Any) -> int | None:
     if not tuples:
         return 1
     return None if Ellipsis in tuples[0] else len(tuples[0])
-
-
-def _accepts(hint: Any, value: str) -> bool:
-    if value == "None" and hint not in KINDS:
-        return True  # where it is not allowed, there are other words for it
-    for arm in _arms(hint):
-        if typing.get_origin(arm) is tuple:
-            arm = typing.get_args(arm)[0]  # of one kind all
-        if typing.get_origin(arm) is Literal:
-            if value in map(str, typing.get_args(arm)):
-                return True
-        elif arm not in KINDS or _is_number(arm, value):
-            return True
-    return False
-
-
-def _is_number(kind: Callable[[str], object], value: str) -> bool:
-    try:
-        kind(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _in_words(hint: Any) -> str:
-    words: list[str] = []
-    for arm in _arms(hint):
-        if typing.get_origin(arm) is tuple:
-            several, arm = typing.get_args(arm), typing.get_args(arm)[0]
-            kind = "whole numbers" if arm is int else "numbers" if arm is float else _in_words(arm)
-            words.append(kind if Ellipsis in several else f"{len(several)} {kind}")
-        elif typing.get_origin(arm) is Literal:
-            choices = [str(choice) for choice in typing.get_args(arm)]
-            words.append(choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}")
-        else:
-            words.append(KINDS.get(arm, "a name"))
-    return " or ".join(words)
 
 
 Commands = Mapping[str, Callable[..., object]]

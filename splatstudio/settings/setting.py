@@ -50,21 +50,21 @@ def documented(cls: type[T]) -> type[T]:
     return cls
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-_SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+_SEVERAL = {int: "whole numbers", float: "numbers", bool: "true or false", str: "texts", Path: "paths"}
 
 
 def typed_value(kind: Any, value: Any, name: str, *, as_typed: bool = False) -> Any:
     """Return `value` as the declared type `kind`: whole numbers serve as float, lists as tuple, nothing else.
 
-    `kind` is made of bool, int, float, str, Literal, tuple and None. `as_typed`: a text stands for the number
-    or the choice that it spells, as in a field or on the command line. Raises ValueError with one sentence,
-    which begins with `name`.
+    `kind` is made of bool, int, float, str, Path, Literal, tuple and None. `as_typed`: a text stands for the
+    number or the choice that it spells, as in a field or on the command line. Raises ValueError with one
+    sentence, which begins with `name`.
     """
     import msgspec  # here: a bare GPU machine measures the kernels without it
 
     try:
-        return msgspec.convert(value, kind, strict=not as_typed)
+        return msgspec.convert(value, kind, strict=not as_typed, dec_hook=lambda of, each: of(each))
     except msgspec.ValidationError:
         raise ValueError(f"{name} must be {in_words(kind)}, not {value!r}") from None
 
@@ -73,10 +73,11 @@ def in_words(kind: Any) -> str:
     """Return what values of a type are called in a sentence, as "3 numbers" or "one of a, b"."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
+        choices = ", ".join(map(str, arguments))
+        return f"one of {choices}" if len(arguments) > 1 else choices
     if origin is tuple:
-        several = _SEVERAL.get(arguments[0], "values")
-        return f"a list of {several}" if Ellipsis in arguments else f"a list of {len(arguments)} {several}"
+        several = _SEVERAL.get(arguments[0]) or in_words(arguments[0])
+        return several if Ellipsis in arguments else f"{len(arguments)} {several}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(arm) for arm in arguments if arm is not type(None))
     return _WORDS.get(kind, f"of type {getattr(kind, '__name__', kind)}")

@@ -50,7 +50,7 @@ def test_missing_settings_take_their_defaults() -> None:
         ("ssim_weight", 1.5, "setting ssim_weight is 1.5, but must be at most 1"),
         ("ssim_weight", math.nan, "setting ssim_weight is nan, but must be at least 0"),
         ("ssim_weight", "0.2", "setting ssim_weight must be a number, not '0.2'"),
-        ("background", (0.0, 0.0), "setting background must be a list of 3 numbers, not (0.0, 0.0)"),
+        ("background", (0.0, 0.0), "setting background must be 3 numbers, not (0.0, 0.0)"),
         ("background", (0.0, 0.0, math.nan), "setting background is nan, but must be at least 0"),
         ("eval_steps", (100, 0), "setting eval_steps is 0, but must be at least 1"),
         ("densify.prune_opacity", 0.6, "setting densify.prune_opacity is 0.6, but must be at most 0.4"),

@@ -207,8 +207,8 @@ def export(
     for written in (output, placement.cameras):
         refuse_existing(written, overwrite)
     refuse_unwritable(output)
+    from splatstudio.cli.export import export_model
     from splatstudio.cli.terminal import console, print_part
-    from splatstudio.models.exporting import export_model
 
     print_part(path, "Use splatstudio merge.")
     exported = export_model(path, output, trim, placement, normals=normals, announce=console.print)

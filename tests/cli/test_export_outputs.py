@@ -17,13 +17,13 @@ from scipy.spatial.transform import Rotation
 from test_cli import command
 
 from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN, Placement
+from splatstudio.cli import export as exporting
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.models import exporting
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import _WORK, Task, Tasks, output_of

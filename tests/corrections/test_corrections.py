@@ -17,6 +17,7 @@ from splatstudio.cameras.camera import Camera, CameraModel
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.checkpoints.saver import snapshot
+from splatstudio.cli.export import export_model
 from splatstudio.corrections.corrections import LearntRows, corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.evaluation.evaluate import evaluate
@@ -25,7 +26,6 @@ from splatstudio.gaussians.sky import Sky, over_sky, viewing_directions
 from splatstudio.gaussians.transform import transformed_sky
 from splatstudio.kernels.reference import fisheye, pinhole
 from splatstudio.models.exporter import page_view
-from splatstudio.models.exporting import export_model
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
 from splatstudio.rendering.render import RenderOptions, render

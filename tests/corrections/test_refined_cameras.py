@@ -14,9 +14,9 @@ from test_worker_errors import finish
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.placement import Placement
+from splatstudio.cli.export import export_model
 from splatstudio.cli.main import main
 from splatstudio.models.exporter import REFINED, refined_camera
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.runtime.messages import Event, Export
 from splatstudio.runtime.tasks import Tasks

@@ -13,11 +13,11 @@ import torch
 from blob_models import blobs
 from test_cli import command
 
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, read_splats
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.exporter import BLURRED, BLURRED_PAGE
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import Event, Export, JobDone

@@ -12,11 +12,11 @@ from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 from test_cli import command
 
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, format_of, format_to_write, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model, load_model
 from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import render

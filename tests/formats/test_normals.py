@@ -14,13 +14,13 @@ from format_models import assert_kept, model, precision_of
 from test_cli import command
 
 from splatstudio.cameras.placement import Placement
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, FileExtras, write_gaussians
 from splatstudio.formats.ply import parse_header, read_ply, write_ply
 from splatstudio.formats.viewer_page import splat_buffer
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.reference import rotation_matrices
 from splatstudio.models.exporter import normals_of
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed
 from splatstudio.runtime.tasks import Tasks

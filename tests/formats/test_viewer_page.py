@@ -26,12 +26,12 @@ from studio_page import CANVAS, PAGE_TEST, TIMEOUT
 from test_cli import command
 
 from splatstudio.cameras.placement import Placement
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FileExtras, write_gaussians
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.formats.viewer_page import PAGE_SIZE, PageView, page_frame, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 from splatstudio.gaussians.transform import transformed
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import Model
 from splatstudio.optimization.losses import psnr
 from splatstudio.rendering.render import RenderOptions, render_image

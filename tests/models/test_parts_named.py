@@ -12,11 +12,11 @@ import torch
 from blob_models import blobs
 
 from splatstudio.checkpoints.checkpoint import Checkpoint, save_checkpoint
+from splatstudio.cli import export as exporting
 from splatstudio.cli.main import main
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.state.project import open_project
-from splatstudio.models import exporting
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
 from splatstudio.optimization.optim import SplatAdam

@@ -74,7 +74,7 @@ print("end", trainer.step, flush=True)
 EXPORT = f"""{FILL}
 import sys
 from pathlib import Path
-from splatstudio.models.exporting import export_model
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS
 
 disk = Path(sys.argv[2])

@@ -12,11 +12,11 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from corrected_scenes import repainted
 
+from splatstudio.cli.export import export_model
 from splatstudio.corrections.corrections import corrected_affinely
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.sky import _rays, viewing_directions
-from splatstudio.models.exporting import export_model
 from splatstudio.models.model import load_model
 from splatstudio.optimization.gradients import TrainView
 from splatstudio.rendering.render import RenderOptions, render

@@ -1,4 +1,4 @@
-"""A model on disk, written anew for other programs, with the cameras of its scene."""
+"""`splatstudio export`: a model on disk written again for other programs, with the cameras of its scene."""
 
 from __future__ import annotations
 

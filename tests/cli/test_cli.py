@@ -9,14 +9,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import command
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
+from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
 from splatstudio.files import run_lock
 from splatstudio.files.run import Run
 from splatstudio.files.run_lock import RunLock
@@ -26,19 +30,10 @@ from splatstudio.models.model import load_model
 from splatstudio.runtime import save_retries
 from splatstudio.runtime.messages import Event, StateChanged
 from splatstudio.runtime.supervisor import WorkerClient
+from splatstudio.settings.config import TrainConfig
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
-
-
-def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Run `splatstudio ARGUMENTS` in this process; return its exit code and everything that it printed."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
-        patch.setenv("COLUMNS", "500")
-        main()
-    output = capsys.readouterr()
-    return int(stop.value.code or 0), output.out + output.err
 
 
 @pytest.fixture(scope="module")
@@ -277,3 +272,88 @@ def test_mistakes_give_one_sentence(
     code, output = command(capsys, *arguments)
     assert code == 2 and sentence in output
     assert "Traceback" not in output and output.startswith("error: ") and output.count("\n") == 1
+
+
+# Runs a command at a terminal up to its first line, and tells whether torch had been loaded by then.
+UP_TO_THE_FIRST_LINE = """
+import io, os, sys
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+    def write(self, text):
+        os.write(2, f"{'torch' in sys.modules}: {text}".encode())
+        os._exit(0)
+
+sys.stdout = Terminal()
+sys.argv = ["splatstudio", *sys.argv[1:]]
+from splatstudio.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [("open", "nowhere"), ("--help",)])
+def test_the_first_line_comes_before_torch_is_loaded(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", UP_TO_THE_FIRST_LINE, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250).stderr
+    starting = f"False: splatstudio {version('splatstudio')}: starting ..."
+    assert told.startswith("False: ") and (told.strip() == starting) == (arguments[0] == "open")
+
+
+def test_ctrl_c_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "splatstudio", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_what_is_piped_on_has_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._say_starting()
+    assert capsys.readouterr().out == ""
+
+
+def test_info_of_a_run_says_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", tmp_path / "scene", TrainConfig(steps=2000, downscale=4))
+    run.append_metrics({"step": 1200, "test_psnr": 27.5, "test_ssim": 0.8})
+    run.append_metrics({"step": 1210, "setting": "steps", "value": 3000})
+    monkeypatch.setattr("sys.argv", ["splatstudio", "info", str(run.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    for text in (str(tmp_path / "scene"), "1,210 of 3,000", "27.50 dB at step 1,200", "none yet", "1/4"):
+        assert "".join(text.split()) in "".join(told.split()), "whole, however narrow the terminal is"
+
+
+def test_who_reads_only_the_beginning_gets_no_error() -> None:
+    asked = [sys.executable, "-m", "splatstudio", "train", "--help"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_missing_weights_are_told_once() -> None:
+    missing = [f"LPIPS ({name}){NOT_FOUND}, put them there" for name in ("AlexNet", "VGG16")]
+    told = short_notes([missing[0], "a photograph is black", missing[1]])
+    assert told[0] == "a photograph is black" and len(told) == 2 and "--fetch-lpips" in told[1]
+    assert short_notes(["LPIPS (VGG16): vgg.pth is damaged"]) == ["LPIPS (VGG16): vgg.pth is damaged"]
+
+
+def test_the_command_says_its_version() -> None:
+    command = [sys.executable, "-m", "splatstudio", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0 and told.stdout.startswith("splatstudio 0.") and not told.stderr
+
+
+def test_missing_weights_are_told_with_what_fetches_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("splatstudio.evaluation.lpips._found", lambda *_: None)
+    load_lpips.cache_clear()
+    with pytest.raises(ValueError, match=r"weights not found, put .*, or let splatstudio eval --fetch-lpips"):
+        load_lpips("alex")

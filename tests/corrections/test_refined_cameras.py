@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from test_worker_errors import finish
+from worker_watcher import finish
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.placement import Placement

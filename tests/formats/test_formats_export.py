@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import command
 from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
-from test_cli import command
 
 from splatstudio.formats import FORMATS, format_of, format_to_write, read_splats
 from splatstudio.formats.ply import read_ply, write_ply

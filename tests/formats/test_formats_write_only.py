@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import trimesh
-from format_models import close, converted, model
+from format_models import EXTENSION, check_points, close, converted, model, parsed_glb
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 
-from splatstudio.formats import read_splats, write_gaussians
+from splatstudio.formats import write_gaussians
 from splatstudio.formats.ply import write_ply
-from splatstudio.gaussians.gaussians import SH_C0, Gaussians
+from splatstudio.gaussians.gaussians import SH_C0
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels.reference import rotation_matrices
-
-EXTENSION = "KHR_gaussian_splatting"
-
-
-def parsed_glb(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the description of a .glb and its attributes by name."""
-    content = path.read_bytes()
-    magic, version, length, json_length, json_kind = struct.unpack_from("<4sIII4s", content)
-    assert (magic, version, length, json_kind) == (b"glTF", 2, len(content), b"JSON")
-    description = json.loads(content[20 : 20 + json_length])
-    binary_length, binary_kind = struct.unpack_from("<I4s", content, 20 + json_length)
-    binary = content[28 + json_length :]
-    assert (
-        binary_kind == b"BIN\0" and binary_length == len(binary) and json_length % 4 == binary_length % 4 == 0
-    )
-    assert description["buffers"][0]["byteLength"] <= len(binary)
-    columns = {}
-    primitive = description["meshes"][0]["primitives"][0]
-    for name, index in primitive["attributes"].items():
-        accessor = description["accessors"][index]
-        view = description["bufferViews"][accessor["bufferView"]]
-        num = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}[accessor["type"]]
-        kind = {5126: "<f4", 5121: "u1"}[accessor["componentType"]]
-        assert view["byteOffset"] % 4 == 0
-        data = binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]]
-        columns[name] = np.frombuffer(data, kind).reshape(accessor["count"], num)
-    return description, columns
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
@@ -117,17 +86,6 @@ def test_a_glb_beyond_4_gb_is_refused_before_memory_is_claimed(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"holds 4 GB, this model needs 4\.8 GB"):
         write_gaussians(tmp_path / "a.glb", many)
     assert not list(tmp_path.iterdir())
-
-
-def check_points(path: Path, gaussians: Gaussians) -> None:
-    """Write a model as points, and compare them with what another program reads."""
-    write_gaussians(path, gaussians)
-    cloud = trimesh.load(path)
-    np.testing.assert_array_equal(cloud.vertices, gaussians.means.numpy())  # type: ignore[union-attr]
-    expected = (SH_C0 * gaussians.sh0[:, 0] + 0.5).clamp(0, 1).numpy() * 255
-    assert np.abs(cloud.colors[:, :3] - expected).max() <= 0.501  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="point cloud or mesh"):
-        read_splats(path)
 
 
 def test_point_clouds(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ SPLATSTUDIO_SCREENSHOTS=FOLDER also writes a picture of a page beside our render
 
 from __future__ import annotations
 
-import base64
 import os
-import re
 import socket
 import threading
 import time
@@ -15,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import msgspec
 import numpy as np
 import pytest
 import torch
-import zstandard
-from format_models import model
+from command_line import command
+from format_models import model, recorded
 from scipy.spatial.transform import Rotation
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
-from test_cli import command
 
 from splatstudio.cameras.placement import Placement
 from splatstudio.formats import FileExtras, write_gaussians
@@ -43,20 +39,6 @@ from splatstudio.scene.scene import Scene
 SHARED = Path(__file__).parents[3] / "shared"
 PLY, BANANA = SHARED / "bench" / "banana_114k.ply", SHARED / "scenes" / "banana"
 WIDTH, HEIGHT = 480, 320
-
-
-def recorded(page: Path) -> dict[str, dict[str, Any]]:
-    """Return the messages in a page by their type, their arrays as bytes."""
-    data = re.search(r'__VISER_EMBED_DATA__="([^"]*)"', page.read_text())
-    assert data is not None
-    packed = base64.b64decode(data[1])
-    inner = zstandard.decompress(packed[8:], max_output_size=int.from_bytes(packed[:8], "little"))
-    length = int.from_bytes(inner[:8], "little")
-    content = msgspec.msgpack.decode(inner[8 : 8 + length])
-    messages = {message["type"]: message for _, message in content["messages"]}
-    (num_bytes,) = content["binaryBufferLengths"]
-    messages["GaussianSplatsMessage"]["buffer"] = inner[-num_bytes:]
-    return messages
 
 
 def test_the_page_holds_the_model_as_other_formats_do(tmp_path: Path) -> None:

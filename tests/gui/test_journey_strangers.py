@@ -43,15 +43,20 @@ class Training:
 
     studio: Studio
     token: str
+    forgiven: int = 0  # of what went wrong, in earlier tests
 
     @property
     def step(self) -> int:
         return self.studio.controller.status.step
 
     @property
-    def told(self) -> list[str]:
-        """Return what went wrong, as the user was told."""
+    def bad_news(self) -> list[str]:
         return [item.notice.text for item in self.studio._news.items if item.notice.bad]
+
+    @property
+    def told(self) -> list[str]:
+        """Return what went wrong in this test, as the user was told."""
+        return self.bad_news[self.forgiven :]
 
     def goes_on(self) -> None:
         """Assert that it trains, without a pause, a failure or a restart."""
@@ -71,19 +76,26 @@ def wait(reached: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(scope="module")
+def studio_of_all(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("strangers"))
+        patch.setattr(present_worker, "plan_for", lambda *_: QUICK)
+        studio = Studio(blob_folder, network=Listen(port=0), config=MANY)
+        made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
+        wait(lambda: studio.controller.status.state == "ready", "the process is there")
+        studio.start_training()
+        wait(lambda: made.step > 5, "it trains")
+        yield made
+        studio.close()
+
+
 @pytest.fixture
-def training(
-    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> Iterator[Training]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(present_worker, "plan_for", lambda *_: QUICK)
-    studio = Studio(blob_folder, network=Listen(port=0), config=MANY)
-    made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
-    wait(lambda: studio.controller.status.state == "ready", "the process is there")
-    studio.start_training()
-    wait(lambda: made.step > 5, "it trains")
-    yield made
-    studio.close()
+def training(studio_of_all: Training, caplog: pytest.LogCaptureFixture) -> Iterator[Training]:
+    """A studio that trains, for all tests here: none of them leaves a trace."""
+    wait(lambda: studio_of_all.studio._viewport.num_viewers == 0, "nobody looks")
+    studio_of_all.forgiven = len(studio_of_all.bad_news)
+    yield studio_of_all
     assert not [record for record in caplog.records if record.exc_info], "an error went to the log"
 
 
@@ -184,7 +196,9 @@ def test_one_browser_too_many_and_a_foreign_page_are_told_and_change_nothing(tra
     training.goes_on()
 
 
-def test_a_browser_that_never_reads_keeps_no_other_waiting(training: Training) -> None:
+def test_a_browser_that_never_reads_keeps_no_other_waiting(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     studio = training.studio
     seen: set[int] = set()
     render = studio.controller.render
@@ -195,7 +209,7 @@ def test_a_browser_that_never_reads_keeps_no_other_waiting(training: Training) -
             seen.add(received.frame.step)
         return received
 
-    studio.controller.render = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(studio.controller, "render", noted)
     silent = raw_browser(training)
     wait(lambda: studio._viewport.num_viewers == 1, "the first browser is there")
     with training.connect() as browser:
@@ -241,8 +255,9 @@ def test_a_rank_that_dies_or_stops_is_told_and_the_page_goes_on_with_training(
     training: Training, number: int, words: str
 ) -> None:
     studio = training.studio
+    before = studio.controller.last_saved
     studio.controller.send(Save())
-    wait(lambda: studio.controller.last_saved is not None, "there is a checkpoint")
+    wait(lambda: studio.controller.last_saved != before, "there is a new checkpoint")
     saved = studio.controller.last_saved
     assert saved is not None
     (pid,) = studio.controller.pids

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_ops import camera_of, gaussians_of
-from test_ops_project import MODELS
+from op_cases import MODELS, camera_of, gaussians_of
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera, CameraModel

@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from blob_models import blobs
 
-from splatstudio.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from splatstudio.cli.main import main
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.formats.ply import read_ply
@@ -19,38 +16,11 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.models import exporting
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
-from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.population import Population
 from splatstudio.training.starting_model import gaussians_to_start_from
 
 HALF = "is rank 0 of 2: about half of the scene"
-
-
-@pytest.fixture
-def part(tmp_path: Path) -> Path:
-    """Return gsplat's file of rank 0 of 2, in a folder with that of rank 1."""
-    for rank in range(2):
-        splats = {name: tensor.clone() for name, tensor in blobs()[rank::2].tensors().items()}
-        torch.save({"step": 9, "splats": splats}, tmp_path / f"ckpt_9_rank{rank}.pt")
-    return tmp_path / "ckpt_9_rank0.pt"
-
-
-@pytest.fixture
-def shard(blob_scene: Scene, tmp_path: Path) -> Path:
-    """Return the file of rank 0 of 2 of a checkpoint of ours."""
-    gaussians = blobs()
-    checkpoint = Checkpoint(
-        step=7,
-        config=TrainConfig(sh_degree=1, test_every=4),
-        population=Population(gaussians, SplatAdam.zeros(gaussians), {}),
-        scene_path=blob_scene.path,
-        scene_transform=blob_scene.transform,
-        rng_state=torch.Generator().get_state(),
-        upcoming=(),
-    )
-    return save_checkpoint(tmp_path / "run", checkpoint, num_shards=2) / "rank00000-of-00002.safetensors"
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

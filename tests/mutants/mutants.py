@@ -26,14 +26,14 @@ KERNELS = (
         "csrc/cpu/project_lanes.cpp",
         "const F8 half = constant<F8>(0.5f);",
         "const F8 half = constant<F8>(0.4f);",
-        ("tests/kernels/test_ops_project.py::test_project_equals_the_reference",),
+        ("tests/kernels/test_ops.py::test_project_equals_the_reference",),
     ),
     Mutant(
         "the projection's gradient of opacities lacks a factor",
         "csrc/cpu/project_lanes.cpp",
         "v_opacity = v_opacity * v.opacity * (constant<F8>(1.0f) - v.opacity);",
         "v_opacity = v_opacity * v.opacity;",
-        ("tests/kernels/test_ops_project.py::test_projecting_raw_parameters_equals_activating_them_before",),
+        ("tests/kernels/test_ops.py::test_projecting_raw_parameters_equals_activating_them_before",),
     ),
     Mutant(
         "the rasterizer takes green for blue",
@@ -200,7 +200,7 @@ STRATEGIES = (
         "splatstudio/strategy/chance.py",
         "return torch.Generator().manual_seed(number)",
         ("generator = torch.Generator().manual_seed(number)\n    generator.seed()\n    return generator"),
-        ("tests/strategy/test_chance.py::test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other",),
+        ("tests/strategy/test_strategy.py::test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other",),
     ),
     Mutant(
         "Adam does not correct its bias",
@@ -470,14 +470,14 @@ FILES = (
         "splatstudio/formats/half_turn.py",
         'ODD_AXES = ["y", "z", "x", ',
         'ODD_AXES = ["x", "y", "z", ',
-        ("tests/formats/test_formats_others.py::test_a_reader_of_gltf_finds_every_value",),
+        ("tests/formats/test_formats.py::test_a_reader_of_gltf_finds_every_value",),
     ),
     Mutant(
         "SPZ's sizes are off by one",
         "splatstudio/formats/spz.py",
         "rounded(16.0 * (part.scales + 10.0), 0, 255)",
         "rounded(16.0 * (part.scales + 9.0), 0, 255)",
-        ("tests/formats/test_formats_round_trip.py::test_there_and_back",),
+        ("tests/formats/test_formats.py::test_there_and_back",),
     ),
     Mutant(
         "SOG takes the next entry of the codebook",

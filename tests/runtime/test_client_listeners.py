@@ -11,24 +11,18 @@ from typing import cast
 import numpy as np
 import pytest
 
-from splatstudio.runtime.messages import (
-    Frame,
-    ModelLoaded,
-    SetView,
-    TrainJob,
-    ViewOptions,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
-LOADED = ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)
+LOADED = messages.ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)
 
 
 def test_a_listener_that_fails_keeps_no_event_from_the_others(
     blob_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = WorkerClient(TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
+    client = WorkerClient(messages.TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
     heard: list[object] = []
 
     def fail(event: object) -> None:
@@ -45,10 +39,10 @@ def test_a_listener_that_fails_keeps_no_event_from_the_others(
 def test_frames_that_nobody_waits_for_are_not_kept(
     blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    client = WorkerClient(TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
+    client = WorkerClient(messages.TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
     image = np.zeros((4, 4, 3), np.uint8)
-    frame = cast(Frame, SimpleNamespace(view=5, seq=1))
-    client.send(SetView(5, 1, blob_scene.cameras[0], ViewOptions()))
+    frame = cast(messages.Frame, SimpleNamespace(view=5, seq=1))
+    client.send(messages.SetView(5, 1, blob_scene.cameras[0], messages.ViewOptions()))
     client.take_frame(frame, image)
     assert client.wait_for_frame(5, 1, 0.0) is not None
     client.drop_view(5)

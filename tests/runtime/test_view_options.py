@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 from blob_models import blobs, ring_of_cameras
-from test_worker_errors import finish
+from worker_watcher import finish
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.sky import Sky

@@ -10,26 +10,7 @@ from worker_faults import faulty, plan_fault
 from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_until
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.runtime.messages import (
-    Evaluate,
-    Evaluated,
-    Finished,
-    Pause,
-    Progress,
-    Resume,
-    Save,
-    Saved,
-    SetCap,
-    SettingChanged,
-    SetView,
-    Start,
-    StateChanged,
-    Step,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
@@ -38,35 +19,35 @@ from splatstudio.settings.strategy_config import DensifyConfig
 
 def paused(worker: Watcher) -> int:
     """Wait until the training stands still and return its step."""
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    return worker.of(Progress)[-1].step
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    return worker.of(messages.Progress)[-1].step
 
 
 def start_paused(worker: Watcher) -> int:
     """Start a training, let it stand still before or soon after its first step, and return the step."""
-    worker.client.send(Start())
-    worker.client.send(Pause())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    told = worker.of(Progress)
+    worker.client.send(messages.Start())
+    worker.client.send(messages.Pause())
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    told = worker.of(messages.Progress)
     return told[-1].step if told else 0
 
 
 def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     first = start_paused(worker)
-    worker.client.send(Step(3))
+    worker.client.send(messages.Step(3))
     assert paused(worker) == first + 3
-    worker.client.send(Step())
+    worker.client.send(messages.Step())
     assert paused(worker) == first + 4
-    worker.client.send(Step(0))
-    assert "at least 1" in worker.wait(Warned).sentence
-    worker.client.send(Step(90_000))
-    worker.wait(Progress, lambda event: event.step > first + 6)
-    worker.client.send(Step(2))  # the newest counts
+    worker.client.send(messages.Step(0))
+    assert "at least 1" in worker.wait(messages.Warned).sentence
+    worker.client.send(messages.Step(90_000))
+    worker.wait(messages.Progress, lambda event: event.step > first + 6)
+    worker.client.send(messages.Step(2))  # the newest counts
     assert first + 8 < paused(worker) < 90_000
-    worker.client.send(Step(2))
-    worker.client.send(Resume())  # and so does this
-    worker.wait(Progress, lambda event: event.step > worker.of(Progress)[0].step + 20)
+    worker.client.send(messages.Step(2))
+    worker.client.send(messages.Resume())  # and so does this
+    worker.wait(messages.Progress, lambda event: event.step > worker.of(messages.Progress)[0].step + 20)
 
 
 def test_a_cap_holds_from_the_next_densification_on(
@@ -74,20 +55,20 @@ def test_a_cap_holds_from_the_next_densification_on(
 ) -> None:
     densify = DensifyConfig(start_step=0, every=5, grow_grad=1e-7)
     config = replace(MANY, steps=2000, densify=densify)
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
     first = start_paused(worker)
-    worker.client.send(SetCap(100))
-    changed = worker.wait(SettingChanged)
+    worker.client.send(messages.SetCap(100))
+    changed = worker.wait(messages.SettingChanged)
     assert (changed.step, changed.path, changed.value) == (first, "densify.max_gaussians", 100)
-    worker.client.send(Step(30))
+    worker.client.send(messages.Step(30))
     paused(worker)
-    assert worker.of(Progress)[-1].num_gaussians == 100
-    worker.client.send(SetCap(150))
-    worker.client.send(Step(30))
+    assert worker.of(messages.Progress)[-1].num_gaussians == 100
+    worker.client.send(messages.SetCap(150))
+    worker.client.send(messages.Step(30))
     paused(worker)
-    assert worker.of(Progress)[-1].num_gaussians == 150
-    worker.client.send(SetCap(0))
-    assert "at least 1" in worker.wait(Warned).sentence
+    assert worker.of(messages.Progress)[-1].num_gaussians == 150
+    worker.client.send(messages.SetCap(0))
+    assert "at least 1" in worker.wait(messages.Warned).sentence
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "setting" in row]
     assert [(row["step"], row["value"]) for row in rows] == [(first, 100), (first + 30, 150)]
@@ -96,53 +77,59 @@ def test_a_cap_holds_from_the_next_densification_on(
 def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty))
-    worker.client.send(Start())
+    worker = launch(
+        messages.TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty)
+    )
+    worker.client.send(messages.Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
-    worker.client.send(Evaluate())
-    worker.client.send(Save())
-    worker.client.send(UpdateSettings((("optim.means_lr", 1e-5),)))
-    worker.client.send(Pause())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    assert not worker.of(Evaluated), "it waited"
-    assert [event.sentence for event in worker.of(Warned)] == ["An evaluation is under way already."]
-    assert worker.of(SettingChanged)[0].step == 5
+    worker.client.send(messages.Evaluate())
+    worker.client.send(messages.Save())
+    worker.client.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
+    worker.client.send(messages.Pause())
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    assert not worker.of(messages.Evaluated), "it waited"
+    assert [event.sentence for event in worker.of(messages.Warned)] == ["An evaluation is under way already."]
+    assert worker.of(messages.SettingChanged)[0].step == 5
     (tmp_path / "go on").touch()
-    assert worker.wait(Evaluated).step == 5, "the evaluation goes on"
-    worker.client.send(Step())
+    assert worker.wait(messages.Evaluated).step == 5, "the evaluation goes on"
+    worker.client.send(messages.Step())
     assert paused(worker) == 6
-    assert [event.step for event in worker.of(Saved)] == [5]
+    assert [event.step for event in worker.of(messages.Saved)] == [5]
 
 
 def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     step = start_paused(worker) + 4
-    worker.client.send(Step(4))
+    worker.client.send(messages.Step(4))
     paused(worker)
-    worker.client.send(Evaluate())
-    worker.client.send(Stop())
-    assert worker.wait(Warned).sentence == "The evaluation was broken off."
-    finished = worker.wait(Finished)
-    assert finished.step == step and not finished.completed and not worker.of(Evaluated)
+    worker.client.send(messages.Evaluate())
+    worker.client.send(messages.Stop())
+    assert worker.wait(messages.Warned).sentence == "The evaluation was broken off."
+    finished = worker.wait(messages.Finished)
+    assert finished.step == step and not finished.completed and not worker.of(messages.Evaluated)
     assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
     (tmp_path / "go on").touch()
-    worker.client.send(Evaluate())
-    worker.wait(Evaluated)  # nothing of the one before is in its way
+    worker.client.send(messages.Evaluate())
+    worker.wait(messages.Evaluated)  # nothing of the one before is in its way
 
 
 def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plan_fault(run, "slow evaluation")
-    worker = launch(TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty))
-    worker.client.send(Start())
+    worker = launch(
+        messages.TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty)
+    )
+    worker.client.send(messages.Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.close()
     list(worker.take())
-    assert worker.client.state == "ended" and not worker.of(Evaluated)
-    assert "The evaluation of step 5 was broken off." in [event.sentence for event in worker.of(Warned)]
-    assert worker.of(Finished)[-1].step == 5 and newest_checkpoint(run) is not None
+    assert worker.client.state == "ended" and not worker.of(messages.Evaluated)
+    assert "The evaluation of step 5 was broken off." in [
+        event.sentence for event in worker.of(messages.Warned)
+    ]
+    assert worker.of(messages.Finished)[-1].step == 5 and newest_checkpoint(run) is not None
 
 
 def test_of_many_changes_of_a_setting_the_last_is_noted(
@@ -150,16 +137,16 @@ def test_of_many_changes_of_a_setting_the_last_is_noted(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "busy evaluation")
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     start_paused(worker)
-    worker.client.send(Evaluate())
+    worker.client.send(messages.Evaluate())
     wait_until((tmp_path / "evaluating").exists, "the training is busy")
     for number in range(1, 51):  # a slider that is dragged meanwhile
-        worker.client.send(UpdateSettings((("optim.means_lr", number * 1e-6),)))
+        worker.client.send(messages.UpdateSettings((("optim.means_lr", number * 1e-6),)))
     # Frames are drawn beside: by the answer all of these have come.
-    worker.client.send(SetView(1, 1, front_camera(blob_scene)))
+    worker.client.send(messages.SetView(1, 1, front_camera(blob_scene)))
     assert worker.client.wait_for_frame(1, 1, TIMEOUT) is not None
     (tmp_path / "go on").touch()
-    worker.wait(Evaluated)
-    changed = worker.of(SettingChanged)
+    worker.wait(messages.Evaluated)
+    changed = worker.of(messages.SettingChanged)
     assert changed[-1].value == 50 * 1e-6 and len(changed) <= 3

@@ -14,24 +14,8 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Choice, Notice
+from splatstudio.runtime import messages
 from splatstudio.runtime.heartbeat import Limits, Phase
-from splatstudio.runtime.messages import (
-    Command,
-    Failed,
-    Finished,
-    Progress,
-    Resume,
-    Save,
-    Saved,
-    Start,
-    Started,
-    StateChanged,
-    Step,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    Warned,
-)
 from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 
@@ -44,32 +28,32 @@ def test_a_slow_disk_at_the_last_step_is_not_taken_for_a_step_that_hangs(
     run = tmp_path / "run"
     plan_fault(run, "slow save", step=5, times=1)
     limits = Limits(stuck={Phase.TRAINING: 2.5, Phase.OBEYING: 60.0})
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty, limits=limits))
-    worker.client.send(Start())
-    finished = worker.wait(Finished)
+    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty, limits=limits))
+    worker.client.send(messages.Start())
+    finished = worker.wait(messages.Finished)
     assert finished.completed and finished.checkpoint == newest_checkpoint(run)
-    assert not worker.of(Warned) and not worker.of(Failed)
+    assert not worker.of(messages.Warned) and not worker.of(messages.Failed)
 
 
-@pytest.mark.parametrize("order", [Resume, Stop, Save])
+@pytest.mark.parametrize("order", [messages.Resume, messages.Stop, messages.Save])
 def test_what_a_full_disk_did_not_take_at_the_last_step_is_saved_when_asked_again(
-    launch: Launch, blob_folder: Path, tmp_path: Path, order: type[Command]
+    launch: Launch, blob_folder: Path, tmp_path: Path, order: type[messages.Command]
 ) -> None:
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
-    worker.client.send(Start())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    assert "No space left" in worker.of(Warned)[-1].sentence
+    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
+    worker.client.send(messages.Start())
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    assert "No space left" in worker.of(messages.Warned)[-1].sentence
     worker.client.send(order())  # there still is no room
-    worker.wait(Warned, lambda event: "No space left" in event.sentence)
-    assert not worker.of(Finished) and newest_checkpoint(run) is None
+    worker.wait(messages.Warned, lambda event: "No space left" in event.sentence)
+    assert not worker.of(messages.Finished) and newest_checkpoint(run) is None
     flag.unlink()
     worker.client.send(order())
-    finished = worker.wait(Finished)
+    finished = worker.wait(messages.Finished)
     assert finished.completed and finished.step == 10
-    assert finished.checkpoint == newest_checkpoint(run) == worker.of(Saved)[-1].path
+    assert finished.checkpoint == newest_checkpoint(run) == worker.of(messages.Saved)[-1].path
     assert worker.client.state == "finished"
 
 
@@ -79,13 +63,13 @@ def test_more_steps_are_possible_where_the_last_one_could_not_be_saved(
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
-    worker.client.send(Start())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
+    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
+    worker.client.send(messages.Start())
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
     flag.unlink()
-    worker.client.send(UpdateSettings((("steps", 15),)))
-    worker.client.send(Resume())
-    finished = worker.wait(Finished)
+    worker.client.send(messages.UpdateSettings((("steps", 15),)))
+    worker.client.send(messages.Resume())
+    finished = worker.wait(messages.Finished)
     assert finished.step == 15 and finished.checkpoint == newest_checkpoint(run)
 
 
@@ -93,14 +77,14 @@ def test_a_checkpoint_that_was_deleted_since_is_written_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    worker = launch(TrainJob(blob_folder, run, MANY))
-    worker.client.send(Start())
-    worker.client.send(Step(3))
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Save())
-    shutil.rmtree(worker.wait(Saved).path)
-    worker.client.send(Stop())
-    checkpoint = worker.wait(Finished).checkpoint
+    worker = launch(messages.TrainJob(blob_folder, run, MANY))
+    worker.client.send(messages.Start())
+    worker.client.send(messages.Step(3))
+    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.client.send(messages.Save())
+    shutil.rmtree(worker.wait(messages.Saved).path)
+    worker.client.send(messages.Stop())
+    checkpoint = worker.wait(messages.Finished).checkpoint
     assert checkpoint is not None and checkpoint == newest_checkpoint(run)
 
 
@@ -110,13 +94,16 @@ def test_the_page_offers_to_save_again(
     monkeypatch.chdir(tmp_path)
     notices: list[Notice] = []
     controller = Controller(open_project(blob_folder, SHORT, None), notices.append)
-    sent: list[Command] = []
+    sent: list[messages.Command] = []
     monkeypatch.setattr(controller._worker, "send", sent.append)
-    for event in (Started(0, 10, 100, 3, 1), Progress(10, 10, 0.1, None, 100, 1.0, None, 1.0)):
+    for event in (
+        messages.Started(0, 10, 100, 3, 1),
+        messages.Progress(10, 10, 0.1, None, 100, 1.0, None, 1.0),
+    ):
         controller._worker.receive(event)
-    controller._worker.receive(StateChanged("paused"))
+    controller._worker.receive(messages.StateChanged("paused"))
     assert controller.choice() == Choice("Save again")
     controller.press_primary()
-    assert sent == [Resume()]
-    controller._worker.receive(Progress(9, 10, 0.1, None, 100, 1.0, None, 1.0))
+    assert sent == [messages.Resume()]
+    controller._worker.receive(messages.Progress(9, 10, 0.1, None, 100, 1.0, None, 1.0))
     assert controller.choice() == Choice("Resume")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import command
 from scene_builder import tiny_scene, write_blender, write_colmap, write_transforms
-from test_cli import command
 
 from splatstudio.api import train
 from splatstudio.cli.launched import launched_job

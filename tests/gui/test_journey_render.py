@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -40,27 +41,63 @@ def add_keyframes(screen: Screen, num: int) -> None:
         screen.wait(lambda before=present: num_keyframes(screen) == before + 1, "K adds a keyframe")
 
 
-def train(screen: Screen) -> None:
-    screen.button("Start training").click()
-    screen.wait(lambda: screen.text("state") == "Training" and screen.step > 5, "training")
-    screen.close_notices()
-
-
 def positions(screen: Screen) -> dict[int, np.ndarray]:
     """Return where each browser's camera is."""
     clients = screen.studio._server.get_clients()
     return {number: np.array(client.camera.position) for number, client in clients.items()}
 
 
-def test_keyframes_are_made_kept_and_played_in_one_browser(
+def test_from_keyframes_to_videos_and_pictures(
     open_page: Open, blob_folder: Path, browser: Any, tmp_path: Path
 ) -> None:
     screen = open_page(blob_folder, height=700)
+    run = tmp_path / "runs" / "blobs"
+    screen.settle()
+    start = screen.viewpoint.position
+    screen.tab("Render")
+    screen.page.get_by_text("Motion and lens").click()
+    move_a_keyframe_by_its_handles(screen)
+    screen.tab("View")
+    screen.seen("Reset the view").click()
+    screen.wait(lambda: bool(np.allclose(screen.viewpoint.position, start, atol=1e-3)), "where it began")
+    make_paths_ready_made(screen)
+    make_and_play_keyframes(screen, browser, run / "camera_paths" / "path-2.json")
+    change_keyframes(screen)
+    download_and_open_the_path(screen, tmp_path / "other.json")
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.text("state") == "Training" and screen.step > 100, "it looks like something")
+    screen.close_notices()
+    video = run / "renders" / "other.mp4"
+    model = render_a_video_beside_the_training(screen, video, run)
+    cancel_a_video(screen, video)
+    take_a_picture(screen, video.parent, model)
+    assert screen.errors == []
+
+
+def make_paths_ready_made(screen: Screen) -> None:
+    """Make each path that needs no keyframes, and an empty one in their place."""
+    screen.tab("Render")
+    for button, name in (("Orbit", "orbit"), ("Spiral", "spiral"), ("Photos", "photos")):
+        screen.seen(button).click()
+        screen.wait(lambda name=name: screen.draft.name == name, f"{button} makes a path")
+        assert num_keyframes(screen) >= 4
+    assert screen.draft.path.duration > 0
+    screen.seen("Empty").click()
+    # The keyframe that was deleted has left a path of the same name.
+    screen.wait(lambda: screen.draft.name == "path-2" and num_keyframes(screen) == 0, "a new one")
+
+
+def make_and_play_keyframes(screen: Screen, browser: Any, file: Path) -> None:
+    """Add three keyframes, see them kept in a file, and play them in one of two browsers."""
     (first,) = positions(screen)
     second = browser.new_page(viewport={"width": 560, "height": 240})
     second.goto(screen.studio.url, timeout=1000 * TIMEOUT)
     screen.wait(lambda: len(positions(screen)) == 2, "a second browser comes")
-    add_keyframes(screen, 3)
+    add_keyframes(screen, 2)
+    screen.drag(60)
+    screen.settle()
+    screen.seen("Add keyframe (K)").click()
+    screen.wait(lambda: num_keyframes(screen) == 3, "the button adds one, too")
     viewpoint = read_viewpoint(screen.studio._server.get_clients()[first].camera)
     assert viewpoint is not None
     keys = screen.draft.path.keyframes
@@ -68,7 +105,6 @@ def test_keyframes_are_made_kept_and_played_in_one_browser(
     rotation = viser.transforms.SO3(viewpoint.wxyz).as_matrix()
     assert np.allclose(keys[2].camera_to_world[:3, :3], rotation, atol=1e-6)
     # Every change is in a file, in the coordinates of the scene's own files.
-    file = tmp_path / "runs" / "blobs" / "camera_paths" / "path.json"
     screen.wait(file.exists, "the path is saved by itself")
     scene = screen.studio.controller.project.scene
     assert scene is not None
@@ -96,39 +132,69 @@ def test_keyframes_are_made_kept_and_played_in_one_browser(
         lambda: bool(np.allclose(positions(screen)[first], before[first])), "it stands where it stood"
     )
     second.close()
+    screen.wait(lambda: len(positions(screen)) == 1, "the second browser is gone")
 
-    screen.button("Earlier").click()
+
+def change_keyframes(screen: Screen) -> None:
+    """Change the order of the keyframes, delete one and take that back, stretch the times, move one."""
+    keys = screen.draft.path.keyframes
+    screen.seen("Earlier").click()
     screen.wait(lambda: screen.draft.path.keyframes[1] is keys[2], "the last one comes earlier")
+    screen.seen("Later").click()
+    screen.wait(lambda: screen.draft.path.keyframes[2] is keys[2], "and goes back")
     screen.button("Delete").click()
     screen.wait(lambda: num_keyframes(screen) == 2, "it is deleted")
-    screen.page.get_by_text("Motion and lens").click()
     screen.button("Undo").click()
     screen.wait(lambda: num_keyframes(screen) == 3, "that is taken back")
-    screen.enter("Duration (s)", "10")
-    screen.wait(lambda: screen.draft.path.duration == 10.0, "all times are stretched")
+    screen.enter("Duration (s)", "2")
+    duration = screen.draft.path.duration
+    screen.wait(lambda: abs(screen.draft.path.duration - 2.0) < 1e-6, f"all times are scaled, {duration} s")
     screen.button("Go to").click()
-    wanted = screen.draft.path.keyframes[1].camera_to_world[:3, 3]
-    screen.wait(lambda: bool(np.allclose(positions(screen)[first], wanted, atol=1e-3)), "it goes there")
-    assert screen.errors == []
+
+    def is_here(index: int) -> bool:
+        place = screen.draft.path.keyframes[index].camera_to_world[:3, 3]
+        return bool(np.allclose(screen.viewpoint.position, place, atol=1e-3))
+
+    screen.wait(lambda: any(is_here(index) for index in range(3)), "it goes there")
+    screen.settle()
+    (index,) = (index for index in range(3) if is_here(index))
+    screen.drag(40)
+    screen.settle()
+    assert not is_here(index)
+    screen.seen("Set here").click()
+    screen.wait(lambda: is_here(index), "the keyframe is where the camera is")
 
 
-def test_a_video_is_rendered_while_the_training_goes_on_another_cancelled_and_a_picture_taken(
-    open_page: Open, blob_folder: Path, tmp_path: Path
-) -> None:
-    screen = open_page(blob_folder, height=700)
-    train(screen)
-    add_keyframes(screen, 2)
+def download_and_open_the_path(screen: Screen, copy: Path) -> None:
+    """Download the path as a file and open it under another name."""
+    keyframes = screen.draft.path.keyframes
+    screen.page.get_by_text("Path file", exact=True).click()
+    with screen.page.expect_download() as download:
+        screen.seen("Download the path file").click()
+    assert download.value.suggested_filename == "path-2.json"
+    copy.write_bytes(Path(download.value.path()).read_bytes())
+    assert len(read_camera_path(copy).keyframes) == 3
+    assert len(json.loads(copy.read_text())["camera_path"]) == len(screen.draft.path.frame_times)
+    with screen.page.expect_file_chooser() as chooser:
+        screen.seen("Open a path file").click()
+    chooser.value.set_files(copy)
+    screen.wait(lambda: screen.draft.name == copy.stem, "the file is opened")
+    for mine, its in zip(keyframes, screen.draft.path.keyframes, strict=True):
+        assert np.allclose(mine.camera_to_world, its.camera_to_world, atol=1e-5)
+    screen.close_notices()
+
+
+def render_a_video_beside_the_training(screen: Screen, video: Path, run: Path) -> Model:
+    """Render a video while the training goes on, then pause, and return the model."""
     screen.choose("Size", "As the photographs")
     screen.wait(lambda: screen.draft.path.width == 48, "the size is taken")
-    screen.wait(lambda: screen.step > 100, "it looks like what it will be")
     step = screen.step
     screen.button("Render 61 frames").click()
-    screen.page.get_by_text("Rendered path.mp4").first.wait_for()
-    video = tmp_path / "runs" / "blobs" / "renders" / "path.mp4"
-    screen.page.get_by_text("runs/blobs/renders/path.mp4").first.wait_for()
+    screen.page.get_by_text(f"Rendered {video.name}").first.wait_for()
+    screen.page.get_by_text(f"runs/blobs/renders/{video.name}").first.wait_for()
     screen.wait(lambda: screen.step > step, "the training went on")
     with screen.page.expect_download() as download:
-        screen.page.get_by_role("button", name="Download path.mp4").click()
+        screen.page.get_by_role("button", name=f"Download {video.name}").click()
     assert Path(download.value.path()).read_bytes() == video.read_bytes()
     frames = iio.imread(video, plugin="pyav")
     assert frames.shape == (61, 40, 48, 3) and frames.std() > 10
@@ -136,7 +202,6 @@ def test_a_video_is_rendered_while_the_training_goes_on_another_cancelled_and_a_
     screen.button("Pause").click()
     screen.wait(lambda: screen.text("state") == "Paused", "paused")
     screen.button("Save").click()
-    run = tmp_path / "runs" / "blobs"
     screen.wait(lambda: newest_checkpoint(run) is not None, "saved")
     model = load_model(run)
     cameras = screen.draft.path.cameras()
@@ -145,18 +210,14 @@ def test_a_video_is_rendered_while_the_training_goes_on_another_cancelled_and_a_
         assert likeness(frames[number], expected) > 0.7, f"frame {number} shows something else"
     assert np.abs(frames[0].astype(int) - frames[60]).mean() > 2
     # The next one does not take its place.
-    screen.wait(
-        lambda: screen.page.locator('input[value$="path-2.mp4"]').count() > 0, "another name is offered"
-    )
+    offered = screen.page.locator(f'input[value$="{video.stem}-2.mp4"]')
+    screen.wait(lambda: offered.count() > 0, "another name is offered")
     screen.close_notices()
-    cancel_a_video(screen, video)
-    take_a_picture(screen, video.parent, model)
-    assert screen.errors == []
+    return model
 
 
 def cancel_a_video(screen: Screen, video: Path) -> None:
     """Cancel a long video: no file of it is left beside the one that is there."""
-    screen.page.get_by_text("Motion and lens").click()
     screen.enter("Duration (s)", "600")
     screen.button("Render 18,001 frames").click()
     screen.wait(lambda: "of 18,001" in screen.text("job"), "it tells how far it is")
@@ -226,8 +287,8 @@ def pull_an_arrow(screen: Screen, keyframe: np.ndarray, box: dict[str, float]) -
     return axis
 
 
-def test_handles_move_a_keyframe(open_page: Open, blob_folder: Path) -> None:
-    screen = open_page(blob_folder, height=700)
+def move_a_keyframe_by_its_handles(screen: Screen) -> None:
+    """Pull a keyframe by one of its arrows, put it out of sight, and delete it."""
     add_keyframes(screen, 1)
     box = screen.page.locator("canvas").first.bounding_box()
     screen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -252,7 +313,10 @@ def test_handles_move_a_keyframe(open_page: Open, blob_folder: Path) -> None:
     assert shift @ before[:3, axis] > 0.99 * np.linalg.norm(shift), "it moves along its arrow"
     assert np.allclose(after[:3, :3], before[:3, :3], atol=1e-6)
     # The keyframe, its handles with it, can be put out of sight.
-    screen.page.get_by_text("Motion and lens").click()
     seen = screen.picture().astype(int)
     screen.switch("Show the path").click()
     screen.wait(lambda: np.abs(screen.picture() - seen).max() > 60, "the path is hidden")
+    screen.switch("Show the path").click()
+    screen.switch("Move by handles").click()
+    screen.button("Delete").click()
+    screen.wait(lambda: num_keyframes(screen) == 0, "it is deleted")

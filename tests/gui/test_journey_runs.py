@@ -1,50 +1,71 @@
-"""The Evaluate tab in a real browser: a list of models, merge, evaluation beside a training, deletion."""
+"""A folder of runs in a real browser: models are opened, evaluated beside a training, deleted, merged."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from blob_models import blobs
-from gui_parts import MANY
 from studio_page import PAGE_TEST, Screen, row
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import read_ply
-from splatstudio.gui.tabs.evaluate import EvaluatePanel
 
 pytestmark = PAGE_TEST
 Open = Callable[..., Screen]
 
 
-def panel_of(screen: Screen) -> EvaluatePanel:
-    (panel,) = (panel for panel in screen.studio._refresher.panels if isinstance(panel, EvaluatePanel))
-    return panel
-
-
-def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
-    open_page: Open, blob_folder: Path, saved_run: Path
+def test_the_models_of_runs_are_opened_evaluated_exported_deleted_and_merged(
+    open_page: Open, blob_folder: Path, saved_run: Path, tmp_path: Path
 ) -> None:
     damaged = saved_run / "ckpts" / "step_00000050" / "rank00000-of-00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    screen = open_page(blob_folder, height=900, config=replace(MANY, steps=100_000))
-    screen.button("Resume from step 40").click()
-    screen.wait(lambda: screen.text("state") == "Training", "training")
+    screen = open_page(blob_folder, height=900)
     screen.tab("Evaluate")
     row(screen, "Step 50 · ").wait_for()
     assert "damaged" in row(screen, "Step 50 · ").inner_text()
     screen.wait(lambda: "rank 0 of 1) is damaged: it has" in screen.text("entry"), "the reason is told")
     screen.wait(screen.button("Evaluate").is_disabled, "a damaged model cannot be evaluated")
+    open_and_export(screen, saved_run)
+    screen.button("Resume from step 40").click()
+    screen.wait(lambda: screen.text("state") == "Training", "training")
+    evaluate_beside_the_training(screen, saved_run)
+    show_a_checkpoint_beside_the_training(screen)
+    screen.button("Stop").click()
+    screen.wait(lambda: screen.text("state") == "Stopped", "stopped")
+    screen.close_notices()
+    delete(screen, saved_run)
+    merge_gsplats_parts(screen, tmp_path)
+    assert screen.errors == []
+
+
+def choose_step_40(screen: Screen) -> None:
+    screen.tab("Evaluate")
+    row(screen, "Step 40 · ").click()
+    screen.wait(lambda: "step_00000040" in screen.text("entry"), "it is chosen")
+
+
+def open_and_export(screen: Screen, run: Path) -> None:
+    """Show a checkpoint while nothing is trained, and write it."""
+    choose_step_40(screen)
+    screen.button("Open").click()
+    screen.wait(lambda: screen.studio.controller.status.step == 40, "it is shown")
+    screen.button("Export").locator("visible=true").first.click()
+    exported = run / "exports" / "blobs-40.ply"
+    screen.wait(exported.exists, "it is exported")
+    screen.page.get_by_role("button", name="Download blobs-40.ply").wait_for()
+    screen.close_notices()
+
+
+def evaluate_beside_the_training(screen: Screen, run: Path) -> None:
+    """Merge and evaluate a checkpoint of two ranks, and stand in the camera of its worst photograph."""
     row(screen, "Step 20 · 2 ranks").click()
     screen.wait(lambda: "rank00001-of-00002" in screen.text("entry"), "its files are named")
     step = screen.step
     screen.button("Merge & evaluate").click()
-    scores = saved_run / "eval" / "step_00000020.json"
+    scores = run / "eval" / "step_00000020.json"
     screen.wait(scores.exists, "it is evaluated")
     screen.wait(lambda: screen.step > step, "the training went on")
     psnr = json.loads(scores.read_text())["psnr"]
@@ -52,21 +73,16 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     screen.wait(lambda: screen.text("test-psnr") == f"{psnr:.2f} dB", "the head shows it, too")
 
     def told_of() -> list[str]:
-        return [
-            item.notice.text
-            for item in screen.studio._news.items
-            if item.notice.title.startswith("Evaluated")
-        ]
+        notices = (item.notice for item in screen.studio._news.items)
+        return [notice.text for notice in notices if notice.title.startswith("Evaluated")]
 
     screen.wait(lambda: told_of() == [str(scores)], "it is told once")
     told = screen.page.locator(".mantine-Notification-description").filter(has_text=scores.name)
     assert told.evaluate("e => e.scrollWidth <= e.clientWidth && e.innerText"), "nothing of it is cut off"
     assert "weights not found" in screen.text("scores") or "LPIPS" in screen.text("scores")
-    merged = saved_run / "exports" / "blobs-20-merged.ply"
+    merged = run / "exports" / "blobs-20-merged.ply"
     assert len(read_ply(merged)) == len(screen.studio.controller.project.scene.points)  # type: ignore[union-attr]
     screen.close_notices()
-    if os.environ.get("SCREENSHOT"):
-        screen.page.screenshot(path=os.environ["SCREENSHOT"])
     # The worst photograph: a click stands in its camera and compares.
     worst = json.loads(scores.read_text())["images"]
     name = min(worst, key=lambda image: image["psnr"])["name"]
@@ -75,36 +91,38 @@ def test_models_are_listed_evaluated_and_compared_while_a_training_goes_on(
     screen.wait(lambda: f"At {name}" in screen.text("standing"), "the browser stands in its camera")
     compare = screen.page.get_by_label("Compare", exact=True).locator("visible=true").first
     screen.wait(lambda: compare.input_value() == "Split", "and compares")
-    assert screen.errors == []
 
 
-def test_a_model_is_opened_exported_and_deleted_and_parts_are_merged(
-    open_page: Open, blob_folder: Path, saved_run: Path, tmp_path: Path
-) -> None:
-    screen = open_page(blob_folder, height=900, config=replace(MANY, steps=60))
-    screen.tab("Evaluate")
-    row(screen, "Step 40 · ").click()
-    screen.wait(lambda: "step_00000040" in screen.text("entry"), "it is chosen")
+def show_a_checkpoint_beside_the_training(screen: Screen) -> None:
+    """Look at another model while the training goes on, and go back."""
+    choose_step_40(screen)
     screen.button("Open").click()
-    screen.wait(lambda: screen.studio.controller.status.step == 40, "it is shown")
-    screen.button("Export").locator("visible=true").first.click()
-    exported = saved_run / "exports" / "blobs-40.ply"
-    screen.wait(exported.exists, "it is exported")
-    screen.page.get_by_role("button", name="Download blobs-40.ply").wait_for()
-    screen.close_notices()
-    screen.button("Delete").click()
-    screen.page.get_by_text("Delete step 40 of blobs").wait_for()
-    screen.button("Keep it").click()
-    time.sleep(0.5)
-    assert (saved_run / "ckpts" / "step_00000040").exists()
-    screen.button("Delete").click()
-    screen.button("Delete it").click()
-    screen.wait(lambda: not (saved_run / "ckpts" / "step_00000040").exists(), "it is deleted")
-    assert newest_checkpoint(saved_run) == saved_run / "ckpts" / "step_00000050"
+    back = screen.page.get_by_role("button", name="Back to the training")
+    back.wait_for()
+    screen.wait(lambda: screen.studio.controller.model_state().step == 40, "it is in the view")
+    step = screen.step
+    screen.wait(lambda: screen.step > step, "the training goes on")
+    assert screen.text("state") == "Training"
+    back.click()
+    back.wait_for(state="hidden")
+    screen.wait(lambda: (screen.studio.controller.model_state().step or 0) > 40, "its own again")
+
+
+def delete(screen: Screen, run: Path) -> None:
+    """Delete a checkpoint, after the question was answered otherwise once."""
+    newest = newest_checkpoint(run)
+    choose_step_40(screen)
+    question = screen.page.get_by_text("Delete step 40 of blobs")
+    for answer in ("Keep it", "Delete it"):  # what is kept can be asked about again
+        screen.button("Delete").click()
+        question.wait_for()
+        assert (run / "ckpts" / "step_00000040").exists()
+        screen.button(answer).click()
+        question.wait_for(state="hidden")
+    screen.wait(lambda: not (run / "ckpts" / "step_00000040").exists(), "it is deleted")
+    assert newest is not None and newest_checkpoint(run) == newest
     screen.wait(lambda: row(screen, "Step 40 · ").count() == 0, "the list knows")
     screen.close_notices()
-    merge_gsplats_parts(screen, tmp_path)
-    assert screen.errors == []
 
 
 def merge_gsplats_parts(screen: Screen, tmp_path: Path) -> None:

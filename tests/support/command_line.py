@@ -1,0 +1,19 @@
+"""The command line in this process."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from splatstudio.cli.main import main
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Run `splatstudio ARGUMENTS` in this process; return its exit code and everything that it printed."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
+        patch.setenv("COLUMNS", "500")
+        main()
+    output = capsys.readouterr()
+    return int(stop.value.code or 0), output.out + output.err

@@ -16,7 +16,7 @@ from studio_page import DRAWN, PAGE_TEST, Screen
 from splatstudio.cameras.camera import look_at
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.compare import on_canvas, place_of
-from splatstudio.gui.state.viewpoint import Viewpoint, fly_to
+from splatstudio.gui.state.viewpoint import fly_to
 from splatstudio.gui.tabs.view import MODES
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
@@ -217,6 +217,7 @@ def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path)
         steps=1, eval_steps=(), save_steps=(), sh_degree=0, init_scale=0.05, init_opacity=0.99
     )
     screen = open_page(blob_folder, config)
+    screen.draw_all_pixels()
     screen.studio.start_training()
     screen.wait(lambda: screen.text("state") == "Finished", "the one step")
     screen.tab("View")
@@ -229,26 +230,14 @@ def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path)
     side = replace(scene.cameras[1], viewmat=viewmat)
     fly_to(screen.client, side, float(np.linalg.norm(eye)))
     screen.close_notices()
-    shown: list[tuple[np.ndarray, np.ndarray, Viewpoint]] = []
-
-    def both_from_one_place() -> bool:
-        # The browser says where it has come to, which may be a little later than it seems to rest.
-        screen.settle()
-        place = screen.viewpoint
-        screen.wait(screen.still_is_sent, "the splats in full size")
-        splats = resting_picture(screen)
-        for label in ("Splats", "Points"):
-            screen.switch(label).click()
-        screen.wait(lambda: bool((screen.picture() != splats).any()), "points in place of splats")
-        shown.append((splats, resting_picture(screen), screen.viewpoint))
-        for label in ("Splats", "Points"):
-            screen.switch(label).click()
-        then = screen.viewpoint
-        return np.array_equal(place.position, then.position) and np.array_equal(place.wxyz, then.wxyz)
-
-    screen.wait(both_from_one_place, "splats and points from one place")
-    splats, points, viewpoint = shown[-1]
-    camera = viewpoint.camera(1.0)
+    screen.settle()
+    screen.wait(screen.still_is_sent, "the splats in full size")
+    splats = resting_picture(screen)
+    screen.switch("Splats").click()
+    screen.switch("Points").click()
+    screen.wait(lambda: bool((screen.picture() != splats).any()), "points in place of splats")
+    points = resting_picture(screen)
+    camera = screen.viewpoint.camera(1.0)
     local = scene.points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
     spots = (local @ camera.K.T)[:, :2] / local[:, 2:]
     offsets = {"splats": off_centre(splats, spots), "points": off_centre(points, spots)}

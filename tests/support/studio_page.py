@@ -27,7 +27,7 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer
 
 P = TypeVar("P", bound=Panel)
-TIMEOUT = 45.0  # a machine with other work is many times slower
+TIMEOUT = 120.0  # a machine with other work is many times slower
 CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # The browser draws without a GPU and, once it is there, asks nothing of the network.
@@ -87,6 +87,12 @@ class Screen:
     studio: Studio
     errors: list[str]
     number: int = 0  # of the studio's browsers, in the order in which they came
+
+    def draw_all_pixels(self) -> None:
+        """Load the page anew, so that it draws every pixel of its canvas however slow the browser is."""
+        self.page.goto(f"http://127.0.0.1:{self.studio.port}/?fixedDpr=1")
+        self.page.get_by_role("tab", name="Log").wait_for()
+        self.wait(lambda: self.text("state") != "", "the head of the dock")
 
     def close_notices(self) -> None:
         """Put away what covers the picture, as the warning that there is no GPU."""

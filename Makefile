@@ -21,7 +21,7 @@ test: setup test-tools
 	$(BIN)/python -m pytest -m "not gui" $(TWO_AT_A_TIME) $(TEST_ARGUMENTS) || ended=$$?; \
 	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
 	exit $$ended
-TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from blob_models import blobs
-from command_line import command
+from command_line import CommandLine
 from format_models import Precision, assert_kept, model, precision_of
 from model_parts import STEP_OF_PARTS as STEP
 from scipy.spatial.transform import Rotation
@@ -38,51 +38,51 @@ from splatstudio.runtime.tasks import _WORK, Task, Tasks, output_of
 from splatstudio.scene.scene import Scene
 
 
-def test_an_export_writes_over_nothing_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_writes_over_nothing_unasked(tmp_path: Path, command: CommandLine) -> None:
     write_ply(tmp_path / "a.ply", blobs(num=30))
     (tmp_path / "b.ply").write_text("mine")
-    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "b.ply")
+    code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply")
     assert code == 2 and "b.ply is there already" in printed and "--overwrite" in printed
     assert (tmp_path / "b.ply").read_text() == "mine"
-    code, _ = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--overwrite")
+    code, _ = command("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--overwrite")
     assert code == 0 and len(read_ply(tmp_path / "b.ply")) == 30
 
 
 def test_cameras_beside_an_export_write_over_nothing_unasked(
-    tmp_path: Path, blob_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, blob_folder: Path, command: CommandLine
 ) -> None:
     write_ply(tmp_path / "a.ply", blobs(num=30))
     (tmp_path / "cameras.json").write_text("mine")
     arguments = ("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--scene", blob_folder)
     cameras = ("--cameras", tmp_path / "cameras.json")
-    code, printed = command(capsys, *arguments, *cameras)
+    code, printed = command(*arguments, *cameras)
     assert code == 2 and "cameras.json is there already" in printed
     assert (tmp_path / "cameras.json").read_text() == "mine" and not (tmp_path / "b.ply").exists()
-    assert command(capsys, *arguments, *cameras, "--overwrite")[0] == 0
+    assert command(*arguments, *cameras, "--overwrite")[0] == 0
     assert (tmp_path / "cameras.json").read_text().startswith("[")
 
 
-def test_a_link_to_nowhere_is_not_written_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_to_nowhere_is_not_written_through(tmp_path: Path, command: CommandLine) -> None:
     write_ply(tmp_path / "a.ply", blobs(num=30))
     (tmp_path / "b.ply").symlink_to(tmp_path / "elsewhere.ply")
-    assert command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "b.ply")[0] == 2
+    assert command("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply")[0] == 2
     assert (tmp_path / "b.ply").is_symlink()
 
 
 def test_a_merge_writes_over_nothing_unasked(
     parts: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: CommandLine,
 ) -> None:
     (tmp_path / "whole.ply").write_text("mine")
-    code, printed = command(capsys, "merge", parts, "-o", tmp_path / "whole.ply")
+    code, printed = command("merge", parts, "-o", tmp_path / "whole.ply")
     assert code == 2 and "whole.ply is there already" in printed and "--overwrite" in printed
     assert (tmp_path / "whole.ply").read_text() == "mine"
-    assert command(capsys, "merge", parts, "-o", tmp_path / "whole.ply", "--overwrite")[0] == 0
+    assert command("merge", parts, "-o", tmp_path / "whole.ply", "--overwrite")[0] == 0
     assert len(read_ply(tmp_path / "whole.ply")) == 41
     # Not even then one of the parts.
     before = (parts / f"ckpt_{STEP}_rank0.pt").read_bytes()
-    code, printed = command(capsys, "merge", parts, "-o", parts / f"ckpt_{STEP}_rank0.pt", "--overwrite")
+    code, printed = command("merge", parts, "-o", parts / f"ckpt_{STEP}_rank0.pt", "--overwrite")
     assert code == 2 and "is one of the parts" in printed
     assert (parts / f"ckpt_{STEP}_rank0.pt").read_bytes() == before
 
@@ -90,7 +90,7 @@ def test_a_merge_writes_over_nothing_unasked(
 def test_parts_merge_from_the_folders_where_the_machines_left_them(
     parts: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: CommandLine,
 ) -> None:
     whole = merge(parts)
     for rank in range(2):
@@ -102,7 +102,7 @@ def test_parts_merge_from_the_folders_where_the_machines_left_them(
         merged = merge(given)
         for name, tensor in whole.gaussians.tensors().items():
             assert torch.equal(merged.gaussians.tensors()[name], tensor)
-    code, printed = command(capsys, "merge", *files, "-o", tmp_path / "whole.ply")
+    code, printed = command("merge", *files, "-o", tmp_path / "whole.ply")
     assert code == 0 and "20 + 21 = 41 splats of 2 ranks" in printed
     with pytest.raises(ValueError, match=rf"of the ranks 0 to 1, 0 is missing \(ckpt_{STEP}_rank0"):
         merge(files[:1])
@@ -121,11 +121,10 @@ def test_the_same_rank_in_two_folders_is_not_guessed_at(parts: Path, tmp_path: P
 def test_an_evaluation_names_a_part_once(
     parts: Path,
     blob_folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: CommandLine,
 ) -> None:
     part = parts / f"ckpt_{STEP}_rank0.pt"
     code, printed = command(
-        capsys,
         "eval",
         part,
         "--alone",
@@ -166,7 +165,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
     asked: tuple[object, ...],
     evaluated: list[EvaluationTask],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: CommandLine,
 ) -> None:
     (tmp_path / "taken.csv").write_text("mine")
     for option, file, why in (
@@ -174,21 +173,21 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
         ("--csv", tmp_path / "taken.csv", "is there already"),
         ("--csv", tmp_path / "a.ply" / "x.csv", "the folder"),
     ):
-        code, printed = command(capsys, *asked, option, file)
+        code, printed = command(*asked, option, file)
         assert code == 2 and why in " ".join(printed.split()) and not evaluated, printed
     assert (tmp_path / "taken.csv").read_text() == "mine"
-    code, printed = command(capsys, *asked, "--json", tmp_path / "x", "--csv", tmp_path / "x")
+    code, printed = command(*asked, "--json", tmp_path / "x", "--csv", tmp_path / "x")
     assert code == 2 and "cannot both" in printed and not evaluated
 
 
 def test_files_are_replaced_where_that_was_asked(
-    asked: tuple[object, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: tuple[object, ...], tmp_path: Path, command: CommandLine
 ) -> None:
     files = tmp_path / "a.json", tmp_path / "a.csv"
     for file in files:
         file.write_text("old")
         os.link(file, file.with_name(file.name + ".kept"))
-    code, printed = command(capsys, *asked, "--json", files[0], "--csv", files[1], "--overwrite")
+    code, printed = command(*asked, "--json", files[0], "--csv", files[1], "--overwrite")
     assert code == 0, printed
     assert json.loads(files[0].read_text())["psnr"] > 20.0
     assert len(files[1].read_text().splitlines()) > 1
@@ -263,22 +262,22 @@ def test_every_format_is_trimmed_and_upright(
 
 
 def test_the_cameras_are_not_written_over_the_model(
-    tmp_path: Path, blob_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, blob_folder: Path, command: CommandLine
 ) -> None:
     write_ply(tmp_path / "a.ply", blobs(num=30))
     (tmp_path / "here").symlink_to(tmp_path)
     both = ("-o", tmp_path / "b.ply", "--cameras", tmp_path / "here" / "b.ply")
-    code, printed = command(capsys, "export", tmp_path / "a.ply", *both, "--scene", blob_folder)
+    code, printed = command("export", tmp_path / "a.ply", *both, "--scene", blob_folder)
     assert code == 2 and "name two files" in printed
     assert not (tmp_path / "b.ply").exists()
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_written(
-    tmp_path: Path, blob_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, blob_folder: Path, command: CommandLine
 ) -> None:
     write_ply(tmp_path / "a.ply", blobs(num=30))
     files = ("-o", tmp_path / "no" / "b.ply", "--cameras", tmp_path / "c.json")
-    code, printed = command(capsys, "export", tmp_path / "a.ply", *files, "--scene", blob_folder)
+    code, printed = command("export", tmp_path / "a.ply", *files, "--scene", blob_folder)
     assert code == 2 and "cannot be written: the folder" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["a.ply"]
 

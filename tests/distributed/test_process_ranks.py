@@ -23,7 +23,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.kernels import ops
 from splatstudio.runtime.activity import Activity, WorkerContext
-from splatstudio.runtime.messages import Failed, Job, Saved, Start, TrainJob
+from splatstudio.runtime.messages import Failed, Job, Saved, TrainJob
 from splatstudio.runtime.rank import activity_of
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
@@ -105,8 +105,7 @@ def test_all_ranks_save_what_they_have_when_one_cannot_read_a_photograph(
 ) -> None:
     job = TrainJob(blob_folder, tmp_path / "run", replace(MANY, steps=50))
     plan = replace(plan_for(job, choose_devices(ranks=2)), activity=half_blind)
-    worker = launch(job, plan)
-    worker.client.send(Start())
+    worker = launch(job, plan).start()
     failed = worker.wait(Failed)
     assert (
         "mages/7.png cannot be read" in failed.sentence and "checkpoint of step 5 is safe" in failed.sentence

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command_line import command
+from command_line import CommandLine
 from format_models import assert_kept, model, precision_of
 from scipy.spatial.transform import Rotation
 
@@ -87,29 +87,27 @@ def test_the_estimated_size_is_about_right(tmp_path: Path, form, degree: int) ->
     assert 0.95 < actual / estimated < most
 
 
-def test_the_command_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_export(tmp_path: Path, command: CommandLine) -> None:
     write_ply(tmp_path / "a.ply", model(123, 1))
     for form in FORMATS:
         if form.write is None:
             continue
         output = tmp_path / f"b{form.endings[0]}"
-        code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", output)
+        code, printed = command("export", tmp_path / "a.ply", "-o", output)
         assert code == 0 and f"123 splats written to {output} as {form.name} (" in printed
         assert ("Not everything is kept" in printed) == bool(form.loses)
         if form.read:
             back = tmp_path / f"back{form.endings[0]}.ply"
-            assert command(capsys, "export", output, "-o", back)[0] == 0
+            assert command("export", output, "-o", back)[0] == 0
             assert_kept(read_ply(back).gaussians, model(123, 1), precision_of(form.endings[0], model(123, 1)))
-    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "a.fbx")
+    code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "a.fbx")
     assert code == 2 and re.search(r"cannot write a\.fbx: its name must end in one of", printed)
-    code, printed = command(capsys, "export", tmp_path / "missing.spz", "-o", tmp_path / "c.ply")
+    code, printed = command("export", tmp_path / "missing.spz", "-o", tmp_path / "c.ply")
     assert code == 2 and "missing.spz cannot be read" in printed
 
 
 @pytest.mark.parametrize("degree", [0, 2])
-def test_the_size_is_told_before_a_file_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], degree: int
-) -> None:
+def test_the_size_is_told_before_a_file_is_written(tmp_path: Path, command: CommandLine, degree: int) -> None:
     gaussians = model(4000, degree)
     gaussians.opacities[:3000] = -9.0
     write_ply(tmp_path / "a.ply", gaussians)
@@ -125,7 +123,7 @@ def test_the_size_is_told_before_a_file_is_written(
     assert f"{output.stat().st_size / 1e6:.1f} MB" == megabytes
     # The command tells it even of a file that then cannot be written.
     output = tmp_path / f"{'b' * 260}.ply"
-    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", output, "--min-opacity", "0.001")
+    code, printed = command("export", tmp_path / "a.ply", "-o", output, "--min-opacity", "0.001")
     assert code == 2 and said[0] in printed and "cannot be written" in printed
 
 

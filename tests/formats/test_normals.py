@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from blob_models import blobs
-from command_line import command
+from command_line import CommandLine
 from format_models import assert_kept, model, precision_of
 
 from splatstudio.cameras.placement import Placement
@@ -129,13 +129,13 @@ def test_other_formats_say_that_they_have_no_room(tmp_path: Path) -> None:
 
 
 def test_the_command_and_the_tab_write_the_same(
-    tmp_path: Path, blob_folder: Path, blob_scene: Scene, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, blob_folder: Path, blob_scene: Scene, command: CommandLine
 ) -> None:
     """The one turns the model and then takes the normals, the other the other way round."""
     gaussians = blobs(num=300)
     write_ply(tmp_path / "a.ply", gaussians)
     arguments = ("export", tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--scene", blob_folder, "--normals")
-    code, printed = command(capsys, *arguments)
+    code, printed = command(*arguments)
     assert code == 0 and "not known" not in printed
     written = columns(tmp_path / "b.ply", "nx", "ny", "nz")
     eyes = np.stack([camera.position for camera in blob_scene.cameras])
@@ -203,14 +203,14 @@ def test_a_file_is_drawn_as_it_was_trained(tmp_path: Path, blob_scene: Scene, en
     assert pictures[kept].mean() < 0.5 * pictures[plain].mean()
 
 
-def test_a_file_of_a_file_tells_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_a_file_tells_it_too(tmp_path: Path, command: CommandLine) -> None:
     specks().save(tmp_path / "a.ply")
     path = tmp_path / "a.ply"
     for ending in TELLING[1:]:
         assert export_model(path, tmp_path / f"b{ending}").note is None
         path = tmp_path / f"b{ending}"
         assert read_splats(path).antialiased
-    assert "trained anti-aliased" in command(capsys, "info", path)[1]
+    assert "trained anti-aliased" in command("info", path)[1]
 
 
 @pytest.mark.parametrize(

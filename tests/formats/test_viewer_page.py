@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from command_line import command
+from command_line import CommandLine
 from format_models import model, recorded
 from scipy.spatial.transform import Rotation
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
@@ -127,9 +127,9 @@ def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page(tmp_path: Path, command: CommandLine) -> None:
     write_ply(tmp_path / "a.ply", model(50))
-    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
+    code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
     assert code == 0 and "50 splats written to" in printed and "as Web page" in printed
     assert "no view-dependent colour" in printed
     assert "GaussianSplatsMessage" in recorded(tmp_path / "a.html")

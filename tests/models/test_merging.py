@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import CommandLine
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from splatstudio.checkpoints.rank_parts import files_to_merge, part_of
@@ -307,18 +307,10 @@ def test_of_several_steps_in_a_folder_the_last_is_taken(trained: Gaussians, tmp_
     assert names == ["ckpt_14999_rank0.pt", "ckpt_14999_rank1.pt"]
 
 
-def test_the_command_says_what_it_did(
-    trained: Gaussians, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from splatstudio.cli.main import main
-
+def test_the_command_says_what_it_did(trained: Gaussians, tmp_path: Path, command: CommandLine) -> None:
     split(tmp_path, trained, 2)
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(sys, "argv", ["splatstudio", "merge", str(tmp_path), "-o", str(tmp_path / "m.ply")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    output = capsys.readouterr().out
-    assert not stop.value.code and f"= {len(trained):,} splats of 2 ranks" in output
+    code, output = command("merge", tmp_path, "-o", tmp_path / "m.ply")
+    assert code == 0 and f"= {len(trained):,} splats of 2 ranks" in output
     assert len(load_model(tmp_path / "m.ply")) == len(trained)
     assert json.dumps(STEP) in output
 

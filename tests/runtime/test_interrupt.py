@@ -211,21 +211,6 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
     assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
 
 
-def test_the_background_process_saves_when_the_command_is_killed(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder))
-    worker = training_process(tmp_path / "run", process)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + TIMEOUT
-    while is_there(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_there(worker) and newest_checkpoint(tmp_path / "run") is not None
-
-
 def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
     start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +323,7 @@ main()
 OPEN = ("open", "--train", "--no-browser", "--port", "0")
 
 
-@pytest.fixture(params=["train", "open"])
+@pytest.fixture
 def stopped(
     request: pytest.FixtureRequest, tmp_path: Path, blob_folder: Path
 ) -> Iterator[subprocess.Popen[str]]:
@@ -374,6 +359,7 @@ def stopped(
     process.wait()
 
 
+@pytest.mark.parametrize("stopped", ["open"], indirect=True)
 def test_what_a_full_disk_does_not_take_is_saved_when_there_is_room(
     stopped: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -383,9 +369,10 @@ def test_what_a_full_disk_does_not_take_is_saved_when_there_is_room(
     saved = newest_checkpoint(tmp_path / "run")
     assert saved is not None and (step_of(saved) or 0) > 0
     assert f"Saved {saved}" in output and "Go on with: splatstudio" in output
-    assert stopped.returncode == (0 if "open" in stopped.args else 130)  # type: ignore[operator]
+    assert stopped.returncode == 0
 
 
+@pytest.mark.parametrize("stopped", ["train"], indirect=True)
 def test_the_second_ctrl_c_ends_though_nothing_could_be_saved(
     stopped: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -147,8 +147,7 @@ def test_a_training_on_two_ranks_ends_where_the_score_stands_still_and_goes_on_w
 ) -> None:
     run = tmp_path / "run"
     job = messages.TrainJob(blob_folder, run, replace(ANYHOW, steps=30, stop_when_flat=True))
-    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
-    worker.client.send(messages.Start())
+    worker = launch(job, plan_for(job, choose_devices(ranks=2))).start()
     flat = worker.wait(messages.PlateauReached)
     end = worker.wait(messages.Finished)
     assert flat.stops and flat.step == 10 and flat.total_steps == 30
@@ -156,7 +155,7 @@ def test_a_training_on_two_ranks_ends_where_the_score_stands_still_and_goes_on_w
     assert end.checkpoint is not None and step_of(end.checkpoint) == 10
     assert newest_checkpoint(run) == end.checkpoint
     assert [event.state for event in worker.of(messages.StateChanged)][-1] == "finished"
-    worker.client.send(messages.Resume())
+    worker.send(messages.Resume())
     end = worker.wait(messages.Finished)
     assert (end.step, end.completed) == (30, True), "one stretch ends one training"
     assert len(worker.of(messages.PlateauReached)) == 1
@@ -168,14 +167,14 @@ def test_a_training_tells_and_goes_on_until_it_is_told_to_stop_there(
 ) -> None:
     config = replace(ANYHOW, optim=OptimConfig(rest_lr_decay=0.1))
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(messages.Start(pause_at=30))
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.send(messages.Start(pause_at=30))
+    worker.reach("paused")
     (flat,) = worker.of(messages.PlateauReached)
     assert not flat.stops and not flat.waits and flat.rates_left == pytest.approx(0.1 ** (1 - FIRST / 60))
     # Told to stop for it, it waits until the rates are nearly at rest.
-    worker.client.send(messages.UpdateSettings((("stop_when_flat", True),)))
+    worker.send(messages.UpdateSettings((("stop_when_flat", True),)))
     assert worker.wait(messages.SettingChanged).value is True
-    worker.client.send(messages.Resume())
+    worker.send(messages.Resume())
     end = worker.wait(messages.Finished)
     stop = worker.of(messages.PlateauReached)[-1]
     assert stop.stops and stop.step == end.step < 60 and stop.rates_left >= 0.7 and not end.completed
@@ -186,8 +185,7 @@ def test_to_stop_without_test_photographs_is_answered_with_a_word(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = replace(ANYHOW, steps=3, test_every=0, stop_when_flat=True)
-    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config)).start()
     assert "no test photographs" in worker.wait(messages.Warned).sentence
     assert worker.wait(messages.Finished).completed
     worker.client.close()

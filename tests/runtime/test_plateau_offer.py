@@ -226,27 +226,27 @@ def test_a_new_process_that_goes_on_with_a_run_tells_what_was_told(
     config = replace(ANYHOW, optim=OptimConfig(rest_lr_decay=0.5))
     job = messages.TrainJob(blob_folder, tmp_path / "run", config)
     first = launch(job)
-    first.client.send(messages.Start(pause_at=26))
-    first.wait(messages.StateChanged, lambda event: event.state == "paused")
+    first.send(messages.Start(pause_at=26))
+    first.reach("paused")
     (told,) = first.of(messages.PlateauReached)
     first.client.close()
     checkpoint = newest_checkpoint(tmp_path / "run")
 
     second = launch(replace(job, checkpoint=checkpoint))
-    second.client.send(messages.Start(pause_at=28))
-    second.wait(messages.StateChanged, lambda event: event.state == "paused")
+    second.send(messages.Start(pause_at=28))
+    second.reach("paused")
     assert second.of(messages.PlateauReached) == [told] and [
         event.step for event in second.of(messages.Started)
     ] == [26]
     assert second.of(messages.PlateauLeft) == []
-    second.client.send(messages.UpdateSettings((("optim.sh0_lr", 0.01),)))
+    second.send(messages.UpdateSettings((("optim.sh0_lr", 0.01),)))
     assert second.wait(messages.PlateauLeft).step == 28, "said at once, while it stands still"
     second.client.close()
 
     # With other steps planned it does not hold, and who was told by the process before is told so.
     third = launch(replace(job, config=replace(config, steps=80), checkpoint=checkpoint))
-    third.client.send(messages.Start(pause_at=27))
-    third.wait(messages.StateChanged, lambda event: event.state == "paused")
+    third.send(messages.Start(pause_at=27))
+    third.reach("paused")
     assert third.of(messages.PlateauReached) == [] and [
         event.step for event in third.of(messages.PlateauLeft)
     ] == [26]

@@ -61,7 +61,7 @@ def training(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """A training on two ranks that has begun to look like something; each test leaves it training."""
     job = messages.TrainJob(blob_folder, tmp_path_factory.mktemp("frames") / "run", MANY)
     worker = Watcher(WorkerClient(job, plan_for(job, choose_devices(ranks=2))).start())
-    worker.client.send(messages.Start())
+    worker.send(messages.Start())
     worker.wait(messages.Progress, lambda event: event.step > 20)
     yield worker
     if worker.client.alive:
@@ -77,12 +77,12 @@ def still(scene: Scene, frames: int) -> CameraPath:
 def assert_a_cancelled_path_leaves_nothing(training: Watcher, scene: Scene, tmp_path: Path) -> None:
     """Cancel a path, and render a short one to see that the ranks still draw and train."""
     endless = replace(still(scene, 1), default_seconds=400.0)
-    training.client.send(messages.RenderPath(endless, tmp_path / "out" / "frames", job=3))
+    training.send(messages.RenderPath(endless, tmp_path / "out" / "frames", job=3))
     training.wait(messages.JobProgress, lambda event: event.job == 3 and event.done > 3)
-    training.client.send(messages.CancelJob(3))
+    training.send(messages.CancelJob(3))
     assert training.wait(messages.JobCancelled).job == 3
     assert list((tmp_path / "out").iterdir()) == []
-    training.client.send(messages.RenderPath(still(scene, 3), tmp_path / "out" / "short.mp4", job=4))
+    training.send(messages.RenderPath(still(scene, 3), tmp_path / "out" / "short.mp4", job=4))
     assert training.wait(messages.JobDone).job == 4
     assert iio.imread(tmp_path / "out" / "short.mp4", plugin="pyav").shape == (4, 48, 64, 3)
     step = training.client.step
@@ -93,7 +93,7 @@ def assert_a_cancelled_path_leaves_nothing(training: Watcher, scene: Scene, tmp_
 def test_frames_are_of_one_moment_beside_the_training_and_can_be_cancelled(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    training.client.send(messages.RenderPath(still(blob_scene, 14), tmp_path / "frames", job=1))
+    training.send(messages.RenderPath(still(blob_scene, 14), tmp_path / "frames", job=1))
     training.wait(messages.JobDone, lambda event: event.job == 1)
     frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
     assert len(frames) == 15 and all(np.array_equal(frame, frames[0]) for frame in frames)
@@ -105,7 +105,7 @@ def test_frames_are_of_one_moment_beside_the_training_and_can_be_cancelled(
     assert told == sorted(told) and told[-1] == (15, 15)
     step = training.client.step
     training.wait(messages.Progress, lambda event: event.step > step + 20)
-    training.client.send(messages.Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=2))
+    training.send(messages.Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=2))
     training.wait(messages.JobDone, lambda event: event.job == 2)
     assert not np.array_equal(iio.imread(tmp_path / "now.png"), frames[0])
     assert_a_cancelled_path_leaves_nothing(training, blob_scene, tmp_path)
@@ -114,19 +114,17 @@ def test_frames_are_of_one_moment_beside_the_training_and_can_be_cancelled(
 def test_frames_are_those_of_the_merged_model_and_lie_in_order(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    training.client.send(messages.Pause())
-    training.wait(messages.StateChanged, lambda event: event.state == "paused")
+    training.pause()
     keys = [keyframe_of(camera) for camera in blob_scene.cameras[:3]]
     path = CameraPath(tuple(keys), default_seconds=0.25, width=66, height=50, fps=14)
     step = training.client.step
-    training.client.send(messages.RenderPath(path, tmp_path / "frames", job=5))
+    training.send(messages.RenderPath(path, tmp_path / "frames", job=5))
     training.wait(messages.JobDone, lambda event: event.job == 5)
-    training.client.send(
+    training.send(
         messages.RenderPath(path, tmp_path / "depth", options=messages.ViewOptions(mode="depth"), job=6)
     )
     training.wait(messages.JobDone, lambda event: event.job == 6)
-    training.client.send(messages.Save())
-    saved = training.wait(messages.Saved)
+    saved = training.save()
     assert saved.step == step, "nothing was trained for them"
     whole, cameras = load_model(saved.path), path.cameras()
     files = sorted((tmp_path / "frames").iterdir())
@@ -138,7 +136,7 @@ def test_frames_are_those_of_the_merged_model_and_lie_in_order(
         assert np.abs(ours - expected).max() <= 1 and np.mean(ours != expected) < 1e-3
     depths = [iio.imread(file) for file in sorted((tmp_path / "depth").iterdir())]
     assert len(depths) == 8 and not np.array_equal(depths[0], iio.imread(files[0]))
-    training.client.send(messages.Resume())
+    training.send(messages.Resume())
     training.wait(messages.Progress, lambda event: event.step > step)
 
 
@@ -146,14 +144,14 @@ def test_a_path_ends_with_a_rank_that_is_killed_and_the_next_ranks_draw_another(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
     endless = replace(still(blob_scene, 1), default_seconds=400.0)
-    training.client.send(messages.RenderPath(endless, tmp_path / "out" / "frames", job=7))
+    training.send(messages.RenderPath(endless, tmp_path / "out" / "frames", job=7))
     training.wait(messages.JobProgress, lambda event: event.job == 7 and event.done > 3)
     os.kill(training.client.pids[1], signal.SIGKILL)
     failed = training.wait(messages.JobFailed)
     assert failed.job == 7 and "ended before" in failed.sentence
     assert list((tmp_path / "out").iterdir()) == []
     training.wait(messages.Started)
-    training.client.send(messages.Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=8))
+    training.send(messages.Snapshot(still(blob_scene, 1).cameras()[0], tmp_path / "now.png", job=8))
     assert training.wait(messages.JobDone).job == 8
     assert iio.imread(tmp_path / "now.png").shape == (48, 64, 3)
     step = training.client.step

@@ -32,9 +32,9 @@ from splatstudio.settings.config import TrainConfig
 def test_a_training_from_start_to_finish(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     config = TrainConfig(steps=40, eval_steps=(20,), save_steps=(), sh_degree=1)
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
-    worker.wait(messages.StateChanged, lambda event: event.state == "ready")
+    worker.reach("ready")
     assert not (tmp_path / "run").exists(), "only a training makes a run folder"
-    worker.client.send(messages.Start())
+    worker.send(messages.Start())
     started = worker.wait(messages.Started)
     assert (started.step, started.total_steps, started.num_train, started.num_test) == (0, 40, 7, 2)
     finished = worker.wait(messages.Finished)
@@ -50,39 +50,34 @@ def test_a_training_from_start_to_finish(launch: Launch, blob_folder: Path, tmp_
 
 
 def test_pause_stops_the_steps_and_resume_goes_on(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY)).start()
     worker.wait(messages.Progress, lambda event: event.step > 5)
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.pause()
     # A save tells the true step, whatever Progress may have left out.
-    worker.client.send(messages.Save())
-    first = worker.wait(messages.Saved).step
+    first = worker.save().step
     time.sleep(0.5)
-    worker.client.send(messages.Save())
+    worker.send(messages.Save())
     assert worker.wait(messages.Saved).step == first
-    worker.client.send(messages.Resume())
+    worker.send(messages.Resume())
     assert worker.wait(messages.Progress).step > first
-    worker.client.send(messages.Stop())
+    worker.send(messages.Stop())
     finished = worker.wait(messages.Finished)
     assert not finished.completed and finished.step > first
     assert newest_checkpoint(tmp_path / "run") == worker.of(messages.Saved)[-1].path
-    worker.client.send(messages.Resume())
+    worker.send(messages.Resume())
     assert worker.wait(messages.Progress).step > finished.step, "a stopped training can go on"
 
 
 def test_a_saved_training_resumes_in_another_process(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
-    first = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    first.client.send(messages.Start())
+    first = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY)).start()
     first.wait(messages.Progress, lambda event: event.step > 5)
     first.client.close()
     checkpoint = newest_checkpoint(tmp_path / "run")
     assert checkpoint is not None, "leaving saves an unfinished training"
     config = TrainConfig(steps=100_001, eval_steps=(), save_steps=(), sh_degree=1)
-    second = launch(messages.TrainJob(blob_folder, tmp_path / "run", config, checkpoint))
-    second.client.send(messages.Start())
+    second = launch(messages.TrainJob(blob_folder, tmp_path / "run", config, checkpoint)).start()
     started = second.wait(messages.Started)
     assert started.step == int(checkpoint.name.removeprefix("step_")) > 5
     assert started.total_steps == 100_001
@@ -92,21 +87,18 @@ def test_a_saved_training_resumes_in_another_process(
 def test_frames_while_training_show_the_model_from_the_camera_asked_for(
     launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY)).start()
     first = worker.wait(messages.Progress, lambda event: event.step > 20).step
     camera = front_camera(blob_scene)
     options = messages.ViewOptions(background=(1.0, 0.0, 1.0))
-    worker.client.send(messages.SetView(view=3, seq=1, camera=camera, options=options))
+    worker.send(messages.SetView(view=3, seq=1, camera=camera, options=options))
     received = worker.client.wait_for_frame(3, 1, TIMEOUT)
     assert received is not None and received.frame.step >= first
     assert received.image.shape == (80, 96, 3)
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
-    saved = worker.wait(messages.Saved).path
+    worker.pause()
+    saved = worker.save().path
     for seq in range(2, 12):  # more frames than slots: credits come back
-        worker.client.send(messages.SetView(3, seq, camera, options))
+        worker.send(messages.SetView(3, seq, camera, options))
         received = worker.client.wait_for_frame(3, seq, TIMEOUT)
         assert received is not None and received.frame.seq == seq
     model = load_model(saved)
@@ -121,24 +113,24 @@ def test_save_evaluate_export_and_settings_while_training(
 ) -> None:
     run = tmp_path / "run"
     worker = launch(messages.TrainJob(blob_folder, run, MANY))
-    worker.client.send(messages.Save())
+    worker.send(messages.Save())
     assert "press Start" in worker.wait(messages.Warned).sentence
-    worker.client.send(messages.Start())
+    worker.send(messages.Start())
     worker.wait(messages.Progress)
-    worker.client.send(messages.Evaluate())
+    worker.send(messages.Evaluate())
     evaluated = worker.wait(messages.Evaluated)
     assert evaluated.num_images == 2 and 5 < evaluated.psnr < 60
     ply = tmp_path / "new folder" / "model.ply"
-    worker.client.send(messages.Export(ply))
+    worker.send(messages.Export(ply))
     exported = worker.wait(messages.Exported)
     assert exported.num_bytes == ply.stat().st_size
     gaussians = read_ply(ply).gaussians
     assert len(gaussians) == exported.num_gaussians
     # In the files' own coordinates the blobs lie around the origin, about half a unit wide.
     assert torch.isfinite(gaussians.means).all() and 0.2 < float(gaussians.means.std()) < 1.5
-    worker.client.send(messages.Export(Path("/proc/nowhere/model.ply")))
+    worker.send(messages.Export(Path("/proc/nowhere/model.ply")))
     assert "/proc/nowhere/model.ply could not be written" in worker.wait(messages.JobFailed).sentence
-    worker.client.send(messages.UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3), ("steps", 100_002))))
+    worker.send(messages.UpdateSettings((("optim.means_lr", 1e-5), ("seed", 3), ("steps", 100_002))))
     assert "seed" in worker.wait(messages.Warned).sentence
     worker.wait(messages.Progress, lambda event: event.total_steps == 100_002)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -146,8 +138,7 @@ def test_save_evaluate_export_and_settings_while_training(
 
 
 def test_an_error_is_told_once_in_a_sentence(launch: Launch, tmp_path: Path) -> None:
-    worker = launch(messages.TrainJob(tmp_path / "missing", tmp_path / "run", MANY))
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(tmp_path / "missing", tmp_path / "run", MANY)).start()
     failed = worker.wait(messages.Failed)
     assert "does not exist" in failed.sentence and "Traceback" not in failed.sentence
     assert failed.log_path is not None and "Traceback" in failed.log_path.read_text()
@@ -160,21 +151,20 @@ def test_a_finished_model_is_viewed_and_exported(
     launch: Launch, blob_scene: Scene, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = TrainConfig(steps=5, eval_steps=(), save_steps=(), sh_degree=1)
-    trained = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
-    trained.client.send(messages.Start())
+    trained = launch(messages.TrainJob(blob_folder, tmp_path / "run", config)).start()
     trained.wait(messages.Finished)
     viewer = launch(messages.ViewJob(tmp_path / "run"))
     loaded = viewer.wait(messages.ModelLoaded)
-    viewer.wait(messages.StateChanged, lambda event: event.state == "viewing")
+    viewer.reach("viewing")
     assert loaded.step == 5 and loaded.num_gaussians == 60
-    viewer.client.send(messages.SetView(1, 1, front_camera(blob_scene)))
+    viewer.send(messages.SetView(1, 1, front_camera(blob_scene)))
     received = viewer.client.wait_for_frame(1, 1, TIMEOUT)
     assert received is not None and received.image.std() > 5, "an empty picture"
-    viewer.client.send(messages.Export(tmp_path / "again.ply"))
+    viewer.send(messages.Export(tmp_path / "again.ply"))
     viewer.wait(messages.Exported)
     shown = launch(messages.ViewJob(tmp_path / "again.ply"))
     assert shown.wait(messages.ModelLoaded).num_gaussians == 60
-    shown.client.send(messages.Start())
+    shown.send(messages.Start())
     assert "not trained" in shown.wait(messages.Warned).sentence
     shown.client.close()
     assert shown.client.state == "ended" and not shown.of(messages.Failed)
@@ -184,8 +174,8 @@ def test_the_newest_view_wins(launch: Launch, blob_scene: Scene, blob_folder: Pa
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     # Before there is a model the requests wait, and replace each other.
     for seq in range(1, 30):
-        worker.client.send(messages.SetView(1, seq, front_camera(blob_scene)))
-    worker.client.send(messages.Start())
+        worker.send(messages.SetView(1, seq, front_camera(blob_scene)))
+    worker.send(messages.Start())
     received = worker.client.wait_for_frame(1, 1, TIMEOUT)
     assert received is not None and received.frame.seq == 29
 

@@ -37,8 +37,11 @@ def trains_again(worker: Watcher, step: int, since: int = 0) -> None:
 
 
 def test_a_killed_rank_is_replaced_and_everything_goes_on(
-    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     step, client = worker.of(messages.Saved)[-1].step, worker.client
     client.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
@@ -56,21 +59,20 @@ def test_a_killed_rank_is_replaced_and_everything_goes_on(
     client.send(messages.Save())
     saved = worker.wait(messages.Saved)
     assert load_checkpoint(saved.path).config.optim.means_lr == 1e-5, "a live setting was forgotten"
+    assert list(temporary.iterdir()), "the test looks at the wrong place"
     client.close()
-    assert client.state == "ended"
+    assert client.state == "ended" and not list(temporary.iterdir()), "something is left for good"
 
 
 def test_a_paused_training_is_paused_again(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
-    step = worker.wait(messages.Saved).step
+    worker.pause()
+    step = worker.save().step
     os.kill(worker.client.pid, signal.SIGKILL)
     assert "waits from the checkpoint" in worker.wait(messages.Warned).sentence
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Step(2))
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.reach("paused")
+    worker.send(messages.Step(2))
+    worker.reach("paused")
     assert worker.of(messages.Progress)[-1].step == step + 2
 
 
@@ -78,11 +80,11 @@ def test_a_rank_killed_before_any_checkpoint_begins_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.wait(messages.StateChanged, lambda event: event.state == "ready")
+    worker.reach("ready")
     os.kill(worker.client.pid, signal.SIGKILL)
     assert "Nothing was lost" in worker.wait(messages.Warned).sentence
-    worker.wait(messages.StateChanged, lambda event: event.state == "ready")
-    worker.client.send(messages.Start())
+    worker.reach("ready")
+    worker.send(messages.Start())
     worker.wait(messages.Progress, lambda event: event.step > 3)
     os.kill(worker.client.pid, signal.SIGKILL)
     assert worker.wait(messages.Warned).sentence.endswith(
@@ -92,32 +94,25 @@ def test_a_rank_killed_before_any_checkpoint_begins_again(
     worker.wait(messages.Progress)
 
 
-def test_a_stopped_rank_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    plan = Plan(rank_main, activity_of, limits=QUICK)
-    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY), plan)
-    worker.wait(messages.Progress)
-    since = len(worker.events)
-    os.kill(worker.client.pid, signal.SIGSTOP)
-    # What it had sent before may still come.
-    trains_again(worker, worker.of(messages.Saved)[-1].step, since)
-    assert re.search(r"stood still for \d s", worker.of(messages.Warned)[-1].sentence)
-
-
-def test_a_rank_that_hangs_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "later", "words"),
+    [("hang", 0, r"did not get on for \d s"), ("raise", 7, r"\(RuntimeError: the injected fault\)")],
+)
+def test_a_step_that_hangs_or_fails_costs_the_steps_since_the_checkpoint(
+    launch: Launch, blob_folder: Path, tmp_path: Path, fault: str, later: int, words: str
+) -> None:
     run = tmp_path / "run"
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK))
-    worker.client.send(messages.Start())
-    worker.client.send(messages.Step(5))
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
-    step = worker.wait(messages.Saved).step
-    plan_fault(run, "hang", step, times=1)
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK)).start()
+    worker.send(messages.Step(5))
+    worker.reach("paused")
+    step = worker.save().step
+    plan_fault(run, fault, step + later, times=1)
     since = len(worker.events)
-    worker.client.send(messages.Step(1000))
-    assert re.search(r"did not get on for \d s", worker.wait(messages.Warned).sentence)
+    worker.send(messages.Step(1000))
+    assert re.search(words, worker.wait(messages.Warned).sentence)
     assert worker.wait(messages.Started).step == step
-    assert worker.wait(messages.Progress).step > step
-    assert states(worker, since)[:2] == ["training", "restarting"]
+    worker.wait(messages.Progress, lambda event: event.step > step + later)
+    assert states(worker, since) == ["training", "restarting", "loading", "training"]
 
 
 def test_native_code_that_holds_all_threads_is_no_fault(
@@ -126,8 +121,7 @@ def test_native_code_that_holds_all_threads_is_no_fault(
     run = tmp_path / "run"
     plan_fault(run, "hold", step=20, times=1)
     plan = Plan(rank_main, faulty, limits=Limits(frozen=1.0))
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), plan)
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), plan).start()
     pid = worker.client.pid
     worker.wait(messages.Progress, lambda event: event.step > 30)
     assert (run.parent / "fault.json").read_text().count('"times": 0') == 1, "nothing was held"
@@ -139,17 +133,16 @@ def test_a_stopped_rank_that_owes_nothing_is_left_alone(
 ) -> None:
     plan = Plan(rank_main, activity_of, limits=QUICK)
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY), plan)
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.pause()
     pid = worker.client.pid
     time.sleep(2.0)  # what it was told has come
     os.kill(pid, signal.SIGSTOP)
     time.sleep(2.5)
     list(worker.take())
     assert worker.client.pid == pid and not worker.of(messages.Warned), "nothing was asked of it"
-    worker.client.send(messages.Save())
+    worker.send(messages.Save())
     assert "stood still" in worker.wait(messages.Warned).sentence
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.reach("paused")
 
 
 def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(
@@ -157,8 +150,7 @@ def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "raise", step=12)
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
     warned = worker.wait(messages.Warned).sentence
     assert "(RuntimeError: the injected fault)" in warned and "goes on by itself" in warned
     failed = worker.wait(messages.Failed)
@@ -169,42 +161,12 @@ def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(
     assert len(worker.of(messages.Failed)) == 1 and len(worker.of(messages.Started)) == 2
 
 
-def test_one_exception_in_a_step_costs_the_steps_since_the_checkpoint(
-    launch: Launch, blob_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Start())
-    worker.client.send(messages.Step(5))
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
-    step = worker.wait(messages.Saved).step
-    plan_fault(run, "raise", step + 7, times=1)
-    since = len(worker.events)
-    worker.client.send(messages.Step(1000))
-    assert worker.wait(messages.Started).step == step
-    worker.wait(messages.Progress, lambda event: event.step > step + 7)
-    assert states(worker, since) == ["training", "restarting", "loading", "training"]
-
-
-def test_too_little_memory_costs_no_step(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    plan_fault(run, "no memory", step=12, times=1)
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Start())
-    assert worker.wait(messages.Saved).step == 12
-    assert "The memory was not enough." in worker.wait(messages.Warned).sentence
-    worker.wait(messages.Started, lambda event: event.step == 12)
-    worker.wait(messages.Progress, lambda event: event.step > 12)
-
-
 def test_a_training_that_diverged_is_not_started_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "diverge", step=9)
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
     failed = worker.wait(messages.Failed)
     assert failed.sentence.startswith("The loss became nan at step 10.")
     assert (
@@ -219,14 +181,12 @@ def test_a_rank_that_dies_while_loading_is_tried_once_more(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "die while loading")
-    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
     failed = worker.wait(messages.Failed)
     assert "SIGKILL" in failed.sentence and "before the first step for the second time" in failed.sentence
     assert len(worker.of(messages.Warned)) == 1 and not worker.of(messages.Started)
     plan_fault(run, "die while loading", times=1)
-    again = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    again.client.send(messages.Start())
+    again = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
     assert again.wait(messages.Started).step == 0
     again.wait(messages.Progress)
     assert len(again.of(messages.Warned)) == 1
@@ -235,12 +195,10 @@ def test_a_rank_that_dies_while_loading_is_tried_once_more(
 def test_there_is_a_limit_to_restarts(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     worker = train(launch, messages.TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
-    saved = worker.wait(messages.Saved)
+    worker.pause()
+    saved = worker.save()
     plan_fault(run, "die", saved.step + 10)
-    worker.client.send(messages.Resume())
+    worker.send(messages.Resume())
     failed = worker.wait(messages.Failed)
     assert "restarted 3 times within 10 minutes" in failed.sentence
     assert f"step {saved.step:,} is safe; press Resume" in failed.sentence and failed.step == saved.step + 40
@@ -256,20 +214,20 @@ def test_a_killed_viewer_of_a_finished_model_comes_back(
     trained = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     trained.client.close()
     viewer = launch(messages.ViewJob(tmp_path / "run"))
-    viewer.client.send(messages.SetView(1, 1, front_camera(blob_scene)))
+    viewer.send(messages.SetView(1, 1, front_camera(blob_scene)))
     assert viewer.client.wait_for_frame(1, 1, TIMEOUT) is not None
-    viewer.wait(messages.StateChanged, lambda event: event.state == "viewing")
+    viewer.reach("viewing")
     os.kill(viewer.client.pid, signal.SIGKILL)
     assert viewer.wait(messages.Warned).sentence.endswith("The model is loaded again.")
-    viewer.wait(messages.StateChanged, lambda event: event.state == "viewing")
-    viewer.client.send(messages.SetView(1, 2, front_camera(blob_scene)))
+    viewer.reach("viewing")
+    viewer.send(messages.SetView(1, 2, front_camera(blob_scene)))
     assert viewer.client.wait_for_frame(1, 2, TIMEOUT) is not None
 
 
 def test_a_rank_told_to_leave_is_not_started_again(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     os.kill(worker.client.pid, signal.SIGTERM)
-    worker.wait(messages.StateChanged, lambda event: event.state == "ended")
+    worker.reach("ended")
     assert worker.of(messages.Finished)[-1].checkpoint == newest_checkpoint(tmp_path / "run")
     assert "restarting" not in states(worker)
 
@@ -290,20 +248,6 @@ def test_a_studio_that_never_reads_does_not_stop_the_training(blob_folder: Path,
         group.kill()
         ends = group.finish()
     assert [end.exitcode for end in ends] == [-signal.SIGKILL]
-
-
-def test_nothing_is_left_in_the_folder_for_temporary_files(
-    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    assert list(folder.iterdir()), "the test looks at the wrong place"
-    os.kill(worker.client.pid, signal.SIGKILL)
-    worker.wait(messages.Started)
-    worker.client.close()
-    assert not list(folder.iterdir())
 
 
 def test_a_long_name_of_the_folder_for_temporary_files_does_no_harm(

@@ -25,8 +25,7 @@ PLAN = Plan(rank_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAI
 @pytest.fixture
 def ranks(launch: Launch, tmp_path: Path) -> Watcher:
     """Three ranks that count steps together."""
-    worker = launch(messages.TrainJob(tmp_path, tmp_path / "run", MANY), PLAN)
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(tmp_path, tmp_path / "run", MANY), PLAN).start()
     worker.wait(messages.Progress, lambda event: event.step > 10)
     return worker
 
@@ -42,9 +41,9 @@ def test_all_ranks_do_the_same_at_the_same_step(ranks: Watcher, tmp_path: Path) 
     client.send(messages.UpdateSettings((("optim.means_lr", 1e-5), ("background", (0.5, 0.5, 1.0)))))
     client.send(messages.SetCap(1234))
     client.send(messages.Pause())
-    ranks.wait(messages.StateChanged, lambda event: event.state == "paused")
+    ranks.reach("paused")
     client.send(messages.Step(7))
-    ranks.wait(messages.StateChanged, lambda event: event.state == "paused")
+    ranks.reach("paused")
     client.send(messages.Resume())
     ranks.wait(messages.Progress)
     pids = client.pids
@@ -79,7 +78,7 @@ def test_a_rank_that_dies_or_stops_is_named_and_all_start_again(
 
 
 def test_the_rank_whose_step_raised_is_blamed_not_those_that_lost_it(ranks: Watcher) -> None:
-    ranks.client.send(messages.UpdateSettings((("raise", 1),)))
+    ranks.send(messages.UpdateSettings((("raise", 1),)))
     sentence = ranks.wait(messages.Warned).sentence
     assert sentence.startswith("Rank 1: ") and "the injected fault" in sentence
     ranks.wait(messages.Progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,12 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from command_line import CommandLine
 from worker_watcher import MANY, Launch, Watcher, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath, keyframe_of
 from splatstudio.cameras.path_file import write_camera_path
 from splatstudio.cameras.ready_paths import orbit_of
-from splatstudio.cli import main as cli
 from splatstudio.models.model import load_model
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import render_image
@@ -28,8 +27,7 @@ from splatstudio.scene.scene import Scene
 @pytest.fixture
 def training(launch: Launch, blob_folder: Path, tmp_path: Path) -> Watcher:
     """A worker that trains without end."""
-    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(messages.Start())
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY)).start()
     worker.wait(messages.Progress)
     return worker
 
@@ -54,7 +52,7 @@ def test_a_path_is_rendered_while_the_training_goes_on(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
     output = tmp_path / "run" / "renders" / "orbit.mp4"
-    training.client.send(messages.RenderPath(path, output, job=7))
+    training.send(messages.RenderPath(path, output, job=7))
     done = training.wait(messages.JobDone)
     assert (done.job, done.path, done.num_bytes) == (7, output, output.stat().st_size)
     told = [(event.done, event.total) for event in training.of(messages.JobProgress) if event.total]
@@ -75,34 +73,30 @@ def test_a_job_works_on_the_model_of_one_moment(training: Watcher, blob_scene: S
     # A camera that stands still for 100 frames, while the model is trained.
     key = keyframe_of(blob_scene.cameras[1])
     path = CameraPath((key, key), default_seconds=4.0, width=96, height=72, fps=25)
-    training.client.send(messages.RenderPath(path, tmp_path / "frames", job=1))
-    training.client.send(messages.RenderPath(path, tmp_path / "later", job=2))
+    training.send(messages.RenderPath(path, tmp_path / "frames", job=1))
+    training.send(messages.RenderPath(path, tmp_path / "later", job=2))
     training.wait(messages.JobDone)
     training.wait(messages.JobDone)
     frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
     assert len(frames) == 101
     assert all(np.array_equal(frame, frames[0]) for frame in frames)
     wait_until(lambda: training.client.step > 300, "the training goes on")
-    training.client.send(messages.Snapshot(path.cameras()[0], tmp_path / "now.png", job=3))
+    training.send(messages.Snapshot(path.cameras()[0], tmp_path / "now.png", job=3))
     training.wait(messages.JobDone, lambda event: event.job == 3)
     assert not np.array_equal(iio.imread(tmp_path / "now.png"), frames[0]), "nothing was trained meanwhile"
 
 
 def test_the_command_line_renders_the_same_frames(
-    training: Watcher, path: CameraPath, blob_scene: Scene, tmp_path: Path
+    training: Watcher, path: CameraPath, blob_scene: Scene, tmp_path: Path, command: CommandLine
 ) -> None:
-    training.client.send(messages.Pause())
-    training.client.send(messages.Save())
-    training.wait(messages.Saved)
+    training.send(messages.Pause())
+    training.save()
     write_camera_path(tmp_path / "path.json", path, blob_scene.transform)
     for name in ("frames", "video.mp4"):
-        training.client.send(messages.RenderPath(path, tmp_path / "worker" / name, job=1))
+        training.send(messages.RenderPath(path, tmp_path / "worker" / name, job=1))
         training.wait(messages.JobDone)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-            options = ["--path", tmp_path / "path.json", "-o", tmp_path / "command" / name]
-            patch.setattr(sys, "argv", ["splatstudio", "render", *map(str, [tmp_path / "run", *options])])
-            cli.main()
-        assert not stop.value.code
+        options = ("--path", tmp_path / "path.json", "-o", tmp_path / "command" / name)
+        assert command("render", tmp_path / "run", *options)[0] == 0
     frames = files(tmp_path / "worker" / "frames")
     assert len(frames) == 24 and frames == files(tmp_path / "command" / "frames")
     for name in frames:
@@ -121,26 +115,25 @@ def test_the_command_line_renders_the_same_frames(
 def test_a_picture_is_what_the_camera_sees(
     launch: Launch, training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    training.client.send(messages.Pause())
-    training.client.send(messages.Save())
-    checkpoint = training.wait(messages.Saved).path
+    training.send(messages.Pause())
+    checkpoint = training.save().path
     camera = blob_scene.cameras[1].resized(1200, 1000)
     options = messages.ViewOptions(background=(0.0, 0.5, 1.0))
-    training.client.send(messages.Snapshot(camera, tmp_path / "a" / "b.png", options, job=1))
+    training.send(messages.Snapshot(camera, tmp_path / "a" / "b.png", options, job=1))
     training.wait(messages.JobDone)
     model = load_model(checkpoint)
     expected = render_image(model.gaussians, camera, replace(model.options, background=options.background))
     assert np.array_equal(iio.imread(tmp_path / "a" / "b.png"), expected)
     # As the view shows it: in any mode.
     depth = messages.ViewOptions(mode="depth")
-    training.client.send(messages.Snapshot(camera, tmp_path / "depth.png", depth, job=2))
+    training.send(messages.Snapshot(camera, tmp_path / "depth.png", depth, job=2))
     training.wait(messages.JobDone)
     drawn = draw_mode("depth", model.gaussians, camera, replace(model.options, background=depth.background))
     assert np.array_equal(iio.imread(tmp_path / "depth.png"), drawn.image)
     # A finished model can do the same.
     viewer = launch(messages.ViewJob(checkpoint))
     viewer.wait(messages.ModelLoaded)
-    viewer.client.send(messages.Snapshot(camera, tmp_path / "c.png", options, job=1))
+    viewer.send(messages.Snapshot(camera, tmp_path / "c.png", options, job=1))
     viewer.wait(messages.JobDone)
     assert (tmp_path / "c.png").read_bytes() == (tmp_path / "a" / "b.png").read_bytes()
 
@@ -150,24 +143,23 @@ def test_a_cancelled_job_leaves_nothing(
     training: Watcher, path: CameraPath, tmp_path: Path, name: str
 ) -> None:
     output = tmp_path / "out" / name
-    training.client.send(messages.RenderPath(endless(path), output, job=5))
+    training.send(messages.RenderPath(endless(path), output, job=5))
     training.wait(messages.JobProgress, lambda event: event.done > 1)
     assert len(files(output.parent)) == 1 and not output.exists()
-    training.client.send(messages.CancelJob(5))
+    training.send(messages.CancelJob(5))
     assert training.wait(messages.JobCancelled).job == 5
     assert files(output.parent) == []
     step = training.client.step
     training.wait(messages.Progress, lambda event: event.step > step)
-    training.client.send(messages.CancelJob(5))  # in vain, and harmless
+    training.send(messages.CancelJob(5))  # in vain, and harmless
 
 
 def test_a_paused_training_renders_on_and_leaving_cancels(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
-    training.client.send(messages.RenderPath(endless(path), tmp_path / "out" / "a.mp4", job=1))
+    training.send(messages.RenderPath(endless(path), tmp_path / "out" / "a.mp4", job=1))
     training.wait(messages.JobProgress, lambda event: event.done > 1)
-    training.client.send(messages.Pause())
-    training.wait(messages.StateChanged, lambda event: event.state == "paused")
+    training.pause()
     list(training.take())
     training.wait(messages.JobProgress)
     start = time.monotonic()
@@ -200,7 +192,7 @@ def test_what_cannot_be_done_is_said_and_the_training_goes_on(
     step = training.client.step
     training.wait(messages.Progress, lambda event: event.step > step)
     idle = launch(messages.TrainJob(blob_folder, tmp_path / "other", MANY))
-    idle.client.send(messages.Export(tmp_path / "model.ply", job=1))
+    idle.send(messages.Export(tmp_path / "model.ply", job=1))
     assert "press Start" in idle.wait(messages.JobFailed).sentence
 
 
@@ -208,7 +200,7 @@ def test_memory_that_is_not_there_ends_the_job_alone(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
     huge = replace(blob_scene.cameras[0], K=np.diag([1e5, 1e5, 1.0]), width=1_000_000, height=1_000_000)
-    training.client.send(messages.Snapshot(huge, tmp_path / "huge.png", job=1))
+    training.send(messages.Snapshot(huge, tmp_path / "huge.png", job=1))
     assert "huge.png" in training.wait(messages.JobFailed).sentence
     step = training.client.step
     training.wait(messages.Progress, lambda event: event.step > step)
@@ -218,8 +210,8 @@ def test_a_killed_worker_fails_its_jobs_and_leaves_nothing(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    training.client.send(messages.RenderPath(endless(path), output / "a.mp4", job=1))
-    training.client.send(messages.RenderPath(endless(path), output / "a.mp4.webm", job=2))
+    training.send(messages.RenderPath(endless(path), output / "a.mp4", job=1))
+    training.send(messages.RenderPath(endless(path), output / "a.mp4.webm", job=2))
     wait_until(lambda: len(files(output)) == 2, "both are being written")
     os.kill(training.client.pid, signal.SIGKILL)
     for job in (1, 2):

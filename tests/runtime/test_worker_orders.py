@@ -19,15 +19,14 @@ from splatstudio.settings.strategy_config import DensifyConfig
 
 def paused(worker: Watcher) -> int:
     """Wait until the training stands still and return its step."""
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.reach("paused")
     return worker.of(messages.Progress)[-1].step
 
 
 def start_paused(worker: Watcher) -> int:
     """Start a training, let it stand still before or soon after its first step, and return the step."""
-    worker.client.send(messages.Start())
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.send(messages.Start())
+    worker.pause()
     told = worker.of(messages.Progress)
     return told[-1].step if told else 0
 
@@ -35,18 +34,18 @@ def start_paused(worker: Watcher) -> int:
 def test_step_trains_so_many_steps_and_pauses(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     first = start_paused(worker)
-    worker.client.send(messages.Step(3))
+    worker.send(messages.Step(3))
     assert paused(worker) == first + 3
-    worker.client.send(messages.Step())
+    worker.send(messages.Step())
     assert paused(worker) == first + 4
-    worker.client.send(messages.Step(0))
+    worker.send(messages.Step(0))
     assert "at least 1" in worker.wait(messages.Warned).sentence
-    worker.client.send(messages.Step(90_000))
+    worker.send(messages.Step(90_000))
     worker.wait(messages.Progress, lambda event: event.step > first + 6)
-    worker.client.send(messages.Step(2))  # the newest counts
+    worker.send(messages.Step(2))  # the newest counts
     assert first + 8 < paused(worker) < 90_000
-    worker.client.send(messages.Step(2))
-    worker.client.send(messages.Resume())  # and so does this
+    worker.send(messages.Step(2))
+    worker.send(messages.Resume())  # and so does this
     worker.wait(messages.Progress, lambda event: event.step > worker.of(messages.Progress)[0].step + 20)
 
 
@@ -57,17 +56,17 @@ def test_a_cap_holds_from_the_next_densification_on(
     config = replace(MANY, steps=2000, densify=densify)
     worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
     first = start_paused(worker)
-    worker.client.send(messages.SetCap(100))
+    worker.send(messages.SetCap(100))
     changed = worker.wait(messages.SettingChanged)
     assert (changed.step, changed.path, changed.value) == (first, "densify.max_gaussians", 100)
-    worker.client.send(messages.Step(30))
+    worker.send(messages.Step(30))
     paused(worker)
     assert worker.of(messages.Progress)[-1].num_gaussians == 100
-    worker.client.send(messages.SetCap(150))
-    worker.client.send(messages.Step(30))
+    worker.send(messages.SetCap(150))
+    worker.send(messages.Step(30))
     paused(worker)
     assert worker.of(messages.Progress)[-1].num_gaussians == 150
-    worker.client.send(messages.SetCap(0))
+    worker.send(messages.SetCap(0))
     assert "at least 1" in worker.wait(messages.Warned).sentence
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "setting" in row]
@@ -80,19 +79,18 @@ def test_pause_does_not_wait_for_an_evaluation(launch: Launch, blob_folder: Path
     worker = launch(
         messages.TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty)
     )
-    worker.client.send(messages.Start())
+    worker.send(messages.Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
-    worker.client.send(messages.Evaluate())
-    worker.client.send(messages.Save())
-    worker.client.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
-    worker.client.send(messages.Pause())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker.send(messages.Evaluate())
+    worker.send(messages.Save())
+    worker.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
+    worker.pause()
     assert not worker.of(messages.Evaluated), "it waited"
     assert [event.sentence for event in worker.of(messages.Warned)] == ["An evaluation is under way already."]
     assert worker.of(messages.SettingChanged)[0].step == 5
     (tmp_path / "go on").touch()
     assert worker.wait(messages.Evaluated).step == 5, "the evaluation goes on"
-    worker.client.send(messages.Step())
+    worker.send(messages.Step())
     assert paused(worker) == 6
     assert [event.step for event in worker.of(messages.Saved)] == [5]
 
@@ -102,16 +100,16 @@ def test_stop_breaks_an_evaluation_off(launch: Launch, blob_folder: Path, tmp_pa
     plan_fault(run, "slow evaluation")
     worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     step = start_paused(worker) + 4
-    worker.client.send(messages.Step(4))
+    worker.send(messages.Step(4))
     paused(worker)
-    worker.client.send(messages.Evaluate())
-    worker.client.send(messages.Stop())
+    worker.send(messages.Evaluate())
+    worker.send(messages.Stop())
     assert worker.wait(messages.Warned).sentence == "The evaluation was broken off."
     finished = worker.wait(messages.Finished)
     assert finished.step == step and not finished.completed and not worker.of(messages.Evaluated)
     assert newest_checkpoint(run) == finished.checkpoint and not list((run / "eval").glob("*"))
     (tmp_path / "go on").touch()
-    worker.client.send(messages.Evaluate())
+    worker.send(messages.Evaluate())
     worker.wait(messages.Evaluated)  # nothing of the one before is in its way
 
 
@@ -121,7 +119,7 @@ def test_closing_breaks_a_scheduled_evaluation_off(launch: Launch, blob_folder: 
     worker = launch(
         messages.TrainJob(blob_folder, run, replace(MANY, eval_steps=(5,))), Plan(rank_main, faulty)
     )
-    worker.client.send(messages.Start())
+    worker.send(messages.Start())
     wait_until((tmp_path / "evaluating").exists, "the evaluation of step 5 is under way")
     worker.client.close()
     list(worker.take())
@@ -139,12 +137,12 @@ def test_of_many_changes_of_a_setting_the_last_is_noted(
     plan_fault(run, "busy evaluation")
     worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty))
     start_paused(worker)
-    worker.client.send(messages.Evaluate())
+    worker.send(messages.Evaluate())
     wait_until((tmp_path / "evaluating").exists, "the training is busy")
     for number in range(1, 51):  # a slider that is dragged meanwhile
-        worker.client.send(messages.UpdateSettings((("optim.means_lr", number * 1e-6),)))
+        worker.send(messages.UpdateSettings((("optim.means_lr", number * 1e-6),)))
     # Frames are drawn beside: by the answer all of these have come.
-    worker.client.send(messages.SetView(1, 1, front_camera(blob_scene)))
+    worker.send(messages.SetView(1, 1, front_camera(blob_scene)))
     assert worker.client.wait_for_frame(1, 1, TIMEOUT) is not None
     (tmp_path / "go on").touch()
     worker.wait(messages.Evaluated)

@@ -89,7 +89,7 @@ def test_a_training_yields_to_pictures_from_the_first_look_on(
                 found.add(niceness(int(task.name)) - own)
         return found - {0}
 
-    worker.client.send(Start())
+    worker.send(Start())
     worker.wait(Progress)
     pids = worker.client.pids
     assert len(pids) == num_ranks
@@ -97,7 +97,7 @@ def test_a_training_yields_to_pictures_from_the_first_look_on(
     own = niceness(psutil.Process(pids[0]).ppid())
     alone, watched = min(19, own + ALONE) - own, min(19, own + WATCHED) - own
     assert [yielding(pid) for pid in pids] == num_ranks * [{alone}]
-    worker.client.send(SetView(1, 1, front_camera(blob_scene)))
+    worker.send(SetView(1, 1, front_camera(blob_scene)))
     assert worker.client.wait_for_frame(1, 1, TIMEOUT) is not None
     for pid in pids:
         wait_until(lambda pid=pid: yielding(pid) == {watched}, "all that trains yields more")

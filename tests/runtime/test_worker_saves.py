@@ -28,8 +28,9 @@ def test_a_slow_disk_at_the_last_step_is_not_taken_for_a_step_that_hangs(
     run = tmp_path / "run"
     plan_fault(run, "slow save", step=5, times=1)
     limits = Limits(stuck={Phase.TRAINING: 2.5, Phase.OBEYING: 60.0})
-    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty, limits=limits))
-    worker.client.send(messages.Start())
+    worker = launch(
+        messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty, limits=limits)
+    ).start()
     finished = worker.wait(messages.Finished)
     assert finished.completed and finished.checkpoint == newest_checkpoint(run)
     assert not worker.of(messages.Warned) and not worker.of(messages.Failed)
@@ -42,15 +43,14 @@ def test_what_a_full_disk_did_not_take_at_the_last_step_is_saved_when_asked_agai
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
-    worker.client.send(messages.Start())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty)).start()
+    worker.reach("paused")
     assert "No space left" in worker.of(messages.Warned)[-1].sentence
-    worker.client.send(order())  # there still is no room
+    worker.send(order())  # there still is no room
     worker.wait(messages.Warned, lambda event: "No space left" in event.sentence)
     assert not worker.of(messages.Finished) and newest_checkpoint(run) is None
     flag.unlink()
-    worker.client.send(order())
+    worker.send(order())
     finished = worker.wait(messages.Finished)
     assert finished.completed and finished.step == 10
     assert finished.checkpoint == newest_checkpoint(run) == worker.of(messages.Saved)[-1].path
@@ -63,12 +63,11 @@ def test_more_steps_are_possible_where_the_last_one_could_not_be_saved(
     run, flag = tmp_path / "run", tmp_path / "disk is full"
     flag.touch()
     plan_fault(run, "full disk", step=5, times=1)
-    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty))
-    worker.client.send(messages.Start())
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
+    worker = launch(messages.TrainJob(blob_folder, run, SHORT), Plan(rank_main, faulty)).start()
+    worker.reach("paused")
     flag.unlink()
-    worker.client.send(messages.UpdateSettings((("steps", 15),)))
-    worker.client.send(messages.Resume())
+    worker.send(messages.UpdateSettings((("steps", 15),)))
+    worker.send(messages.Resume())
     finished = worker.wait(messages.Finished)
     assert finished.step == 15 and finished.checkpoint == newest_checkpoint(run)
 
@@ -77,13 +76,12 @@ def test_a_checkpoint_that_was_deleted_since_is_written_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    worker = launch(messages.TrainJob(blob_folder, run, MANY))
-    worker.client.send(messages.Start())
-    worker.client.send(messages.Step(3))
-    worker.wait(messages.StateChanged, lambda event: event.state == "paused")
-    worker.client.send(messages.Save())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY)).start()
+    worker.send(messages.Step(3))
+    worker.reach("paused")
+    worker.send(messages.Save())
     shutil.rmtree(worker.wait(messages.Saved).path)
-    worker.client.send(messages.Stop())
+    worker.send(messages.Stop())
     checkpoint = worker.wait(messages.Finished).checkpoint
     assert checkpoint is not None and checkpoint == newest_checkpoint(run)
 

@@ -37,6 +37,28 @@ class Watcher:
                     return event
         raise AssertionError(f"no {kind.__name__} came; there were {self.events[-10:]}")
 
+    def send(self, command: messages.Command) -> None:
+        self.client.send(command)
+
+    def reach(self, state: messages.State) -> None:
+        """Wait until the worker tells that it has come to a state."""
+        self.wait(messages.StateChanged, lambda event: event.state == state)
+
+    def start(self) -> Watcher:
+        """Start the training, and return this."""
+        self.send(messages.Start())
+        return self
+
+    def pause(self) -> None:
+        """Pause, and wait until it stands still."""
+        self.send(messages.Pause())
+        self.reach("paused")
+
+    def save(self) -> messages.Saved:
+        """Save, and return what is told of that."""
+        self.send(messages.Save())
+        return self.wait(messages.Saved)
+
     def take(self) -> Iterator[messages.Event]:
         """Yield the events one by one as they come, for a moment."""
         if not hasattr(self, "_pending"):

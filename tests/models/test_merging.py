@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import CommandLine
+from model_parts import STEP_OF_PARTS
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from splatstudio.checkpoints.rank_parts import files_to_merge, part_of
@@ -354,7 +355,7 @@ def test_a_renamed_step_is_refused(parts: Path) -> None:
 @pytest.mark.parametrize("output", ["whole.pt", "whole.ply", "whole"])
 @pytest.mark.parametrize("wrong", ["nan", "nothing", "copied"])
 def test_what_is_no_model_is_not_written(parts: Path, output: str, wrong: str) -> None:
-    files = [parts / f"ckpt_{STEP}_rank{rank}.pt" for rank in range(2)]
+    files = [parts / f"ckpt_{STEP_OF_PARTS}_rank{rank}.pt" for rank in range(2)]
     if wrong == "nan":
         rewrite(files[1], lambda content: content["splats"]["quats"][3].fill_(torch.inf))
         sentence = rf"{files[1]} is damaged: 'quats' of splat 3 is no finite number"

@@ -484,7 +484,7 @@ FILES = (
         "splatstudio/formats/codebook.py",
         "return np.searchsorted(middles, values).astype(np.uint8)",
         "return np.minimum(np.searchsorted(middles, values) + 1, 255).astype(np.uint8)",
-        ("tests/formats/test_formats_sog.py::test_a_codebook_is_close_to_every_value",),
+        ("tests/formats/test_sog.py::test_a_codebook_is_close_to_every_value",),
     ),
 )
 
@@ -504,21 +504,21 @@ REST = (
         "splatstudio/scene/photo.py",
         "pixels = oriented(decode(view.image_path), view.orientation)",
         "pixels = decode(view.image_path)",
-        ("tests/scene/test_scene_photo.py::test_exif_orientation_is_decided_by_the_camera_size",),
+        ("tests/scene/test_photo.py::test_exif_orientation_is_decided_by_the_camera_size",),
     ),
     Mutant(
         "a lens bends the other way",
         "splatstudio/scene/lens.py",
         "radial = 1 + s * (k1 + s * (k2 + s * k3))",
         "radial = 1 - s * (k1 + s * (k2 + s * k3))",
-        ("tests/scene/test_scene_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
+        ("tests/scene/test_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
     ),
     Mutant(
         "a mask shows what it should hide",
         "splatstudio/scene/photo.py",
         "mask = (pixels[..., :3].max(axis=2) > 0)",
         "mask = (pixels[..., :3].max(axis=2) == 0)",
-        ("tests/scene/test_scene_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
+        ("tests/scene/test_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
     ),
     Mutant(
         "PSNR counts colours beyond white",

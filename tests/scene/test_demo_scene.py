@@ -163,7 +163,7 @@ def test_the_files_world_is_not_normalised() -> None:
 
 
 def test_the_script_makes_the_bundled_photo(make_demo) -> None:
-    number, width = 41, 96
+    number, width = 41, 160
     view = make_demo.cameras()[number]
     scale = width / view.width
     small = replace(view, focal=view.focal * scale, width=width, height=round(view.height * scale))

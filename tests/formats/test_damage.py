@@ -56,6 +56,8 @@ def test_every_truncation_is_noticed(tmp_path: Path, name: str) -> None:
     for length in [*range(0, len(whole), step), *range(len(whole) - 100, len(whole))]:
         if name.endswith(".splat") and length % 32 == 0 and length:
             continue  # a .splat says nowhere how long it is
+        if name == "text.ply" and length > whole.rindex(b" "):
+            continue  # its last number may have lost digits, which no one can tell
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=name.replace(".", r"\.")) as caught:
             read_splats(path)

@@ -197,6 +197,8 @@ def valid_files(folder: Path) -> dict[str, bytes]:
     for ending in READ:
         write_gaussians(folder / f"a{ending}", model(2, 1))
         files[f"a{ending}"] = (folder / f"a{ending}").read_bytes()
+    write_other(folder / "text.ply", columns_of(model(2, 1)), byte_order="")
+    files["text.ply"] = (folder / "text.ply").read_bytes()
     files["version2.spz"] = spz_of(2, spz_columns(2, 3), num=2)
     files["version4.spz"] = spz_of(4, spz_columns(2), num=2)
     buffer = io.BytesIO()
@@ -216,7 +218,7 @@ def inria_state(gaussians) -> tuple:
     return state, 30_000
 
 
-NAMES = [f"a{ending}" for ending in READ] + ["version2.spz", "version4.spz", "chkpnt.pth"]
+NAMES = [f"a{ending}" for ending in READ] + ["text.ply", "version2.spz", "version4.spz", "chkpnt.pth"]
 
 
 @dataclass(frozen=True)
@@ -308,3 +310,41 @@ def recorded(page: Path) -> dict[str, dict[str, Any]]:
     (num_bytes,) = content["binaryBufferLengths"]
     messages["GaussianSplatsMessage"]["buffer"] = inner[-num_bytes:]
     return messages
+
+
+def columns_of(gaussians: Gaussians) -> dict[str, np.ndarray]:
+    """Return the properties of the layout by name, written down apart from the writer."""
+    columns = {name: gaussians.means[:, index] for index, name in enumerate("xyz")}
+    columns |= {f"f_dc_{channel}": gaussians.sh0[:, 0, channel] for channel in range(3)}
+    num = gaussians.shN.shape[1]
+    for channel in range(3):
+        for coefficient in range(num):
+            columns[f"f_rest_{channel * num + coefficient}"] = gaussians.shN[:, coefficient, channel]
+    columns["opacity"] = gaussians.opacities
+    columns |= {f"scale_{axis}": gaussians.scales[:, axis] for axis in range(3)}
+    columns |= {f"rot_{index}": gaussians.quats[:, index] for index in range(4)}
+    return {name: column.numpy() for name, column in columns.items()}
+
+
+def write_other(
+    path: Path,
+    columns: dict[str, np.ndarray],
+    *,
+    byte_order: str = "<",
+    before: tuple[str, bytes] = ("", b""),
+    after: tuple[str, bytes] = ("", b""),
+) -> None:
+    """Write a PLY as other programs might; `before` and `after`: header lines and data of other elements."""
+    names = {"f4": "float", "f8": "double", "u1": "uchar", "f2": "half", "i4": "int32"}
+    num = len(next(iter(columns.values())))
+    table = np.empty(num, [(name, byte_order + column.dtype.str[1:]) for name, column in columns.items()])
+    for name, column in columns.items():
+        table[name] = column
+    kind = {"<": "binary_little_endian", ">": "binary_big_endian", "": "ascii"}[byte_order]
+    header = f"ply\nformat {kind} 1.0\ncomment made for a test\n{before[0]}element vertex {num}\n"
+    header += "".join(f"property {names[c.dtype.str[1:]]} {name}\n" for name, c in columns.items())
+    header += after[0] + "end_header\n"
+    data = table.tobytes()
+    if not byte_order:
+        data = "".join(" ".join(repr(float(v)) for v in row) + "\n" for row in table.tolist()).encode()
+    path.write_bytes(header.encode() + before[1] + data + after[1])

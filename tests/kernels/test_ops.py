@@ -12,7 +12,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from op_cases import MODELS, PROJECTED, camera_of, gaussians_of, leaves_of, random_like, relative_error
+from op_cases import (
+    MODELS,
+    PROJECTED,
+    camera_of,
+    gaussians_of,
+    leaves_of,
+    random_like,
+    relative_error,
+    with_portable_kernels,
+)
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera, CameraModel
@@ -116,20 +125,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 @pytest.mark.cpu_kernels
 def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None:
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[1]); import test_ops;"
-        "torch.save([t.detach() for t in test_ops.train_once(2)], sys.argv[2]);"
-        "print(test_ops.ops.native_version())"
-    )
-    path = tmp_path / "portable.pt"
-    result = subprocess.run(
-        [sys.executable, "-c", script, os.path.dirname(__file__), str(path)],
-        env={**os.environ, "SPLATSTUDIO_CPU": "portable"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stdout.strip() == "portable", result.stderr
-    portable = torch.load(path, weights_only=True)
+    portable = with_portable_kernels("test_ops", "train_once(2)", tmp_path / "portable.pt")
     for ours, theirs in zip(portable[:-6], train_once(2)[:-6], strict=True):
         assert relative_error(ours, theirs.detach()) < 1e-3
 

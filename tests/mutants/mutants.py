@@ -306,14 +306,14 @@ RUNTIME = (
         "splatstudio/runtime/supervisor.py",
         "if self.count >= MAX_RESTARTS:",
         "if self.count >= 1000 * MAX_RESTARTS:",
-        ("tests/runtime/test_worker_parts.py::test_restarts_are_counted_over_ten_minutes",),
+        ("tests/runtime/test_supervisor.py::test_restarts_are_counted_over_ten_minutes",),
     ),
     Mutant(
         "the same error at the same step restarts again",
         "splatstudio/runtime/supervisor.py",
         "if before == self._last:",
         "if before == ():",
-        ("tests/runtime/test_worker_parts.py::test_the_same_end_at_the_same_step_is_not_tried_again",),
+        ("tests/runtime/test_supervisor.py::test_the_same_end_at_the_same_step_is_not_tried_again",),
     ),
     Mutant(
         "a frame's slot is never returned",
@@ -359,7 +359,7 @@ RUNTIME = (
         "splatstudio/runtime/root_cause.py",
         "key=lambda report: (report.of_a_peer, report",
         "key=lambda report: (not report.of_a_peer, report",
-        ("tests/runtime/test_worker_parts.py::test_the_earliest_error_of_a_ranks_own_is_to_blame",),
+        ("tests/runtime/test_supervisor.py::test_the_earliest_error_of_a_ranks_own_is_to_blame",),
     ),
     Mutant(
         "a frozen rank is not noticed",
@@ -367,7 +367,7 @@ RUNTIME = (
         "self._frozen_for[rank] += elapsed",
         "self._frozen_for[rank] += 0.0",
         (
-            "tests/runtime/test_worker_parts.py::test_a_rank_is_silent_when_its_process_or_its_main_thread_stands_still",
+            "tests/runtime/test_supervisor.py::test_a_rank_is_silent_when_its_process_or_its_main_thread_stands_still",
         ),
     ),
 )
@@ -432,7 +432,7 @@ FILES = (
         "splatstudio/checkpoints/manifest.py",
         'if step_of(folder) not in (None, manifest["step"]):',
         "if step_of(folder) == -1:",
-        ("tests/checkpoints/test_manifest.py::test_a_folder_of_another_step_is_named",),
+        ("tests/checkpoints/test_checkpoint.py::test_a_folder_of_another_step_is_named",),
     ),
     Mutant(
         "going on from a checkpoint forgets Adam's moments",

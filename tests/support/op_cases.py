@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -47,3 +52,17 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 def random_like(tensor: Tensor, seed: int) -> Tensor:
     return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_portable_kernels(module: str, call: str, path: Path) -> list[Tensor]:
+    """Return the tensors that a test module's function gives in a process with the portable kernels."""
+    script = (
+        f"import sys, torch, {module}; tensors = [tensor.detach() for tensor in {module}.{call}];"
+        f"torch.save(tensors, sys.argv[1]); print({module}.ops.native_version())"
+    )
+    folders = os.pathsep.join(folder for folder in sys.path if folder)
+    environment = {**os.environ, "SPLATSTUDIO_CPU": "portable", "PYTHONPATH": folders}
+    command = [sys.executable, "-c", script, str(path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "portable", result.stderr
+    return torch.load(path, weights_only=True)

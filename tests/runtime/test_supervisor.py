@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from blob_models import blobs
 
 from splatstudio.models.model import Model
+from splatstudio.runtime import messages
 from splatstudio.runtime.channel.mailbox import Mailbox
 from splatstudio.runtime.headless_controller import TOKEN_FILE, keep_token
 from splatstudio.runtime.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
@@ -25,8 +30,10 @@ from splatstudio.runtime.messages import (
 )
 from splatstudio.runtime.rank import setting_key
 from splatstudio.runtime.root_cause import Cause, ErrorReport, RankEnd, read_report, root_cause, write_report
-from splatstudio.runtime.supervisor import RestartPolicy
+from splatstudio.runtime.supervisor import RestartPolicy, WorkerClient
 from splatstudio.runtime.tasks import Tasks
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
 
 
 def settings(path: str, value: Any) -> UpdateSettings:
@@ -199,3 +206,80 @@ def test_the_same_end_at_the_same_step_is_not_tried_again() -> None:
     assert policy.refusal(first) is None
     assert policy.refusal(Cause(0, 57, "RuntimeError: other", "")) is None
     assert RestartPolicy().refusal(Cause(0, 57, "ValueError: nan", "", final=True)) == ""
+
+
+LOADED = messages.ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)
+
+
+def test_a_listener_that_fails_keeps_no_event_from_the_others(
+    blob_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = WorkerClient(messages.TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
+    heard: list[object] = []
+
+    def fail(event: object) -> None:
+        raise IndexError(event)
+
+    client.subscribe(fail)
+    client.subscribe(heard.append)
+    client.receive(LOADED)
+    client.receive(LOADED)
+    assert heard == [LOADED, LOADED]
+    assert "IndexError" in caplog.text and "ModelLoaded" in caplog.text
+
+
+def test_frames_that_nobody_waits_for_are_not_kept(
+    blob_folder: Path, blob_scene: Scene, tmp_path: Path
+) -> None:
+    client = WorkerClient(messages.TrainJob(blob_folder, tmp_path / "run", TrainConfig()))
+    image = np.zeros((4, 4, 3), np.uint8)
+    frame = cast(messages.Frame, SimpleNamespace(view=5, seq=1))
+    client.send(messages.SetView(5, 1, blob_scene.cameras[0], messages.ViewOptions()))
+    client.take_frame(frame, image)
+    assert client.wait_for_frame(5, 1, 0.0) is not None
+    client.drop_view(5)
+    client.take_frame(frame, image)
+    assert client.wait_for_frame(5, 1, 0.0) is None
+
+
+def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
+    blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from splatstudio.settings.config import TrainConfig\n"
+        "from splatstudio.runtime.supervisor import WorkerClient\n"
+        "from splatstudio.runtime.rank_group import RankGroup\n"
+        "from splatstudio.runtime.messages import TrainJob\n"
+        "client = WorkerClient(TrainJob(Path(sys.argv[1]), Path('run'), TrainConfig()))\n"
+        "def fail(*_): raise RuntimeError('an error')\n"
+        "group = RankGroup(print, client.job, 1, client.log_path, None)\n"
+        "group._new_processes = fail; group.abandon = lambda: None\n"
+        "group.start()\n"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(blob_folder)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ended.returncode == 1 and "RuntimeError: an error" in ended.stderr
+    assert list((tmp_path / "temporary").glob("splatstudio-*")) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_ctrl_c_right_after_the_start_does_not_end_the_fork_server() -> None:
+    script = """
+import multiprocessing, multiprocessing.forkserver as server
+from pathlib import Path
+from splatstudio.runtime.rank_group import _no_ctrl_c
+multiprocessing.set_forkserver_preload([])
+process = multiprocessing.get_context("forkserver").Process(target=int)
+with _no_ctrl_c():
+    process.start()
+status = Path(f"/proc/{server._forkserver._forkserver_pid}/status").read_text()
+blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
+print("SIGINT is blocked:", bool(int(blocked.split()[1], 16) & 2))
+process.join()
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "SIGINT is blocked: True" in told.stdout, told.stderr

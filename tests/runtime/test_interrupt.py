@@ -18,11 +18,12 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.sentences import saved_sentence
 
+Start = Callable[..., subprocess.Popen[str]]
 TIMEOUT = 120.0
 AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
 
 # In the background process: a save that takes long, before or after the checkpoint is complete, or an
-# evaluation that does. It is a sitecustomize.py, which Python loads before anything else.
+# evaluation that does.
 HELD_UP = """
     import sys
 
@@ -57,23 +58,22 @@ HELD_UP = """
 
 
 @pytest.fixture
-def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command line; `when` says where its save is held up: tmp_path/held is there then."""
+def start(tmp_path: Path, blob_folder: Path) -> Iterator[Start]:
+    """Start the command line with the scene; `inside` is a program that its other processes begin with."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str, when: str = "") -> subprocess.Popen[str]:
+    def run(command: str, *arguments: str, inside: str = "", main: str = "") -> subprocess.Popen[str]:
         folders = [path for path in sys.path if path]
-        if when:
-            (tmp_path / "held_up").mkdir()
-            program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
-            program = program.replace("MARKER", repr(str(tmp_path / "held")))
-            (tmp_path / "held_up" / "sitecustomize.py").write_text(program)
-            folders.insert(0, str(tmp_path / "held_up"))
+        if inside:  # Python loads sitecustomize.py before anything else
+            (tmp_path / "python").mkdir()
+            (tmp_path / "python" / "sitecustomize.py").write_text(inside)
+            folders.insert(0, str(tmp_path / "python"))
         environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(folders)
-        command = [sys.executable, "-m", "splatstudio", *arguments, "--run", str(tmp_path / "run")]
+        python = [sys.executable, *(("-c", main) if main else ("-m", "splatstudio"))]
+        settings = ("--run", str(tmp_path / "run"), "--sh-degree", "1", "--steps", "100000")
         process = subprocess.Popen(
-            [*command, "--sh-degree", "1", "--steps", "100000"],
+            [*python, command, str(blob_folder), *arguments, *settings],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -87,6 +87,12 @@ def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subproces
     for process in started:
         process.kill()
         process.wait()
+
+
+def held_up(when: str, folder: Path) -> str:
+    """Return the program that holds a save or an evaluation up; folder/held is there then."""
+    program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
+    return program.replace("MARKER", repr(str(folder / "held")))
 
 
 def training_process(run: Path, process: subprocess.Popen[str], after: int = 0) -> int:
@@ -144,9 +150,9 @@ def end(process: subprocess.Popen[str]) -> tuple[str, float]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, when: str
+    start: Start, tmp_path: Path, when: str
 ) -> None:
-    process = start("train", str(blob_folder), when=when)
+    process = start("train", inside=held_up(when, tmp_path))
     worker = training_process(tmp_path / "run", process)
     # The command has heard of the first steps by then.
     wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
@@ -166,20 +172,16 @@ def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
         )
 
 
-def test_ctrl_c_does_not_wait_for_an_evaluation(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), "--eval-steps", "5", when="evaluating")
+def test_ctrl_c_does_not_wait_for_an_evaluation(start: Start, tmp_path: Path) -> None:
+    process = start("train", "--eval-steps", "5", inside=held_up("evaluating", tmp_path))
     wait_for((tmp_path / "held").exists, process)
     output, seconds = end(process)
     assert process.returncode == 130 and seconds < AT_ONCE
     assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
 
 
-def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), "--save-minutes", "0.01")
+def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(start: Start, tmp_path: Path) -> None:
+    process = start("train", "--save-minutes", "0.01")
     run = tmp_path / "run"
     worker = training_process(run, process)
     wait_for(lambda: newest_checkpoint(run, lambda _: None) is not None, process)
@@ -198,10 +200,8 @@ def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
     assert len(list((run / "ckpts").iterdir())) <= 2, "autosaves do not pile up, nor does what a kill leaves"
 
 
-def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), when="before")
+def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(start: Start, tmp_path: Path) -> None:
+    process = start("train", inside=held_up("before", tmp_path))
     worker = training_process(tmp_path / "run", process)
     wait_for(lambda: steps_done(tmp_path / "run") > 0, process)
     os.killpg(process.pid, signal.SIGINT)
@@ -211,10 +211,8 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
     assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
 
 
-def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("open", str(blob_folder), "--train", "--no-browser", "--port", "0")
+def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start, tmp_path: Path) -> None:
+    process = start("open", "--train", "--no-browser", "--port", "0")
     worker = None
     try:
         log = tmp_path / "run" / "logs" / "worker.log"
@@ -242,10 +240,8 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
     assert re.search(r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output)
 
 
-def test_ctrl_c_in_open_while_nothing_is_unsaved(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path
-) -> None:
-    process = start("open", str(blob_folder), "--no-browser", "--port", "0")
+def test_ctrl_c_in_open_while_nothing_is_unsaved(start: Start) -> None:
+    process = start("open", "--no-browser", "--port", "0")
     try:
         read_to(process, "http://127.0.0.1:")
         time.sleep(1.0)  # for it to come to the point where it waits
@@ -279,8 +275,7 @@ def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path)
     assert f"{paths[0]}; what was trained after it (1 step)" in saved_sentence(run.path, 2)
 
 
-# In the background process: there is no room for a checkpoint while FLAG is there. It is a sitecustomize.py,
-# which Python loads before anything else.
+# In the background process: there is no room for a checkpoint while FLAG is there.
 FULL_DISK = """
     import sys
 
@@ -324,26 +319,13 @@ OPEN = ("open", "--train", "--no-browser", "--port", "0")
 
 
 @pytest.fixture
-def stopped(
-    request: pytest.FixtureRequest, tmp_path: Path, blob_folder: Path
-) -> Iterator[subprocess.Popen[str]]:
+def stopped(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> subprocess.Popen[str]:
     """A training that Ctrl-C was pressed for once, and that has told of the disk, which is full."""
     flag = tmp_path / "the disk is full"
     flag.touch()
-    (tmp_path / "python").mkdir()
-    program = textwrap.dedent(FULL_DISK).replace("FLAG", repr(str(flag)))
-    (tmp_path / "python" / "sitecustomize.py").write_text(program)
-    folders = [str(tmp_path / "python"), *(path for path in sys.path if path)]
+    inside = textwrap.dedent(FULL_DISK).replace("FLAG", repr(str(flag)))
     words = OPEN if request.param == "open" else ("train",)
-    arguments = [words[0], str(blob_folder), *words[1:], "--run", str(tmp_path / "run"), "--sh-degree", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *arguments, "--steps", "100000", "--eval-steps", "--save-steps"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "500", "PYTHONPATH": os.pathsep.join(folders)},
-        start_new_session=True,
-    )
+    process = start(*words, "--eval-steps", "--save-steps", inside=inside, main=MAIN)
     training_process(tmp_path / "run", process)
     if request.param == "open":
         read_to(process, "It can be interrupted.")
@@ -354,9 +336,7 @@ def stopped(
     told = read_to(process, "It is tried again every 0.25 s")
     assert "No space left on device" in told and "make room on the disk" in told
     assert told.endswith("(Ctrl-C again ends without it).\n")
-    yield process
-    process.kill()
-    process.wait()
+    return process
 
 
 @pytest.mark.parametrize("stopped", ["open"], indirect=True)

@@ -21,7 +21,7 @@ test: setup test-tools
 	$(BIN)/python -m pytest -m "not gui" $(TWO_AT_A_TIME) $(TEST_ARGUMENTS) || ended=$$?; \
 	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
 	exit $$ended
-TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
+TWO_AT_A_TIME := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
@@ -89,7 +89,7 @@ sanitize: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize -j 2
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=build/sanitize/_C.so \
-	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_ops_project.py \
+	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -k "not garden" tests/kernels/test_ops.py tests/kernels/test_fuzz.py \
 	  tests/kernels/test_oracle.py tests/optimization/test_view_gradients.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
 	  tests/kernels/test_mcmc_kernels.py
 
@@ -107,7 +107,7 @@ cuda-on-cpu: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
 	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_fuzz.py
-OPERATOR_TESTS := tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_ops_project.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
+OPERATOR_TESTS := tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py
 
 lock: setup

@@ -12,6 +12,7 @@ import splatstudio  # noqa: F401
 import pytest
 from blob_models import FOCAL, HEIGHT, NUM_VIEWS, WIDTH, blobs, ring_of_cameras  # noqa: F401 - for tests
 from blob_scenes import blob_folder, blob_scene, tracked, write_blob_scene  # noqa: F401 - fixtures of most tests
+from command_line import command  # noqa: F401 - a fixture of the tests of the command line
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page without a browser
     idle,
@@ -24,6 +25,7 @@ from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page wit
     steered,
 )
 from hypothesis import HealthCheck, settings
+from model_parts import part, parts, shard  # noqa: F401 - fixtures of the tests of parts of models
 from rank_pool import pool  # noqa: F401 - a fixture of the tests on ranks
 from studio_page import browser, open_page, saved_run  # noqa: F401 - fixtures of the tests of the page
 from worker_watcher import launch  # noqa: F401 - a fixture of the tests of the background process
@@ -48,5 +50,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the tests of the page be the last: their browser holds the only event loop of the main thread."""
-    items.sort(key=lambda item: item.get_closest_marker("gui") is not None)
+    """Let the long files of the background process be the first, which shares two processors evenly.
+
+    The tests of the page are the last: their browser holds the only event loop of the main thread.
+    """
+    items.sort(
+        key=lambda item: (item.get_closest_marker("gui") is not None, "runtime" not in item.path.parts)
+    )

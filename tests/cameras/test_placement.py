@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from command_line import CommandLine
 
 from splatstudio import api
 from splatstudio.cameras.camera import Camera
-from splatstudio.cli import main as cli
 from splatstudio.formats import write_gaussians
 from splatstudio.models.model import Model
 from splatstudio.rendering.render import render
@@ -49,13 +49,6 @@ def assert_seen_alike(model: Model, scene: Scene, file: Path, cameras_file: Path
         )
 
 
-def export(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
-    with pytest.raises(SystemExit) as stop:
-        monkeypatch.setattr(sys, "argv", ["splatstudio", "export", *map(str, arguments)])
-        cli.main()
-    return stop.value.code
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path, blob_scene: Scene) -> Path:
     write_gaussians(tmp_path / "start.ply", blobs())
@@ -68,11 +61,11 @@ def checkpoint(tmp_path: Path, blob_scene: Scene) -> Path:
 
 @pytest.mark.parametrize("upright", [False, True])
 def test_the_command(
-    tmp_path: Path, checkpoint: Path, blob_scene: Scene, upright: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpoint: Path, blob_scene: Scene, upright: bool, command: CommandLine
 ) -> None:
     output, cameras = tmp_path / "a.ply", tmp_path / "new" / "cameras.json"
     flags = ["--upright"] if upright else []
-    assert not export(monkeypatch, checkpoint, "-o", output, "--cameras", cameras, *flags)
+    assert command("export", checkpoint, "-o", output, "--cameras", cameras, *flags)[0] == 0
     model = api.load_model(checkpoint)
     assert_seen_alike(model, blob_scene, output, cameras)
     means = api.load_model(output).gaussians.means
@@ -85,20 +78,17 @@ def test_the_command(
 
 
 def test_a_file_needs_its_scene(
-    tmp_path: Path,
-    blob_folder: Path,
-    blob_scene: Scene,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, blob_folder: Path, blob_scene: Scene, command: CommandLine
 ) -> None:
     model = Model(blobs())
     model.save(tmp_path / "a.ply")
+    export = partial(command, "export", tmp_path / "a.ply", "-o", tmp_path / "b.ply")
     for flags in (["--upright"], ["--cameras", tmp_path / "cameras.json"]):
-        assert export(monkeypatch, tmp_path / "a.ply", "-o", tmp_path / "b.ply", *flags) == 2
-        assert "name it with --scene FOLDER" in " ".join(capsys.readouterr().err.split())
+        code, output = export(*flags)
+        assert code == 2 and "name it with --scene FOLDER" in " ".join(output.split())
     assert not (tmp_path / "b.ply").exists()
     flags = ["--upright", "--cameras", tmp_path / "cameras.json", "--scene", blob_folder]
-    assert not export(monkeypatch, tmp_path / "a.ply", "-o", tmp_path / "b.ply", *flags)
+    assert export(*flags)[0] == 0
     assert_seen_alike(model, blob_scene, tmp_path / "b.ply", tmp_path / "cameras.json")
 
 

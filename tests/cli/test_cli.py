@@ -9,35 +9,31 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import CommandLine
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
+from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
-from splatstudio.files import run as run_lock
-from splatstudio.files.run import Run, RunLock
+from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
+from splatstudio.files import run_lock
+from splatstudio.files.run import Run
+from splatstudio.files.run_lock import RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model
 from splatstudio.runtime import supervisor as save_retries
 from splatstudio.runtime.messages import Event, StateChanged
 from splatstudio.runtime.supervisor import WorkerClient
+from splatstudio.settings.config import TrainConfig
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
-
-
-def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Run `splatstudio ARGUMENTS` in this process; return its exit code and everything that it printed."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
-        patch.setenv("COLUMNS", "500")
-        main()
-    output = capsys.readouterr()
-    return int(stop.value.code or 0), output.out + output.err
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +69,12 @@ def test_train_writes_what_was_asked_for(run_dir: Path) -> None:
     assert set(scores) == {30, 60} and scores[60] > scores[30]
 
 
-def test_eval_of_a_run_equals_eval_of_its_export(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_eval_of_a_run_equals_eval_of_its_export(run_dir: Path, tmp_path: Path, command: CommandLine) -> None:
     exported = tmp_path / "model.ply"
-    assert command(capsys, "export", run_dir, "-o", exported)[0] == 0
-    assert command(capsys, "eval", run_dir, "--json", tmp_path / "of_run.json")[0] == 0
+    assert command("export", run_dir, "-o", exported)[0] == 0
+    assert command("eval", run_dir, "--json", tmp_path / "of_run.json")[0] == 0
     of_ply = ("eval", exported, "--scene", DEMO, *SMALL, "--json", tmp_path / "of_ply.json")
-    assert command(capsys, *of_ply)[0] == 0
+    assert command(*of_ply)[0] == 0
     run_scores, ply_scores = (
         json.loads((tmp_path / name).read_text()) for name in ("of_run.json", "of_ply.json")
     )
@@ -96,7 +90,7 @@ def test_eval_of_a_run_equals_eval_of_its_export(
 
 
 def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, tmp_path: Path, command: CommandLine
 ) -> None:
     gaussians = load_model(run_dir).gaussians
     transform = load_model(run_dir).transform
@@ -106,74 +100,74 @@ def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
         torch.save(content, tmp_path / f"ckpt_60_rank{rank}.pt")
     part = tmp_path / "ckpt_60_rank0.pt"
     arguments = ("eval", part, "--scene", DEMO, *SMALL, "--lpips", "--json", tmp_path / "scores.json")
-    code, output = command(capsys, *arguments)
+    code, output = command(*arguments)
     assert code == 2 and "is rank 0 of 2: about half of the scene" in output and "Add --merge to" in output
     assert not (tmp_path / "scores.json").exists()
-    code, output = command(capsys, *arguments, "--alone")
+    code, output = command(*arguments, "--alone")
     assert code == 0 and "is rank 0 of 2" in output
     alone = json.loads((tmp_path / "scores.json").read_text())
-    code, output = command(capsys, *arguments, "--merge", "--overwrite", "--csv", tmp_path / "scores.csv")
+    code, output = command(*arguments, "--merge", "--overwrite", "--csv", tmp_path / "scores.csv")
     assert code == 0 and "about half" not in output
     whole = json.loads((tmp_path / "scores.json").read_text())
     assert whole["num_gaussians"] == len(gaussians) and whole["psnr"] > alone["psnr"] + 1.0
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 5  # heading, three photographs, mean
     for arguments in (("info", part), ("export", part, "-o", tmp_path / "half.ply")):
-        code, output = command(capsys, *arguments)
+        code, output = command(*arguments)
         assert code == 0 and "merge with ckpt_60_rank1.pt (found beside it)? Use splatstudio merge." in output
-    code, output = command(capsys, "eval", tmp_path)
+    code, output = command("eval", tmp_path)
     assert code == 2 and "splatstudio merge" in output
 
 
-def test_resume_goes_on_to_a_later_step(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
+def test_resume_goes_on_to_a_later_step(run_dir: Path, command: CommandLine) -> None:
+    code, output = command("train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
     assert code == 0 and "Resuming at step 60" in output
     checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")
     assert (checkpoint.config.downscale, checkpoint.config.test_every) == (8, 16), "the run's own settings"
     # The run's length is kept when no other is asked for: there is nothing left to do. It knows its scene.
-    code, output = command(capsys, "train", run_dir, "--resume")
+    code, output = command("train", run_dir, "--resume")
     assert code == 0 and "Nothing to do" in output and f"Resuming at step 70 from {run_dir}" in output
-    code, output = command(capsys, "train", run_dir)
+    code, output = command("train", run_dir)
     assert code == 2 and "is a run, not a scene: add --resume" in output
 
 
-def test_resume_refuses_other_settings(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--test-every", "5")
+def test_resume_refuses_other_settings(run_dir: Path, command: CommandLine) -> None:
+    code, output = command("train", DEMO, "--run", run_dir, "--resume", "--test-every", "5")
     assert code == 2 and "test_every" in output
-    code, output = command(capsys, "train", DEMO, "--run", run_dir, "--resume", "--optim.means-lr", "0.1")
+    code, output = command("train", DEMO, "--run", run_dir, "--resume", "--optim.means-lr", "0.1")
     assert code == 2 and "optim.means_lr" in output
 
 
 def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
     arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
     lock = RunLock(run_dir)
-    code, output = command(capsys, *arguments)
+    code, output = command(*arguments)
     assert code == 2 and f"is being trained by process {os.getpid()}" in output
     left = lock.path.read_text()
     lock.release()
     lock.path.write_text(left)  # as after a kill
-    code, output = command(capsys, *arguments, "--eval-steps", "75", "--save-steps", "78")
+    code, output = command(*arguments, "--eval-steps", "75", "--save-steps", "78")
     assert code == 0 and "left this run without ending properly" in output
     assert "step 75: PSNR" in output and "step_00000078" in output, "other steps may be asked for"
     assert not lock.path.exists()
 
 
 def test_a_training_that_diverges_ends_with_the_reason_and_what_is_safe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: CommandLine
 ) -> None:
     folder = tmp_path / "run"
     arguments = ("train", DEMO, *SMALL, "--run", folder, "--steps", "120", "--save-steps", "15")
     dying = ("--init-opacity", "0.002", "--optim.opacities-lr", "0", "--densify.every", "10")
-    code, output = command(capsys, *arguments, *dying)
+    code, output = command(*arguments, *dying)
     newest = folder / "ckpts" / "step_00000015"
     assert code == 2 and f"The newest good checkpoint is {newest}" in output, output
     assert "error: All splats became transparent" in output and "Traceback" not in output
 
 
 def test_a_disk_that_refuses_at_the_end_is_tried_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.5)
@@ -190,16 +184,14 @@ def test_a_disk_that_refuses_at_the_end_is_tried_again(
 
     receive = WorkerClient.receive
     monkeypatch.setattr(WorkerClient, "receive", make_room)
-    code, output = command(capsys, "train", DEMO, *SMALL, "--run", folder, "--steps", "60")
+    code, output = command("train", DEMO, *SMALL, "--run", folder, "--steps", "60")
     assert told[-2:] == ["finished", "ended"], told
     assert code == 0 and output.count("Not saved: ") == 1 and "It is tried again every" in output
     assert output.count(f"Saved {folder / 'ckpts' / 'step_00000060'}") == 1
 
 
-def test_a_run_folder_that_holds_something_is_refused(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, output = command(capsys, "train", DEMO, "--run", run_dir)
+def test_a_run_folder_that_holds_something_is_refused(run_dir: Path, command: CommandLine) -> None:
+    code, output = command("train", DEMO, "--run", run_dir)
     assert code == 2 and f"the run folder {run_dir} is not empty" in output
 
 
@@ -227,34 +219,32 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path) -> None:
     assert f"Go on with: splatstudio train {folder} --resume" in output
 
 
-def test_a_checkpoint_alone_knows_its_scene(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_alone_knows_its_scene(run_dir: Path, tmp_path: Path, command: CommandLine) -> None:
     shutil.copytree(run_dir / "ckpts" / "step_00000060", tmp_path / "copy")
-    code, output = command(capsys, "eval", tmp_path / "copy")
+    code, output = command("eval", tmp_path / "copy")
     assert code == 0 and "3 test photographs" in output
 
 
-def test_info_tells_scene_run_and_model_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = command(capsys, "info", DEMO)
+def test_info_tells_scene_run_and_model_apart(run_dir: Path, command: CommandLine) -> None:
+    code, output = command("info", DEMO)
     assert code == 0 and "COLMAP" in output and "48" in output
-    code, output = command(capsys, "info", run_dir)
+    code, output = command("info", run_dir)
     assert code == 0 and "splats" in output
 
 
 def test_info_says_where_a_model_lies_as_a_crop_takes_it(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, tmp_path: Path, command: CommandLine
 ) -> None:
-    command(capsys, "export", run_dir, "-o", tmp_path / "a.ply")
-    told = [command(capsys, "info", path)[1] for path in (run_dir, tmp_path / "a.ply")]
+    command("export", run_dir, "-o", tmp_path / "a.ply")
+    told = [command("info", path)[1] for path in (run_dir, tmp_path / "a.ply")]
     places = [re.search(r"98 % of the centres lie between \((.*)\) and \((.*)\)", text) for text in told]
     assert places[0] is not None and places[1] is not None
     numbers = [[float(n) for text in place.groups() for n in text.split(", ")] for place in places if place]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.02)
 
 
-def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = command(capsys, "doctor")
+def test_doctor_finds_a_working_installation(command: CommandLine) -> None:
+    _, output = command("doctor")
     assert re.search(r"ok\s+CPU kernels", output) and re.search(r"ok\s+self test", output), output
 
 
@@ -271,8 +261,93 @@ def test_doctor_finds_a_working_installation(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_mistakes_give_one_sentence(
-    arguments: tuple[object, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[object, ...], sentence: str, command: CommandLine
 ) -> None:
-    code, output = command(capsys, *arguments)
+    code, output = command(*arguments)
     assert code == 2 and sentence in output
     assert "Traceback" not in output and output.startswith("error: ") and output.count("\n") == 1
+
+
+# Runs a command at a terminal up to its first line, and tells whether torch had been loaded by then.
+UP_TO_THE_FIRST_LINE = """
+import io, os, sys
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+    def write(self, text):
+        os.write(2, f"{'torch' in sys.modules}: {text}".encode())
+        os._exit(0)
+
+sys.stdout = Terminal()
+sys.argv = ["splatstudio", *sys.argv[1:]]
+from splatstudio.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", [("open", "nowhere"), ("--help",)])
+def test_the_first_line_comes_before_torch_is_loaded(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", UP_TO_THE_FIRST_LINE, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=250).stderr
+    starting = f"False: splatstudio {version('splatstudio')}: starting ..."
+    assert told.startswith("False: ") and (told.strip() == starting) == (arguments[0] == "open")
+
+
+def test_ctrl_c_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "splatstudio", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_what_is_piped_on_has_no_such_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._say_starting()
+    assert capsys.readouterr().out == ""
+
+
+def test_info_of_a_run_says_how_far_it_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", tmp_path / "scene", TrainConfig(steps=2000, downscale=4))
+    run.append_metrics({"step": 1200, "test_psnr": 27.5, "test_ssim": 0.8})
+    run.append_metrics({"step": 1210, "setting": "steps", "value": 3000})
+    monkeypatch.setattr("sys.argv", ["splatstudio", "info", str(run.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    for text in (str(tmp_path / "scene"), "1,210 of 3,000", "27.50 dB at step 1,200", "none yet", "1/4"):
+        assert "".join(text.split()) in "".join(told.split()), "whole, however narrow the terminal is"
+
+
+def test_who_reads_only_the_beginning_gets_no_error() -> None:
+    asked = [sys.executable, "-m", "splatstudio", "train", "--help"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_missing_weights_are_told_once() -> None:
+    missing = [f"LPIPS ({name}){NOT_FOUND}, put them there" for name in ("AlexNet", "VGG16")]
+    told = short_notes([missing[0], "a photograph is black", missing[1]])
+    assert told[0] == "a photograph is black" and len(told) == 2 and "--fetch-lpips" in told[1]
+    assert short_notes(["LPIPS (VGG16): vgg.pth is damaged"]) == ["LPIPS (VGG16): vgg.pth is damaged"]
+
+
+def test_the_command_says_its_version() -> None:
+    command = [sys.executable, "-m", "splatstudio", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0 and told.stdout.startswith("splatstudio 0.") and not told.stderr
+
+
+def test_missing_weights_are_told_with_what_fetches_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("splatstudio.evaluation.lpips._found", lambda *_: None)
+    load_lpips.cache_clear()
+    with pytest.raises(ValueError, match=r"weights not found, put .*, or let splatstudio eval --fetch-lpips"):
+        load_lpips("alex")

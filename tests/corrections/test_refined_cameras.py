@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
-from test_worker_errors import finish
+from command_line import CommandLine
+from worker_watcher import finish
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.placement import Placement
-from splatstudio.cli.export import export_model
-from splatstudio.cli.main import main
 from splatstudio.models.exporter import REFINED, refined_camera
 from splatstudio.models.model import Model, load_model
 from splatstudio.runtime.messages import Event, Export
@@ -77,16 +75,10 @@ def test_a_checkpoint_is_exported_with_the_cameras_that_were_refined(
     assert export_model(checkpoint, tmp_path / "alone.ply").note is None
 
 
-def test_the_command_writes_them_and_says_so(
-    trained: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_them_and_says_so(trained: Trainer, tmp_path: Path, command: CommandLine) -> None:
     checkpoint, files = trained.save(tmp_path / "run"), (tmp_path / "model.ply", tmp_path / "cameras.json")
-    arguments = ["export", str(checkpoint), "-o", str(files[0]), "--cameras", str(files[1])]
-    monkeypatch.setattr(sys, "argv", ["splatstudio", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert not left.value.code
-    assert REFINED in " ".join(capsys.readouterr().out.split())
+    code, output = command("export", checkpoint, "-o", files[0], "--cameras", files[1])
+    assert code == 0 and REFINED in " ".join(output.split())
     check(files[1], cameras_of(trained), trained.scene)
 
 

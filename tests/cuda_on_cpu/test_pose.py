@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from host_watch import HostWatch
+from pose_cases import CAMERA, case, check, twist
 from test_emulation import native
-from test_pose_kernels import CAMERA, case, check, twist
 from torch import Tensor
 
 from splatstudio.kernels import ops_training

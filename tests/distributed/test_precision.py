@@ -21,7 +21,7 @@ from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.train import PRECISIONS, settings_html
-from splatstudio.runtime.messages import Finished, Start, TrainJob, Warned
+from splatstudio.runtime.messages import Finished, TrainJob, Warned
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, resumed, settings_named
 from splatstudio.training import memory_plan
@@ -150,8 +150,7 @@ def test_one_rank_is_told_that_it_has_no_effect(
     with pytest.raises(ValueError, match="precision cannot be changed while training"):
         trainer.update_setting("precision", "fp32")
     trainer.close()
-    worker = launch(TrainJob(blob_folder, tmp_path / "new", TrainConfig(steps=2, precision="mixed")))
-    worker.client.send(Start())
+    worker = launch(TrainJob(blob_folder, tmp_path / "new", TrainConfig(steps=2, precision="mixed"))).start()
     worker.wait(Finished)
     assert note_on_precision("mixed", 1) in [event.sentence for event in worker.of(Warned)]
 

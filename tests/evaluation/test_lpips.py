@@ -7,13 +7,17 @@ the real ones on this machine the last tests compare with published properties a
 from __future__ import annotations
 
 import hashlib
+import importlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from other_programs import lpips_package  # noqa: F401  (a fixture)
 from torch import Tensor, nn
 
 from splatstudio.evaluation import lpips as module
@@ -183,3 +187,60 @@ def test_the_published_weights_know_what_people_see(kind: str) -> None:
     noisy = (image + 0.1 * torch.randn_like(image)).clamp(0, 1)
     brighter = (image + (noisy - image).square().mean().sqrt()).clamp(0, 1)
     assert distance(brighter, image) < 0.5 * distance(noisy, image), "noise is seen, a little light is not"
+
+
+def theirs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, published: bool) -> Any:
+    """Return the package's network with the weights in `folder`; torchvision need not be there.
+
+    With `published` its heads are the package's own, else those in `folder`.
+    """
+    try:
+        import torchvision  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        stand_in = ModuleType("torchvision")
+        stand_in.models = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+            alexnet=lambda **_: SimpleNamespace(features=features_of_torchvision("alex")),
+            vgg16=lambda **_: SimpleNamespace(features=features_of_torchvision("vgg")),
+        )
+        monkeypatch.setitem(sys.modules, "torchvision", stand_in)
+    package = importlib.import_module("lpips")
+    network = package.LPIPS(pretrained=published, pnet_rand=True, net=name, verbose=False)
+    content = torch.load(folder / NETWORKS[name].backbone, weights_only=True)
+    numbers = {number: layer for part in network.net.children() for number, layer in part.named_children()}
+    with torch.no_grad():
+        for key, value in content.items():
+            kind, number, *rest = key.split(".")
+            if kind == "features":
+                getattr(numbers[number], rest[0]).copy_(value)
+        if not published:
+            heads = torch.load(folder / NETWORKS[name].head, weights_only=True)
+            for lin, head in zip(network.lins, heads.values(), strict=True):
+                lin.model[-1].weight.copy_(head)
+    return network.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("published", [False, True], ids=["heads of chance", "published heads"])
+def test_the_distance_is_that_of_the_package(
+    name: str,
+    files: Path,
+    lpips_package: Path,  # noqa: F811
+    published: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = theirs(name, files, monkeypatch, published=published)
+    if published:  # ours are those that are found in the package
+        (files / NETWORKS[name].head).unlink()
+    ours = load_lpips(name)
+    if published:
+        file = lpips_package / "weights" / "v0.1" / NETWORKS[name].head
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        assert all(map(torch.equal, ours._heads, content.values()))
+    for height, width in [(41, 50), (64, 96)]:
+        image, target = torch.rand(2, height, width, 3)
+        one, other = (picture.movedim(2, 0)[None] for picture in (image, target))
+        # As gsplat and the first 3DGS program call it: AlexNet's images in -1..1, VGG's as they are.
+        expected = float(network(one, other, normalize=name == "alex"))
+        print(f"{name}, {height} x {width}: ours {ours(image, target):.6g}, the package's {expected:.6g}")
+        assert expected > 0
+        assert ours(image, target) == pytest.approx(expected, rel=1e-4)

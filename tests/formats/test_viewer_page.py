@@ -5,9 +5,7 @@ SPLATSTUDIO_SCREENSHOTS=FOLDER also writes a picture of a page beside our render
 
 from __future__ import annotations
 
-import base64
 import os
-import re
 import socket
 import threading
 import time
@@ -15,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import msgspec
 import numpy as np
 import pytest
 import torch
-import zstandard
-from format_models import model
+from command_line import CommandLine
+from format_models import model, recorded
 from scipy.spatial.transform import Rotation
 from studio_page import CANVAS, PAGE_TEST, TIMEOUT
-from test_cli import command
 
 from splatstudio.cameras.placement import Placement
 from splatstudio.cli.export import export_model
@@ -43,20 +39,6 @@ from splatstudio.scene.scene import Scene
 SHARED = Path(__file__).parents[3] / "shared"
 PLY, BANANA = SHARED / "bench" / "banana_114k.ply", SHARED / "scenes" / "banana"
 WIDTH, HEIGHT = 480, 320
-
-
-def recorded(page: Path) -> dict[str, dict[str, Any]]:
-    """Return the messages in a page by their type, their arrays as bytes."""
-    data = re.search(r'__VISER_EMBED_DATA__="([^"]*)"', page.read_text())
-    assert data is not None
-    packed = base64.b64decode(data[1])
-    inner = zstandard.decompress(packed[8:], max_output_size=int.from_bytes(packed[:8], "little"))
-    length = int.from_bytes(inner[:8], "little")
-    content = msgspec.msgpack.decode(inner[8 : 8 + length])
-    messages = {message["type"]: message for _, message in content["messages"]}
-    (num_bytes,) = content["binaryBufferLengths"]
-    messages["GaussianSplatsMessage"]["buffer"] = inner[-num_bytes:]
-    return messages
 
 
 def test_the_page_holds_the_model_as_other_formats_do(tmp_path: Path) -> None:
@@ -145,9 +127,9 @@ def test_what_cannot_be_a_page_is_refused_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page(tmp_path: Path, command: CommandLine) -> None:
     write_ply(tmp_path / "a.ply", model(50))
-    code, printed = command(capsys, "export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
+    code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "a.html")
     assert code == 0 and "50 splats written to" in printed and "as Web page" in printed
     assert "no view-dependent colour" in printed
     assert "GaussianSplatsMessage" in recorded(tmp_path / "a.html")

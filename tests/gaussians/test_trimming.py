@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from blob_models import blobs
+from command_line import CommandLine
 
 from splatstudio import api
-from splatstudio.cli import main as cli
 from splatstudio.gaussians.trimming import Trim, trimmed
 
 
@@ -39,16 +38,14 @@ def test_what_makes_no_sense_is_said() -> None:
         trimmed(blobs(), Trim(crop=(90, 90, 90, 91, 91, 91)))
 
 
-def test_the_command_line_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_leaves_out(tmp_path: Path, command: CommandLine) -> None:
     model = api.Model(blobs(num=50))
     model.save(tmp_path / "a.ply")
     crop = ["--crop", "-9", "-9", "-9", "0", "9", "9"]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        arguments = [tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--min-opacity", "0.2", *crop]
-        patch.setattr(sys, "argv", ["splatstudio", "export", *map(str, arguments)])
-        cli.main()
-    assert not stop.value.code
+    arguments = (tmp_path / "a.ply", "-o", tmp_path / "b.ply", "--min-opacity", "0.2", *crop)
+    code, output = command("export", *arguments)
+    assert code == 0
     kept = api.load_model(tmp_path / "b.ply")
     num = int((model.gaussians.means[:, 0] <= 0).sum())
     assert len(kept) == num < 50 and float(kept.gaussians.means[:, 0].max()) <= 0
-    assert f"{50 - num} splats were left out" in capsys.readouterr().out
+    assert f"{50 - num} splats were left out" in output

@@ -67,6 +67,10 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     file = tmp_path / "camera path.json"
     file.write_bytes(b"{}" * 400_000)  # two parts
 
+    answer = page.goto(f"http://127.0.0.1:{gated.port}/")
+    assert answer.status == 403
+    assert "open the URL printed in the terminal" in page.inner_text("body")
+    gated.gate.refused.clear()
     page.goto(gated.url)
     page.get_by_role("button", name="Start training").click()
     assert TOKEN not in page.url
@@ -91,12 +95,6 @@ def test_the_page_of_viser_works_through_the_gate(gated: GatedServer, page: Any,
     page.mouse.up()
     wait(lambda: (client.camera.position != before).any())
     assert dict(gated.gate.refused) == {}, "the page says something that the gate does not let through"
-
-
-def test_without_the_url_the_page_says_where_to_find_it(gated: GatedServer, page: Any) -> None:
-    answer = page.goto(f"http://127.0.0.1:{gated.port}/")
-    assert answer.status == 403
-    assert "open the URL printed in the terminal" in page.inner_text("body")
 
 
 def test_a_page_of_another_origin_reads_nothing(gated: GatedServer, page: Any) -> None:

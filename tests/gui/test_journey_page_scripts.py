@@ -6,7 +6,6 @@ from typing import Any
 
 from studio_page import PAGE_TEST
 
-from splatstudio.gui.server import viser_private
 from splatstudio.gui.server.viser_private import page_script
 
 pytestmark = PAGE_TEST
@@ -69,7 +68,7 @@ def test_a_page_that_reconnects_is_dressed_once(browser: Any) -> None:
     )
     made = []
     for _ in range(2):
-        blank.evaluate(f"() => {{ {viser_private.page_script()} }}")
+        blank.evaluate(f"() => {{ {page_script()} }}")
         made.append(
             (blank.evaluate("window.made"), blank.evaluate("document.querySelectorAll('style').length"))
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from blob_models import blobs
-from test_parts_named import part, shard  # noqa: F401  (fixtures)
 
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
@@ -43,7 +42,7 @@ def open_command(*arguments: object) -> int:
 
 
 def test_a_part_is_merged_and_opened_by_one_command(
-    part: Path,  # noqa: F811
+    part: Path,
     asked_to_open: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -59,13 +58,13 @@ def test_a_part_is_merged_and_opened_by_one_command(
     assert part_of(part) == part_of(part) and len(load_model(part)) < len(blobs())
 
 
-def test_our_own_part_opens_as_its_checkpoint(shard: Path, asked_to_open: list[Path]) -> None:  # noqa: F811
+def test_our_own_part_opens_as_its_checkpoint(shard: Path, asked_to_open: list[Path]) -> None:
     assert open_command(shard, "--merge") == 0
     assert asked_to_open == [shard.parent] and not (shard.parent.parent / "exports").exists()
 
 
 def test_what_cannot_be_merged_is_not_opened(
-    part: Path,  # noqa: F811
+    part: Path,
     asked_to_open: list[Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from blob_models import blobs
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, trained_run
-from test_plateau import ANYHOW
+from plateau_settings import ANYHOW
 
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply

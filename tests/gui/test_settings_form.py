@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from gui_parts import MANY, TIMEOUT, trained_run
-from test_plateau import ANYHOW
+from plateau_settings import ANYHOW
 
 from splatstudio.files.run import Run
 from splatstudio.gui.state.controller import Controller

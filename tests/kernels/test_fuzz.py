@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from test_ops import camera_of, gaussians_of, leaves_of
-from test_ops_project import MODELS
+from op_cases import MODELS, camera_of, gaussians_of, leaves_of
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera, CameraModel

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from test_ops import camera_of, gaussians_of
-from test_ops_project import MODELS
+from op_cases import MODELS, camera_of, gaussians_of, with_portable_kernels
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera, CameraModel
@@ -84,19 +80,8 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 @pytest.mark.cpu_kernels
 def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None:
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[1]); import test_modes;"
-        "torch.save(test_modes.draw(2), sys.argv[2]); print(test_modes.ops.native_version())"
-    )
-    path = tmp_path / "portable.pt"
-    result = subprocess.run(
-        [sys.executable, "-c", script, os.path.dirname(__file__), str(path)],
-        env={**os.environ, "SPLATSTUDIO_CPU": "portable"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stdout.strip() == "portable", result.stderr
-    for ours, theirs in zip(torch.load(path, weights_only=True), draw(2), strict=True):
+    portable = with_portable_kernels("test_modes", "draw(2)", tmp_path / "portable.pt")
+    for ours, theirs in zip(portable, draw(2), strict=True):
         assert (ours - theirs).abs().gt(1e-3 * theirs.abs() + 1e-3).float().mean() < 0.01
 
 

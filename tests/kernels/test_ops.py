@@ -10,51 +10,23 @@ import threading
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from op_cases import (
+    MODELS,
+    PROJECTED,
+    camera_of,
+    gaussians_of,
+    leaves_of,
+    random_like,
+    relative_error,
+    with_portable_kernels,
+)
 from torch import Tensor
 
-from splatstudio.cameras.camera import Camera, CameraModel, look_at
+from splatstudio.cameras.camera import Camera, CameraModel
 from splatstudio.kernels import ops, reference
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
-
-PROJECTED = ("means2d", "conics", "depths", "opacities", "colors")
-
-
-def camera_of(model: CameraModel = "pinhole", width: int = 75, height: int = 50) -> Camera:
-    """Return a camera 4 units in front of the origin."""
-    focal = {"pinhole": 80.0, "ortho": 18.0, "fisheye": 70.0}[model]
-    K = np.array([[focal, 0, width / 2 + 1.3], [0, 1.1 * focal, height / 2 - 0.7], [0, 0, 1]])
-    viewmat = look_at(np.array([0.4, -0.3, -4.0]), np.zeros(3), np.array([0.1, -1.0, 0.0]))
-    return Camera(viewmat, K, width, height, model)
-
-
-def gaussians_of(num: int, seed: int = 0, sh_degree: int = 3) -> list[Tensor]:
-    """Return means, quats, scales, opacities, sh0 and shN of random Gaussians around the origin."""
-    generator = torch.Generator().manual_seed(seed)
-    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    return [
-        normal(num, 3),
-        normal(num, 4),
-        (0.7 * normal(num, 3) - 2.5).exp(),
-        (1.5 * normal(num)).sigmoid(),
-        normal(num, 1, 3),
-        0.3 * normal(num, (sh_degree + 1) ** 2 - 1, 3),
-    ]
-
-
-def leaves_of(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.clone().requires_grad_() for tensor in tensors]
-
-
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    difference = (ours - theirs).detach()
-    return float(difference.norm() / theirs.detach().norm().clamp_min(1e-12))
-
-
-def random_like(tensor: Tensor, seed: int) -> Tensor:
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def projected_of(num: int, camera: Camera, seed: int = 0) -> Projected:
@@ -153,20 +125,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 @pytest.mark.cpu_kernels
 def test_the_portable_kernels_agree_with_those_of_this_machine(tmp_path) -> None:
-    script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[1]); import test_ops;"
-        "torch.save([t.detach() for t in test_ops.train_once(2)], sys.argv[2]);"
-        "print(test_ops.ops.native_version())"
-    )
-    path = tmp_path / "portable.pt"
-    result = subprocess.run(
-        [sys.executable, "-c", script, os.path.dirname(__file__), str(path)],
-        env={**os.environ, "SPLATSTUDIO_CPU": "portable"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stdout.strip() == "portable", result.stderr
-    portable = torch.load(path, weights_only=True)
+    portable = with_portable_kernels("test_ops", "train_once(2)", tmp_path / "portable.pt")
     for ours, theirs in zip(portable[:-6], train_once(2)[:-6], strict=True):
         assert relative_error(ours, theirs.detach()) < 1e-3
 
@@ -385,3 +344,68 @@ def test_a_missing_extension_is_named_with_its_remedy(monkeypatch: pytest.Monkey
             ops.ssim(torch.zeros(20, 20, 3), torch.zeros(20, 20, 3), padding="same")
     finally:
         ops._native.cache_clear()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("sh_degree", [0, 1, 2, 3])
+def test_project_equals_the_reference(model: CameraModel, antialiased: bool, sh_degree: int) -> None:
+    settings = ProjectSettings(sh_degree, antialiased)
+    gradients = []
+    outputs = []
+    for backend in (ops, reference):
+        leaves = leaves_of(gaussians_of(203))  # no multiple of the eight lanes
+        projected = backend.project(*leaves, camera=camera_of(model), settings=settings)
+        values = [getattr(projected, name) for name in PROJECTED]
+        loss = sum((value * random_like(value, i)).sum() for i, value in enumerate(values))
+        loss.backward()  # type: ignore[union-attr]
+        outputs.append([*values, projected.radii])
+        gradients.append([leaf.grad for leaf in leaves])
+    assert torch.equal(outputs[0][-1], outputs[1][-1])
+    assert int((outputs[0][-1] > 0).all(dim=1).sum()) > 50
+    for name, ours, theirs in zip(PROJECTED, *outputs, strict=False):
+        assert relative_error(ours, theirs) < 2e-5, name
+    for ours, theirs in zip(*gradients, strict=True):
+        if ours is None:  # coefficients that are not in use
+            assert sh_degree == 0 and not theirs.any()
+        else:
+            assert relative_error(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("sh_degree", [0, 1, 3])
+def test_projecting_raw_parameters_equals_activating_them_before(antialiased: bool, sh_degree: int) -> None:
+    settings = ProjectSettings(sh_degree, antialiased)
+    values, gradients = [], []
+    for raw in (True, False):
+        means, quats, scales, opacities, *sh = gaussians_of(1203)
+        leaves = leaves_of([means, quats, scales.log(), opacities.logit(), *sh])
+        if raw:
+            projected = ops.project_raw(*leaves, camera=camera_of(), settings=settings)
+        else:
+            rows = (*leaves[:2], leaves[2].exp(), leaves[3].sigmoid(), *leaves[4:])
+            projected = ops.project(*rows, camera=camera_of(), settings=settings)
+        outputs = [getattr(projected, name) for name in PROJECTED]
+        sum((value * random_like(value, i)).sum() for i, value in enumerate(outputs)).backward()  # type: ignore[union-attr]
+        values.append(outputs)
+        gradients.append([leaf.grad for leaf in leaves if leaf.grad is not None])
+    for name, ours, theirs in zip(PROJECTED, *values, strict=True):
+        assert relative_error(ours, theirs) < 2e-6, name
+    for ours, theirs in zip(*gradients, strict=True):
+        assert relative_error(ours, theirs) < 1e-5
+        assert torch.equal(ours == 0, theirs == 0)  # the same rows are left out
+
+
+def test_raw_parameters_that_are_no_numbers_or_too_large_are_culled() -> None:
+    means, quats, scales, opacities, *sh = gaussians_of(64)
+    scales, opacities = scales.log(), opacities.logit() + 5.0
+    odd = torch.tensor([float("nan"), float("inf"), 89.0, 200.0])
+    scales[:4, 1], opacities[8:10] = odd, torch.tensor([float("nan"), float("-inf")])
+    leaves = leaves_of([means, quats, scales, opacities, *sh])
+    projected = ops.project_raw(*leaves, camera=camera_of(), settings=ProjectSettings())
+    visible = (projected.radii > 0).all(dim=1)
+    assert not visible[:4].any() and not visible[8:10].any() and int(visible.sum()) > 20
+    (projected.conics.sum() + projected.opacities.sum()).backward()
+    for leaf in leaves[:5]:
+        assert leaf.grad is not None and leaf.grad.isfinite().all()
+        assert not leaf.grad[:4].any() and not leaf.grad[8:10].any()

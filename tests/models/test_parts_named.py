@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-from blob_models import blobs
+from command_line import CommandLine
 
-from splatstudio.checkpoints.checkpoint import Checkpoint, save_checkpoint
-from splatstudio.cli import export as exporting
-from splatstudio.cli.main import main
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.merging import merge
 from splatstudio.models.model import load_model
-from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.population import Population
 from splatstudio.training.starting_model import gaussians_to_start_from
 
 HALF = "is rank 0 of 2: about half of the scene"
-
-
-@pytest.fixture
-def part(tmp_path: Path) -> Path:
-    """Return gsplat's file of rank 0 of 2, in a folder with that of rank 1."""
-    for rank in range(2):
-        splats = {name: tensor.clone() for name, tensor in blobs()[rank::2].tensors().items()}
-        torch.save({"step": 9, "splats": splats}, tmp_path / f"ckpt_9_rank{rank}.pt")
-    return tmp_path / "ckpt_9_rank0.pt"
-
-
-@pytest.fixture
-def shard(blob_scene: Scene, tmp_path: Path) -> Path:
-    """Return the file of rank 0 of 2 of a checkpoint of ours."""
-    gaussians = blobs()
-    checkpoint = Checkpoint(
-        step=7,
-        config=TrainConfig(sh_degree=1, test_every=4),
-        population=Population(gaussians, SplatAdam.zeros(gaussians), {}),
-        scene_path=blob_scene.path,
-        scene_transform=blob_scene.transform,
-        rng_state=torch.Generator().get_state(),
-        upcoming=(),
-    )
-    return save_checkpoint(tmp_path / "run", checkpoint, num_shards=2) / "rank00000-of-00002.safetensors"
-
-
-def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["splatstudio", *map(str, arguments)])
-        patch.setenv("COLUMNS", "500")
-        main()
-    output = capsys.readouterr()
-    assert not stop.value.code, output.err
-    return output.out
 
 
 def test_the_python_interface_says_it(part: Path, shard: Path, blob_scene: Scene) -> None:
@@ -81,41 +39,39 @@ def test_the_python_interface_says_it(part: Path, shard: Path, blob_scene: Scene
 
 
 def test_the_scores_in_files_say_it(
-    part: Path, blob_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: Path, blob_folder: Path, tmp_path: Path, command: CommandLine
 ) -> None:
     files = ("--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     arguments = ("eval", part, "--scene", blob_folder, "--test-every", 4, "--lpips", *files)
-    run_command(capsys, *arguments, "--alone")
+    assert command(*arguments, "--alone")[0] == 0
     assert HALF in json.loads((tmp_path / "a.json").read_text())["notes"][0]
     assert HALF in (tmp_path / "a.csv").read_text().splitlines()[-1]
-    run_command(capsys, *arguments, "--merge", "--overwrite")
+    assert command(*arguments, "--merge", "--overwrite")[0] == 0
     assert "half" not in (tmp_path / "a.json").read_text() + (tmp_path / "a.csv").read_text()
 
 
 @pytest.mark.parametrize("others", ["beside it", "elsewhere"])
 def test_the_scores_of_a_part_alone_must_be_asked_for(
-    part: Path, others: str, blob_folder: Path, capsys: pytest.CaptureFixture[str]
+    part: Path, others: str, blob_folder: Path, command: CommandLine
 ) -> None:
     if others == "elsewhere":
         (part.parent / "ckpt_9_rank1.pt").unlink()
         (part.parent / "ckpt_8_rank1.pt").touch()
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["splatstudio", "eval", str(part), "--scene", str(blob_folder)])
-        main()
-    error = " ".join(capsys.readouterr().err.split())
-    assert stop.value.code == 2 and HALF in error and ", or --alone to judge this part." in error
+    code, output = command("eval", part, "--scene", blob_folder)
+    error = " ".join(output.split())
+    assert code == 2 and HALF in error and ", or --alone to judge this part." in error
     assert ("copy it there and add --merge" in error) == (others == "elsewhere")
 
 
-def test_render_and_train_say_it(
-    part: Path, blob_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_and_train_say_it(part: Path, blob_folder: Path, tmp_path: Path, command: CommandLine) -> None:
     frames = ("--orbit", "--seconds", 1, "--fps", 2, "--width", 32, "--height", 32)
-    assert HALF in run_command(
-        capsys, "render", part, "-o", tmp_path / "frames", "--scene", blob_folder, *frames
-    )
     run = ("--run", tmp_path / "trained", "--steps", 1, "--test-every", 0)
-    assert HALF in run_command(capsys, "train", blob_folder, "--init", part, *run)
+    for arguments in (
+        ("render", part, "-o", tmp_path / "frames", "--scene", blob_folder, *frames),
+        ("train", blob_folder, "--init", part, *run),
+    ):
+        code, output = command(*arguments)
+        assert code == 0 and HALF in output
 
 
 def test_a_training_from_python_logs_it(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import resource
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +16,12 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
+from command_line import CommandLine
 
 from splatstudio import api
 from splatstudio.cameras.camera_path import CameraPath, VideoQuality, orbit
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cli import main as cli
+from splatstudio.cameras.ready_paths import orbit
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.models.video import render_path
@@ -219,16 +219,6 @@ def test_videos_are_written_outside_the_main_thread(model: Model, path: CameraPa
 # ---- the command
 
 
-def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
-    """Run `splatstudio render ARGUMENTS` in this process; return its exit code and what it printed."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(sys, "argv", ["splatstudio", "render", *map(str, arguments)])
-        patch.setenv("COLUMNS", "500")
-        cli.main()
-    output = capsys.readouterr()
-    return int(stop.value.code or 0), output.out + output.err
-
-
 @pytest.fixture(scope="module")
 def ply(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the model as a file."""
@@ -236,15 +226,15 @@ def ply(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_renders_a_path_file(
-    ply: Path, path: CameraPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ply: Path, path: CameraPath, tmp_path: Path, command: CommandLine
 ) -> None:
     write_camera_path(tmp_path / "path.json", path)
     options = ("--path", tmp_path / "path.json", "--fps", 8, "--width", 64, "--seconds", 1)
-    code, printed = command(capsys, ply, *options, "-o", tmp_path / "out.mp4")
+    code, printed = command("render", ply, *options, "-o", tmp_path / "out.mp4")
     assert code == 0 and "8 frames" in printed and "out.mp4" in printed
-    code, printed = command(capsys, ply, *options, "-o", tmp_path / "out.mp4")
+    code, printed = command("render", ply, *options, "-o", tmp_path / "out.mp4")
     assert code == 2 and "out.mp4 is there already" in printed
-    assert command(capsys, ply, *options, "-o", tmp_path / "out.mp4", "--overwrite")[0] == 0
+    assert command("render", ply, *options, "-o", tmp_path / "out.mp4", "--overwrite")[0] == 0
     frames = iio.imread(tmp_path / "out.mp4", plugin="pyav")
     assert frames.shape == (8, 42, 64, 3)  # 64 x 43 as the path's shape has it, made even
     camera = replace(path, width=64, height=43).cameras()[6].resized(64, 42)  # frame 6 of 12: half way
@@ -252,9 +242,7 @@ def test_the_command_renders_a_path_file(
     assert psnr(frames[4], render_image(loaded.gaussians, camera, loaded.options)) > 30
 
 
-def test_the_command_says_what_is_missing(
-    ply: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_is_missing(ply: Path, tmp_path: Path, command: CommandLine) -> None:
     output = ("-o", tmp_path / "out.mp4")
     for options, reason in [
         ((), "one of --path FILE, --orbit, --spiral"),
@@ -262,19 +250,17 @@ def test_the_command_says_what_is_missing(
         (("--orbit",), "--scene"),
         (("--path", tmp_path / "absent.json"), "absent.json"),
     ]:
-        code, printed = command(capsys, ply, *options, *output)
+        code, printed = command("render", ply, *options, *output)
         assert code == 2 and reason in printed and "Traceback" not in printed
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not BANANA.exists(), reason="the scene is not here")
 @pytest.mark.parametrize("route", ["--orbit", "--spiral"])
-def test_the_command_goes_around_a_scene(
-    ply: Path, tmp_path: Path, route: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_goes_around_a_scene(ply: Path, tmp_path: Path, route: str, command: CommandLine) -> None:
     # The file's coordinates are the scene's; the model lies at the files' origin, wherever that is.
     options = (route, "--scene", BANANA, "--width", 48, "--seconds", 0.5, "--fps", 8)
-    code, printed = command(capsys, ply, *options, "-o", tmp_path / "frames")
+    code, printed = command("render", ply, *options, "-o", tmp_path / "frames")
     assert code == 0, printed
     assert len(list((tmp_path / "frames").iterdir())) == 4
     assert iio.imread(tmp_path / "frames" / "00000.png").shape == (32, 48, 3)

@@ -26,14 +26,14 @@ KERNELS = (
         "csrc/cpu/project_lanes.cpp",
         "const F8 half = constant<F8>(0.5f);",
         "const F8 half = constant<F8>(0.4f);",
-        ("tests/kernels/test_ops_project.py::test_project_equals_the_reference",),
+        ("tests/kernels/test_ops.py::test_project_equals_the_reference",),
     ),
     Mutant(
         "the projection's gradient of opacities lacks a factor",
         "csrc/cpu/project_lanes.cpp",
         "v_opacity = v_opacity * v.opacity * (constant<F8>(1.0f) - v.opacity);",
         "v_opacity = v_opacity * v.opacity;",
-        ("tests/kernels/test_ops_project.py::test_projecting_raw_parameters_equals_activating_them_before",),
+        ("tests/kernels/test_ops.py::test_projecting_raw_parameters_equals_activating_them_before",),
     ),
     Mutant(
         "the rasterizer takes green for blue",
@@ -200,7 +200,7 @@ STRATEGIES = (
         "splatstudio/strategy/chance.py",
         "return torch.Generator().manual_seed(number)",
         ("generator = torch.Generator().manual_seed(number)\n    generator.seed()\n    return generator"),
-        ("tests/strategy/test_chance.py::test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other",),
+        ("tests/strategy/test_strategy.py::test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other",),
     ),
     Mutant(
         "Adam does not correct its bias",
@@ -306,14 +306,14 @@ RUNTIME = (
         "splatstudio/runtime/supervisor.py",
         "if self.count >= MAX_RESTARTS:",
         "if self.count >= 1000 * MAX_RESTARTS:",
-        ("tests/runtime/test_worker_parts.py::test_restarts_are_counted_over_ten_minutes",),
+        ("tests/runtime/test_supervisor.py::test_restarts_are_counted_over_ten_minutes",),
     ),
     Mutant(
         "the same error at the same step restarts again",
         "splatstudio/runtime/supervisor.py",
         "if before == self._last:",
         "if before == ():",
-        ("tests/runtime/test_worker_parts.py::test_the_same_end_at_the_same_step_is_not_tried_again",),
+        ("tests/runtime/test_supervisor.py::test_the_same_end_at_the_same_step_is_not_tried_again",),
     ),
     Mutant(
         "a frame's slot is never returned",
@@ -359,7 +359,7 @@ RUNTIME = (
         "splatstudio/runtime/root_cause.py",
         "key=lambda report: (report.of_a_peer, report",
         "key=lambda report: (not report.of_a_peer, report",
-        ("tests/runtime/test_worker_parts.py::test_the_earliest_error_of_a_ranks_own_is_to_blame",),
+        ("tests/runtime/test_supervisor.py::test_the_earliest_error_of_a_ranks_own_is_to_blame",),
     ),
     Mutant(
         "a frozen rank is not noticed",
@@ -367,7 +367,7 @@ RUNTIME = (
         "self._frozen_for[rank] += elapsed",
         "self._frozen_for[rank] += 0.0",
         (
-            "tests/runtime/test_worker_parts.py::test_a_rank_is_silent_when_its_process_or_its_main_thread_stands_still",
+            "tests/runtime/test_supervisor.py::test_a_rank_is_silent_when_its_process_or_its_main_thread_stands_still",
         ),
     ),
 )
@@ -432,7 +432,7 @@ FILES = (
         "splatstudio/checkpoints/manifest.py",
         'if step_of(folder) not in (None, manifest["step"]):',
         "if step_of(folder) == -1:",
-        ("tests/checkpoints/test_manifest.py::test_a_folder_of_another_step_is_named",),
+        ("tests/checkpoints/test_checkpoint.py::test_a_folder_of_another_step_is_named",),
     ),
     Mutant(
         "going on from a checkpoint forgets Adam's moments",
@@ -470,21 +470,21 @@ FILES = (
         "splatstudio/formats/model_arrays.py",
         'ODD_AXES = ["y", "z", "x", ',
         'ODD_AXES = ["x", "y", "z", ',
-        ("tests/formats/test_formats_others.py::test_a_reader_of_gltf_finds_every_value",),
+        ("tests/formats/test_formats.py::test_a_reader_of_gltf_finds_every_value",),
     ),
     Mutant(
         "SPZ's sizes are off by one",
         "splatstudio/formats/spz.py",
         "rounded(16.0 * (part.scales + 10.0), 0, 255)",
         "rounded(16.0 * (part.scales + 9.0), 0, 255)",
-        ("tests/formats/test_formats_round_trip.py::test_there_and_back",),
+        ("tests/formats/test_formats.py::test_there_and_back",),
     ),
     Mutant(
         "SOG takes the next entry of the codebook",
         "splatstudio/formats/sog.py",
         "return np.searchsorted(middles, values).astype(np.uint8)",
         "return np.minimum(np.searchsorted(middles, values) + 1, 255).astype(np.uint8)",
-        ("tests/formats/test_formats_sog.py::test_a_codebook_is_close_to_every_value",),
+        ("tests/formats/test_sog.py::test_a_codebook_is_close_to_every_value",),
     ),
 )
 
@@ -504,21 +504,21 @@ REST = (
         "splatstudio/scene/photo.py",
         "pixels = oriented(decode(view.image_path), view.orientation)",
         "pixels = decode(view.image_path)",
-        ("tests/scene/test_scene_photo.py::test_exif_orientation_is_decided_by_the_camera_size",),
+        ("tests/scene/test_photo.py::test_exif_orientation_is_decided_by_the_camera_size",),
     ),
     Mutant(
         "a lens bends the other way",
         "splatstudio/scene/lens.py",
         "radial = 1 + s * (k1 + s * (k2 + s * k3))",
         "radial = 1 - s * (k1 + s * (k2 + s * k3))",
-        ("tests/scene/test_scene_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
+        ("tests/scene/test_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
     ),
     Mutant(
         "a mask shows what it should hide",
         "splatstudio/scene/photo.py",
         "mask = (pixels[..., :3].max(axis=2) > 0)",
         "mask = (pixels[..., :3].max(axis=2) == 0)",
-        ("tests/scene/test_scene_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
+        ("tests/scene/test_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
     ),
     Mutant(
         "PSNR counts colours beyond white",

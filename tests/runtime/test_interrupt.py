@@ -18,11 +18,12 @@ from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.sentences import saved_sentence
 
+Start = Callable[..., subprocess.Popen[str]]
 TIMEOUT = 120.0
 AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
 
 # In the background process: a save that takes long, before or after the checkpoint is complete, or an
-# evaluation that does. It is a sitecustomize.py, which Python loads before anything else.
+# evaluation that does.
 HELD_UP = """
     import sys
 
@@ -57,23 +58,22 @@ HELD_UP = """
 
 
 @pytest.fixture
-def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start the command line; `when` says where its save is held up: tmp_path/held is there then."""
+def start(tmp_path: Path, blob_folder: Path) -> Iterator[Start]:
+    """Start the command line with the scene; `inside` is a program that its other processes begin with."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str, when: str = "") -> subprocess.Popen[str]:
+    def run(command: str, *arguments: str, inside: str = "", main: str = "") -> subprocess.Popen[str]:
         folders = [path for path in sys.path if path]
-        if when:
-            (tmp_path / "held_up").mkdir()
-            program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
-            program = program.replace("MARKER", repr(str(tmp_path / "held")))
-            (tmp_path / "held_up" / "sitecustomize.py").write_text(program)
-            folders.insert(0, str(tmp_path / "held_up"))
+        if inside:  # Python loads sitecustomize.py before anything else
+            (tmp_path / "python").mkdir()
+            (tmp_path / "python" / "sitecustomize.py").write_text(inside)
+            folders.insert(0, str(tmp_path / "python"))
         environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(folders)
-        command = [sys.executable, "-m", "splatstudio", *arguments, "--run", str(tmp_path / "run")]
+        python = [sys.executable, *(("-c", main) if main else ("-m", "splatstudio"))]
+        settings = ("--run", str(tmp_path / "run"), "--sh-degree", "1", "--steps", "100000")
         process = subprocess.Popen(
-            [*command, "--sh-degree", "1", "--steps", "100000"],
+            [*python, command, str(blob_folder), *arguments, *settings],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -87,6 +87,12 @@ def start(tmp_path: Path, blob_folder: Path) -> Iterator[Callable[..., subproces
     for process in started:
         process.kill()
         process.wait()
+
+
+def held_up(when: str, folder: Path) -> str:
+    """Return the program that holds a save or an evaluation up; folder/held is there then."""
+    program = textwrap.dedent(HELD_UP).replace("WHEN", repr(when))
+    return program.replace("MARKER", repr(str(folder / "held")))
 
 
 def training_process(run: Path, process: subprocess.Popen[str], after: int = 0) -> int:
@@ -144,9 +150,9 @@ def end(process: subprocess.Popen[str]) -> tuple[str, float]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, when: str
+    start: Start, tmp_path: Path, when: str
 ) -> None:
-    process = start("train", str(blob_folder), when=when)
+    process = start("train", inside=held_up(when, tmp_path))
     worker = training_process(tmp_path / "run", process)
     # The command has heard of the first steps by then.
     wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
@@ -166,20 +172,16 @@ def test_the_second_ctrl_c_in_train_ends_at_once_and_tells_the_truth(
         )
 
 
-def test_ctrl_c_does_not_wait_for_an_evaluation(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), "--eval-steps", "5", when="evaluating")
+def test_ctrl_c_does_not_wait_for_an_evaluation(start: Start, tmp_path: Path) -> None:
+    process = start("train", "--eval-steps", "5", inside=held_up("evaluating", tmp_path))
     wait_for((tmp_path / "held").exists, process)
     output, seconds = end(process)
     assert process.returncode == 130 and seconds < AT_ONCE
     assert "evaluation of step 5 was broken off" in output and "step_00000005" in output
 
 
-def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), "--save-minutes", "0.01")
+def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(start: Start, tmp_path: Path) -> None:
+    process = start("train", "--save-minutes", "0.01")
     run = tmp_path / "run"
     worker = training_process(run, process)
     wait_for(lambda: newest_checkpoint(run, lambda _: None) is not None, process)
@@ -198,10 +200,8 @@ def test_a_killed_training_goes_on_by_itself_from_what_was_saved_last(
     assert len(list((run / "ckpts").iterdir())) <= 2, "autosaves do not pile up, nor does what a kill leaves"
 
 
-def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder), when="before")
+def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(start: Start, tmp_path: Path) -> None:
+    process = start("train", inside=held_up("before", tmp_path))
     worker = training_process(tmp_path / "run", process)
     wait_for(lambda: steps_done(tmp_path / "run") > 0, process)
     os.killpg(process.pid, signal.SIGINT)
@@ -211,44 +211,8 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(
     assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
 
 
-def test_the_background_process_saves_when_the_command_is_killed(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("train", str(blob_folder))
-    worker = training_process(tmp_path / "run", process)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + TIMEOUT
-    while is_there(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_there(worker) and newest_checkpoint(tmp_path / "run") is not None
-
-
-@pytest.mark.parametrize("command", ["train", "open"])
-def test_a_group_that_is_told_to_end_saves(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path, command: str
-) -> None:
-    options = ["--train", "--no-browser", "--port", "0"] if command == "open" else []
-    process = start(command, str(blob_folder), *options, when="slowly")
-    worker = training_process(tmp_path / "run", process)
-    wait_for(lambda: steps_done(tmp_path / "run") >= 20, process)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and job systems do
-    output, _ = process.communicate(timeout=TIMEOUT)
-    deadline = time.monotonic() + TIMEOUT
-    while is_there(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    newest = newest_checkpoint(tmp_path / "run")
-    assert newest is not None and (step_of(newest) or 0) >= 20
-    if command == "open":  # which hears it and waits, where the other ends at once
-        assert f"Saved {newest}." in output and process.returncode == 0
-
-
-def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path, tmp_path: Path
-) -> None:
-    process = start("open", str(blob_folder), "--train", "--no-browser", "--port", "0")
+def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start, tmp_path: Path) -> None:
+    process = start("open", "--train", "--no-browser", "--port", "0")
     worker = None
     try:
         log = tmp_path / "run" / "logs" / "worker.log"
@@ -276,10 +240,8 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(
     assert re.search(r"Nothing was saved: .* and all its steps \([\d,]+\) are lost", output)
 
 
-def test_ctrl_c_in_open_while_nothing_is_unsaved(
-    start: Callable[..., subprocess.Popen[str]], blob_folder: Path
-) -> None:
-    process = start("open", str(blob_folder), "--no-browser", "--port", "0")
+def test_ctrl_c_in_open_while_nothing_is_unsaved(start: Start) -> None:
+    process = start("open", "--no-browser", "--port", "0")
     try:
         read_to(process, "http://127.0.0.1:")
         time.sleep(1.0)  # for it to come to the point where it waits
@@ -311,3 +273,90 @@ def test_what_was_saved_is_read_from_the_disk(tmp_path: Path, blob_folder: Path)
     assert saved_sentence(run.path, 5).endswith(f"{paths[1]}; what was trained after it (3 steps) is lost.")
     next(paths[1].glob("*.safetensors")).write_bytes(b"damaged")
     assert f"{paths[0]}; what was trained after it (1 step)" in saved_sentence(run.path, 2)
+
+
+# In the background process: there is no room for a checkpoint while FLAG is there.
+FULL_DISK = """
+    import sys
+
+    def fill_disk(flag):
+        import errno
+        from splatstudio.checkpoints import saver as checkpoint_saver
+
+        save = checkpoint_saver.save_checkpoint
+
+        def save_where_there_is_room(run_dir, checkpoint):
+            if flag.exists():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return save(run_dir, checkpoint)
+
+        checkpoint_saver.save_checkpoint = save_where_there_is_room
+
+    if "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+        from pathlib import Path
+        fill_disk(Path(FLAG))
+"""
+MAIN = """
+import signal, threading, time
+from splatstudio.gui.app import Studio
+from splatstudio.runtime import save_retries
+save_retries.RETRY_SECONDS = 0.25
+
+def run_and_tell(self):
+    def tell():
+        status = lambda: self.controller.status
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler or not status().step:
+            time.sleep(0.05)
+        print("It can be interrupted.", flush=True)
+    threading.Thread(target=tell, daemon=True).start()
+    run(self)
+
+run, Studio.run_forever = Studio.run_forever, run_and_tell
+from splatstudio.__main__ import main
+main()
+"""
+OPEN = ("open", "--train", "--no-browser", "--port", "0")
+
+
+@pytest.fixture
+def stopped(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> subprocess.Popen[str]:
+    """A training that Ctrl-C was pressed for once, and that has told of the disk, which is full."""
+    flag = tmp_path / "the disk is full"
+    flag.touch()
+    inside = textwrap.dedent(FULL_DISK).replace("FLAG", repr(str(flag)))
+    words = OPEN if request.param == "open" else ("train",)
+    process = start(*words, "--eval-steps", "--save-steps", inside=inside, main=MAIN)
+    training_process(tmp_path / "run", process)
+    if request.param == "open":
+        read_to(process, "It can be interrupted.")
+    else:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0, process)
+    os.killpg(process.pid, signal.SIGINT)
+    told = read_to(process, "It is tried again every 0.25 s")
+    assert "No space left on device" in told and "make room on the disk" in told
+    assert told.endswith("(Ctrl-C again ends without it).\n")
+    return process
+
+
+@pytest.mark.parametrize("stopped", ["open"], indirect=True)
+def test_what_a_full_disk_does_not_take_is_saved_when_there_is_room(
+    stopped: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert newest_checkpoint(tmp_path / "run") is None
+    (tmp_path / "the disk is full").unlink()
+    output, _ = stopped.communicate(timeout=TIMEOUT)
+    saved = newest_checkpoint(tmp_path / "run")
+    assert saved is not None and (step_of(saved) or 0) > 0
+    assert f"Saved {saved}" in output and "Go on with: splatstudio" in output
+    assert stopped.returncode == 0
+
+
+@pytest.mark.parametrize("stopped", ["train"], indirect=True)
+def test_the_second_ctrl_c_ends_though_nothing_could_be_saved(
+    stopped: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    os.killpg(stopped.pid, signal.SIGINT)
+    output, _ = stopped.communicate(timeout=TIMEOUT)
+    assert "Nothing was saved" in output and newest_checkpoint(tmp_path / "run") is None
+    assert stopped.returncode == 130

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from free_ports import free_port
+from torch._C._distributed_c10d import TCPStore
 
+from splatstudio.cli import launched as launched_command
+from splatstudio.cli.launched import launched_job
+from splatstudio.files.run import Run
+from splatstudio.runtime import headless_controller, launched, launched_watch, save_retries
+from splatstudio.runtime.channel.codec import decode_order, encode
+from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
 from splatstudio.runtime.launched import (
     LaunchedRank,
     cores_for_rank,
@@ -18,6 +38,13 @@ from splatstudio.runtime.launched import (
     restart_problem,
     tasks_per_node,
 )
+from splatstudio.runtime.launched_watch import HUNG, Process, RankWord
+from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
+from splatstudio.runtime.rank_group import process_context
+from splatstudio.runtime.remote_run import dial
+from splatstudio.runtime.root_cause import ErrorReport
+from splatstudio.settings.config import TrainConfig
+from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 BIN = Path(sys.executable).parent
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4"}
@@ -114,3 +141,368 @@ def test_the_ranks_of_a_launcher_need_a_common_folder(blob_folder: Path) -> None
     command = [BIN / "splatstudio", "train", blob_folder]
     done = subprocess.run(command, env={**os.environ, **TORCHRUN}, capture_output=True, text=True)
     assert done.returncode == 2 and "need --run" in done.stderr
+
+
+LIMIT = "densify.max_gaussians"
+
+
+def asked(
+    scene: Path,
+    run: Path | None,
+    config: TrainConfig = TrainConfig(),
+    *given: str,
+    devices: DeviceOptions = AS_FOUND,
+    resume: bool = False,
+) -> TrainJob:
+    return launched_job(scene, config, run, resume=resume, given=given, devices=devices)[0]
+
+
+def test_what_a_launcher_decides_is_refused_and_a_number_is_followed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for devices in (DeviceOptions(gpus="0"), DeviceOptions(ranks=2)):
+        with pytest.raises(ValueError, match="leave --gpus and --ranks away"):
+            asked(tmp_path, run, devices=devices)
+    for devices in (DeviceOptions(max_splats="auto"), DeviceOptions(fit_batch=True)):
+        with pytest.raises(ValueError, match="as numbers"):
+            asked(tmp_path, run, devices=devices)
+    job = asked(tmp_path, run, devices=DeviceOptions(max_splats=777))
+    assert job.config.densify.max_gaussians == 777 and job.attempt == 0
+    with pytest.raises(ValueError, match="must be at least"):
+        asked(tmp_path, run, devices=DeviceOptions(max_splats=0))
+    with pytest.raises(ValueError, match="is no run folder"):
+        asked(tmp_path, run, resume=True)
+    run.mkdir()
+    (run / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="not empty"):
+        asked(tmp_path, run)
+
+
+def test_a_run_goes_on_as_it_was_changed_and_with_what_is_asked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = TrainConfig(steps=100, ssim_weight=0.3)
+    run = Run.create(tmp_path / "run", tmp_path / "scene", started)
+    latest = replace(started, ssim_weight=0.5, keep=3)  # changed while it trained
+    checkpoint = run.path / "ckpts" / "step_00000020"
+    monkeypatch.setattr(launched_command, "newest_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(launched_command, "config_of_checkpoint", lambda _: latest)
+    scene = tmp_path / "scene"
+    # A restart gives the same command again: what was changed meanwhile stays.
+    job, notes = launched_job(
+        scene, started, run.path, resume=False, given={"steps", "ssim_weight"}, devices=AS_FOUND
+    )
+    assert job == TrainJob(scene, run.path, latest, checkpoint, attempt=1)
+    assert notes == ("As changed while it trained: ssim_weight 0.5",)
+    longer = asked(scene, run.path, replace(started, steps=200), "steps", "ssim_weight")
+    assert longer.config == replace(latest, steps=200)
+    with pytest.raises(ValueError, match="sh_degree, strategy would change"):
+        asked(scene, run.path, replace(started, sh_degree=1, strategy="mcmc"), "sh_degree", "strategy")
+    assert asked(scene, run.path, TrainConfig()).config == latest, "not given: not asked for"
+    limited = asked(scene, run.path, started, devices=DeviceOptions(max_splats=900))
+    assert limited.settings == ((LIMIT, 900),) and limited.config == latest
+    same = asked(scene, run.path, started, devices=DeviceOptions(max_splats=started.densify.max_gaussians))
+    assert same.settings == ()
+    with pytest.raises(ValueError, match="belongs to"):
+        asked(tmp_path / "other", run.path, started)
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_in_its_folder(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", tmp_path / "scene", TrainConfig(steps=100))
+    job = asked(tmp_path / "scene", run.path, TrainConfig(steps=100), "steps")
+    assert (job.checkpoint, job.attempt) == (None, 1)
+    with pytest.raises(ValueError, match="no checkpoint to resume"):
+        asked(tmp_path / "scene", run.path, resume=True)
+
+
+def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str]:
+    step = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0, "SLURM_NODEID": rank}
+    step |= {"SLURM_STEP_ID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
+    environment = {**os.environ, **{name: str(value) for name, value in step.items()}}
+    environment |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    script = (
+        "from splatstudio.runtime import training; training.SEEN_SECONDS = 1.0\n"
+        "from splatstudio.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", script, "train", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_machine_that_does_not_see_the_run_says_so(blob_folder: Path, tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [
+        slurm_rank(rank, port, blob_folder, "--run", tmp_path / f"run{rank}", "--steps", "100000")
+        for rank in (0, 1)
+    ]
+    try:
+        told = ranks[1].communicate(timeout=150)[0]
+        assert ranks[1].returncode == 2, told
+        assert "does not see" in told and "on a disk that all machines share" in told.replace("\n", " "), told
+        assert f"waiting for 2 ranks at localhost:{port}" in told
+        first = ranks[0].communicate(timeout=100)[0]
+        assert ranks[0].returncode != 0 and f"waiting for 2 ranks at localhost:{port}" in first
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_a_taken_port_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FrameSlots] = []
+
+    def create(*arguments: int, **more: int) -> FrameSlots:
+        made.append(real(*arguments, **more))
+        return made[-1]
+
+    real = FrameSlots.create
+    monkeypatch.setattr(launched.FrameSlots, "create", create)
+    monkeypatch.setattr(launched, "settle_device", lambda *_: None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="give --attach another"),
+    ):
+        at = ("127.0.0.1", taken.getsockname()[1])
+        launched.train_launched(LaunchedRank(0, 2, 0, 2), TrainJob(tmp_path, tmp_path), lambda _: None, at)
+    assert len(made) == 1 and made[0].file.opened.closed
+
+
+@pytest.mark.parametrize(
+    ("host", "found_at"),
+    [("127.0.0.1", "127.0.0.1"), ("this", "this"), ("0.0.0.0", "this"), ("192.0.2.1", ""), ("who", "")],
+)
+def test_rank_0_listens_where_others_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, found_at: str
+) -> None:
+    def looked_up(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if name == "who":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        # The name that a machine of Debian's has for itself is one of loopback.
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ({"this": "127.0.1.1"}.get(name, name), port))]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "this")
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    told: list[Event] = []
+    nothing: Any = _FullDisk()
+    wire = headless_controller.HeadlessController(nothing, nothing, TrainJob(tmp_path, tmp_path), told.append)
+    if not found_at:
+        with pytest.raises(OSError, match=rf"^rank 0 runs on this and cannot listen at {host} there \("):
+            wire.listen((host, 0), None, 2)
+        return
+    wire.listen((host, 0), None, 2)
+    monkeypatch.undo()
+    assert isinstance(told[0], Warned)
+    address, token = told[0].sentence.split()[-3], told[0].sentence.split()[-1]
+    name, _, port = address.rpartition(":")
+    assert name == found_at and not token.startswith("-")
+    line = dial(f"127.0.0.1:{port}", token, frames=False)
+    line.close()
+    wire.close()
+
+
+def test_a_name_of_loopback_opens_no_other_network_unless_it_is_the_machines_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
+    monkeypatch.setattr(socket, "gethostname", lambda: "this")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    bound: list[str] = []
+    for host in ("this", "this.example.org", "localhost", "other"):
+        headless_controller._listening((host, 1), lambda at, _: bound.append(at))  # type: ignore[arg-type, return-value]
+    assert bound == ["0.0.0.0", "0.0.0.0", "localhost", "other"]
+
+
+def test_a_rank_whose_peer_has_gone_points_to_that_one() -> None:
+    text = "[pair.cc:553] Connection closed by peer [10.0.0.2]:26804. GLHF!"
+    gone = ErrorReport(1, 7, "RuntimeError", text, f"An unexpected error: {text}", False, 1)
+    assert "another rank has gone" in launched._last_word(gone)
+    own = ErrorReport(1, 7, "RuntimeError", "it broke", "An unexpected error: it broke.", False, 1)
+    assert launched._last_word(own) == own.sentence
+
+
+class _FullDisk:
+    """A training at its end whose model cannot be saved, as the wire sees it."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def send_bytes(self, order: bytes) -> None:
+        self.told.append(decode_order(order)[1])
+
+    def recv_bytes(self) -> bytes:
+        if Close() in self.told:
+            raise EOFError
+        return encode(StateChanged("paused", unsaved=True))
+
+
+def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(save_retries, "RETRY_MINUTES", 0.0004)  # twice
+    line, job = _FullDisk(), TrainJob(Path("scene"), Path("run"))
+    wire = headless_controller.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
+    wire.follow()
+    assert line.told == [Start(), Stop(), Stop(), Close()] and wire.unsaved
+
+
+def test_who_comes_to_a_port_that_was_free_late_hears_what_was_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headless_controller, "LISTEN_SECONDS", 0.05)
+    told: queue.Queue[Event] = queue.Queue()
+    wire = headless_controller.HeadlessController(
+        _FullDisk(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        TrainJob(tmp_path, tmp_path, attempt=1),
+        told.put,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wire.listen(taken.getsockname(), None, 2)
+        wire.tell(StateChanged("training"))
+        said = [told.get(timeout=60), told.get(timeout=60)]
+    assert isinstance(said[0], Warned) and "tries again" in said[0].sentence
+    found = told.get(timeout=60)
+    assert isinstance(found, Warned)
+    address, token = found.sentence.split()[-3], found.sentence.split()[-1]
+    with closing(dial(address, token, frames=False)) as line:
+        assert line.receive() == StateChanged("training")
+    wire.close()
+
+
+TIMEOUT = 100.0
+NUM_RANKS = 2
+SPARED = 5.0  # seconds, more than the limits in here
+READY, HANG = "ready", "hang"
+
+
+def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
+    """Be what a rank is to the watch: a heartbeat, whose main thread goes on until it is told to hang."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # As where no launcher holds it.
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if how == "deaf" else None
+    stuck = 3.0 if how == "stuck" else TIMEOUT
+    launched_watch.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
+    launched_watch.LOOK_SECONDS, launched_watch.LAST_WORDS_SECONDS = 0.2, 1.0
+    launched_watch.STORE_SECONDS, launched_watch.DEAF_SECONDS = 1.0, 2.0
+    if how == "deaf":  # as on another machine, where none sees that it was stopped
+        own = replace(Process.own(), host="elsewhere")
+        Process.own = classmethod(lambda cls: own)  # type: ignore[method-assign]
+    heartbeats = Heartbeats(process_context(), NUM_RANKS)
+    pulse = Pulse(heartbeats, rank)
+    pulse.move(Phase.TRAINING, 1)
+    launched_watch.LaunchedWatch(rank, NUM_RANKS, heartbeats, ours.send).start()
+    ours.send(READY)
+    step = 1
+    while not (ours.poll(0.05) and ours.recv() == HANG):
+        step += 1
+        pulse.move(Phase.TRAINING, step)
+    time.sleep(TIMEOUT)
+    del store
+
+
+@dataclass
+class Rank:
+    process: BaseProcess
+    line: Connection
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
+    how = request.node.callspec.params["how"]
+    if how != "deaf":
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = store.port
+    else:
+        port = free_port()
+    context, started = process_context(), []
+    for rank in range(NUM_RANKS):
+        ours, theirs = context.Pipe()
+        own = how if rank == 0 or how != "deaf" else "stopped"
+        process = context.Process(target=rank_main, args=(rank, port, theirs, own))  # type: ignore[attr-defined]
+        process.start()
+        theirs.close()
+        started.append(Rank(process, ours))
+        assert ours.poll(TIMEOUT) and ours.recv() == READY
+    if how == "deaf":
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store.wait([f"splatstudio/beat/{rank}" for rank in range(NUM_RANKS)], timedelta(seconds=TIMEOUT))
+    for _ in range(2):  # who tells of itself again has heard of the other
+        said = [store.get(f"splatstudio/beat/{rank}") for rank in range(NUM_RANKS)]
+        while any(store.get(f"splatstudio/beat/{rank}") == said[rank] for rank in range(NUM_RANKS)):
+            time.sleep(0.01)
+    yield started
+    for rank in started:
+        rank.process.kill()
+        rank.process.join()
+    del store
+
+
+@pytest.mark.parametrize(
+    ("which", "how", "says"),
+    [
+        (1, "stopped", "stood still for"),
+        (0, "stopped", "stood still for"),
+        (0, "deaf", "stood still for"),
+        (1, "stuck", "did not get on for"),
+    ],
+)
+def test_a_rank_that_hangs_is_named_and_all_end(ranks: list[Rank], which: int, how: str, says: str) -> None:
+    hangs, watcher = ranks[which], ranks[1 - which]
+    if how != "stuck":
+        assert hangs.process.pid is not None
+        os.kill(hangs.process.pid, signal.SIGSTOP)
+    else:
+        hangs.line.send(HANG)
+    if how == "deaf":
+        assert not watcher.line.poll(SPARED), "it gets on: to it a store that is silent is no harm"
+        watcher.line.send(HANG)  # as who waits for what the other has to give
+    assert watcher.line.poll(TIMEOUT)
+    told = watcher.line.recv()
+    assert told.startswith(f"Rank {which} on ") and says in told and "to be started again" in told
+    watcher.process.join(TIMEOUT)
+    assert watcher.process.exitcode == HUNG
+    if how == "deaf":
+        return  # its own machine does that
+    hangs.process.join(TIMEOUT)
+    assert hangs.process.exitcode in (-signal.SIGKILL, HUNG), "it does not hold its memory and ports any more"
+
+
+def test_only_the_very_process_is_ended() -> None:
+    own = Process.own()
+    assert own.found == psutil.Process() and not own.stopped
+    assert Process(own.host, own.pid, own.born - 1.0).found is None, "another one had this number"
+    assert Process("elsewhere", own.pid, own.born).found is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    beats = Heartbeats(process_context(), 2)
+    watch = launched_watch.LaunchedWatch(rank, 2, beats, print)
+    line = launched_watch._store()
+    assert line is not None
+    other, key = RankWord(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched_watch._key(1 - rank)
+
+    def blamed() -> set[int]:
+        found, silences = set[int](), SilenceWatch(watch._words, len(watch._watched), Limits())
+        for second in range(200):
+            for word in (0, 1):
+                beats.write(rank, word, second)  # this one gets on
+            assert watch._exchange(line)
+            watch._spare(deaf=False)
+            if (silence := silences.check(1.0, order_waits=False)) is not None:
+                found.add(watch._watched[silence.rank])
+        return found
+
+    beats.write(rank, 2, int(Phase.TRAINING))
+    assert blamed() == set(), "it may be that it cannot reach the store"
+    store.set(key, other.encoded())
+    assert blamed() == {1 - rank}
+    store.set(key, replace(other, left=True).encoded())
+    assert blamed() == set()
+    store.set(key, '{"beat": 7}')
+    assert blamed() == set(), "what another release tells is not understood"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from plateau_settings import ANYHOW
 from worker_watcher import Launch
 
 import splatstudio as ss
@@ -22,41 +23,17 @@ from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
 from splatstudio.gui.dock.bars import offer_text
 from splatstudio.gui.state.status import Status, followed, notice_of
-from splatstudio.runtime.messages import (
-    Evaluated,
-    Finished,
-    PlateauLeft,
-    PlateauReached,
-    Resume,
-    SettingChanged,
-    Start,
-    Started,
-    StateChanged,
-    TrainJob,
-    UpdateSettings,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_sentence, stopped_sentence
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import OptimConfig, TrainConfig
+from splatstudio.settings.config import OptimConfig
 from splatstudio.settings.plateau_curve import PlateauConfig
-from splatstudio.settings.strategy_config import DensifyConfig
 from splatstudio.training.session import Advance, Session
 from splatstudio.training.trainer import Trainer
 
-# Whatever the scores are, they are flat as soon as anything may be: at step 22.
-ANYHOW = TrainConfig(
-    steps=60,
-    sh_degree=0,
-    eval_steps=(),
-    eval_every=2,
-    save_steps=(),
-    flat=PlateauConfig(gain=10.0, share=0.1, scores=4),
-    densify=DensifyConfig(enabled=False),
-)
 FIRST = 20
-OFFER = PlateauReached(3400, 4000, 2200, 27.94, stops=False, waits=False, rates_left=1.0)
+OFFER = messages.PlateauReached(3400, 4000, 2200, 27.94, stops=False, waits=False, rates_left=1.0)
 
 
 # ---- the session
@@ -169,20 +146,19 @@ def test_a_training_on_two_ranks_ends_where_the_score_stands_still_and_goes_on_w
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    job = TrainJob(blob_folder, run, replace(ANYHOW, steps=30, stop_when_flat=True))
-    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
-    worker.client.send(Start())
-    flat = worker.wait(PlateauReached)
-    end = worker.wait(Finished)
+    job = messages.TrainJob(blob_folder, run, replace(ANYHOW, steps=30, stop_when_flat=True))
+    worker = launch(job, plan_for(job, choose_devices(ranks=2))).start()
+    flat = worker.wait(messages.PlateauReached)
+    end = worker.wait(messages.Finished)
     assert flat.stops and flat.step == 10 and flat.total_steps == 30
     assert (end.step, end.completed) == (10, False)
     assert end.checkpoint is not None and step_of(end.checkpoint) == 10
     assert newest_checkpoint(run) == end.checkpoint
-    assert [event.state for event in worker.of(StateChanged)][-1] == "finished"
-    worker.client.send(Resume())
-    end = worker.wait(Finished)
+    assert [event.state for event in worker.of(messages.StateChanged)][-1] == "finished"
+    worker.send(messages.Resume())
+    end = worker.wait(messages.Finished)
     assert (end.step, end.completed) == (30, True), "one stretch ends one training"
-    assert len(worker.of(PlateauReached)) == 1
+    assert len(worker.of(messages.PlateauReached)) == 1
     worker.client.close()
 
 
@@ -190,17 +166,17 @@ def test_a_training_tells_and_goes_on_until_it_is_told_to_stop_there(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = replace(ANYHOW, optim=OptimConfig(rest_lr_decay=0.1))
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(Start(pause_at=30))
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    (flat,) = worker.of(PlateauReached)
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config))
+    worker.send(messages.Start(pause_at=30))
+    worker.reach("paused")
+    (flat,) = worker.of(messages.PlateauReached)
     assert not flat.stops and not flat.waits and flat.rates_left == pytest.approx(0.1 ** (1 - FIRST / 60))
     # Told to stop for it, it waits until the rates are nearly at rest.
-    worker.client.send(UpdateSettings((("stop_when_flat", True),)))
-    assert worker.wait(SettingChanged).value is True
-    worker.client.send(Resume())
-    end = worker.wait(Finished)
-    stop = worker.of(PlateauReached)[-1]
+    worker.send(messages.UpdateSettings((("stop_when_flat", True),)))
+    assert worker.wait(messages.SettingChanged).value is True
+    worker.send(messages.Resume())
+    end = worker.wait(messages.Finished)
+    stop = worker.of(messages.PlateauReached)[-1]
     assert stop.stops and stop.step == end.step < 60 and stop.rates_left >= 0.7 and not end.completed
     worker.client.close()
 
@@ -209,10 +185,9 @@ def test_to_stop_without_test_photographs_is_answered_with_a_word(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = replace(ANYHOW, steps=3, test_every=0, stop_when_flat=True)
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(Start())
-    assert "no test photographs" in worker.wait(Warned).sentence
-    assert worker.wait(Finished).completed
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", config)).start()
+    assert "no test photographs" in worker.wait(messages.Warned).sentence
+    assert worker.wait(messages.Finished).completed
     worker.client.close()
 
 
@@ -275,18 +250,23 @@ def test_it_is_told_in_the_terminal_of_who_watches_from_elsewhere() -> None:
 
 
 def test_the_offer_holds_while_the_score_stands_still() -> None:
-    training = followed(followed(Status(), StateChanged("training")), OFFER)
+    training = followed(followed(Status(), messages.StateChanged("training")), OFFER)
     assert training.flat == OFFER
     notice = notice_of(OFFER)
     assert notice is not None and not notice.bad and "2,200 (27.9 dB)" in notice.text
 
-    def after(event: object) -> PlateauReached | None:
+    def after(event: object) -> messages.PlateauReached | None:
         return followed(training, event).flat  # type: ignore[arg-type]
 
-    assert after(StateChanged("paused")) == after(Evaluated(3600, 40.0, 0.9, 1, None)) == OFFER
-    assert after(PlateauLeft(3600)) is None
-    assert after(Finished(3500, False, None)) is None and after(structs.replace(OFFER, stops=True)) is None
-    assert after(Started(3000, 4000, 9, 9, 9)) is None, "it goes on from a checkpoint of before"
-    assert after(Started(3500, 4000, 9, 9, 9)) == OFFER, "it is not told again"
+    assert (
+        after(messages.StateChanged("paused")) == after(messages.Evaluated(3600, 40.0, 0.9, 1, None)) == OFFER
+    )
+    assert after(messages.PlateauLeft(3600)) is None
+    assert (
+        after(messages.Finished(3500, False, None)) is None
+        and after(structs.replace(OFFER, stops=True)) is None
+    )
+    assert after(messages.Started(3000, 4000, 9, 9, 9)) is None, "it goes on from a checkpoint of before"
+    assert after(messages.Started(3500, 4000, 9, 9, 9)) == OFFER, "it is not told again"
     stopped = notice_of(structs.replace(OFFER, stops=True))
     assert stopped is not None and stopped.text == stopped_sentence(OFFER)

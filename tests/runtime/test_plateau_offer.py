@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_plateau import ANYHOW
+from plateau_settings import ANYHOW
 from worker_watcher import Launch
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.tabs.train import evaluated_when
-from splatstudio.runtime.messages import (
-    PlateauLeft,
-    PlateauReached,
-    Start,
-    Started,
-    StateChanged,
-    TrainJob,
-    UpdateSettings,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig, TrainConfig, from_json
@@ -232,26 +224,30 @@ def test_a_new_process_that_goes_on_with_a_run_tells_what_was_told(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     config = replace(ANYHOW, optim=OptimConfig(rest_lr_decay=0.5))
-    job = TrainJob(blob_folder, tmp_path / "run", config)
+    job = messages.TrainJob(blob_folder, tmp_path / "run", config)
     first = launch(job)
-    first.client.send(Start(pause_at=26))
-    first.wait(StateChanged, lambda event: event.state == "paused")
-    (told,) = first.of(PlateauReached)
+    first.send(messages.Start(pause_at=26))
+    first.reach("paused")
+    (told,) = first.of(messages.PlateauReached)
     first.client.close()
     checkpoint = newest_checkpoint(tmp_path / "run")
 
     second = launch(replace(job, checkpoint=checkpoint))
-    second.client.send(Start(pause_at=28))
-    second.wait(StateChanged, lambda event: event.state == "paused")
-    assert second.of(PlateauReached) == [told] and [event.step for event in second.of(Started)] == [26]
-    assert second.of(PlateauLeft) == []
-    second.client.send(UpdateSettings((("optim.sh0_lr", 0.01),)))
-    assert second.wait(PlateauLeft).step == 28, "said at once, while it stands still"
+    second.send(messages.Start(pause_at=28))
+    second.reach("paused")
+    assert second.of(messages.PlateauReached) == [told] and [
+        event.step for event in second.of(messages.Started)
+    ] == [26]
+    assert second.of(messages.PlateauLeft) == []
+    second.send(messages.UpdateSettings((("optim.sh0_lr", 0.01),)))
+    assert second.wait(messages.PlateauLeft).step == 28, "said at once, while it stands still"
     second.client.close()
 
     # With other steps planned it does not hold, and who was told by the process before is told so.
     third = launch(replace(job, config=replace(config, steps=80), checkpoint=checkpoint))
-    third.client.send(Start(pause_at=27))
-    third.wait(StateChanged, lambda event: event.state == "paused")
-    assert third.of(PlateauReached) == [] and [event.step for event in third.of(PlateauLeft)] == [26]
+    third.send(messages.Start(pause_at=27))
+    third.reach("paused")
+    assert third.of(messages.PlateauReached) == [] and [
+        event.step for event in third.of(messages.PlateauLeft)
+    ] == [26]
     third.client.close()

@@ -11,6 +11,8 @@ import pytest
 from rank_pool import RankPool
 from shortage_tasks import evaluate_breathing
 
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.tabs.devices import rank_rows
 from splatstudio.runtime import rank as rank_module
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.heartbeat import Heartbeats, Phase
@@ -58,3 +60,9 @@ def test_a_rank_beside_0_does_what_it_is_told_until_it_is_to_leave(
         thread.submit(Rank(spec, job, None, make).run).result()
     assert phases == [("EvaluateShare", Phase.OBEYING), ("close", Phase.OBEYING)], "waiting has no limit"
     assert left == ["the group"]
+
+
+def test_each_rank_counts_its_share_of_the_model() -> None:
+    figures = rank_rows(Status(num_gaussians=100, steps_per_second=2.0), 2)
+    assert [row.num_gaussians for row in figures] == [50, 50]
+    assert [row.step_seconds for row in figures] == [0.5, 0.5]

@@ -12,144 +12,107 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_faults import faulty, plan_fault
-from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, wait_until
+from worker_faults import FAULTY, QUICK, faulty, plan_fault
+from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, states, train, wait_until
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint, newest_checkpoint
+from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import encode_order
-from splatstudio.runtime.heartbeat import Limits, Phase
-from splatstudio.runtime.messages import (
-    Failed,
-    Finished,
-    Pause,
-    Progress,
-    Resume,
-    Save,
-    Saved,
-    SetView,
-    Start,
-    Started,
-    StateChanged,
-    Step,
-    TrainJob,
-    UpdateSettings,
-    ViewJob,
-    Warned,
-)
+from splatstudio.runtime.heartbeat import Limits
 from splatstudio.runtime.rank import activity_of, rank_main
 from splatstudio.runtime.rank_group import RankGroup
-from splatstudio.runtime.supervisor import ONE_RANK, Plan
+from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.scene import Scene
-
-FAULTY = Plan(rank_main, faulty)
-QUICK = Limits(frozen=1.0, stuck={Phase.TRAINING: 4.0})
-
-
-def train(launch: Launch, job: TrainJob, plan: Plan = ONE_RANK) -> Watcher:
-    """Return a worker that trains and has a checkpoint."""
-    worker = launch(job, plan)
-    worker.client.send(Start())
-    worker.wait(Progress)
-    worker.client.send(Save())
-    worker.wait(Saved)
-    return worker
-
-
-def states(worker: Watcher, since: int = 0) -> list[str]:
-    return [event.state for event in worker.events[since:] if isinstance(event, StateChanged)]
 
 
 def trains_again(worker: Watcher, step: int, since: int = 0) -> None:
     """Assert that another process has taken over at the checkpoint of `step`, and that this was said."""
-    started = worker.wait(Started)
+    started = worker.wait(messages.Started)
     assert started.step == step
-    assert worker.wait(Progress).step > step
-    said = [event.sentence for event in worker.events[since:] if isinstance(event, Warned)]
+    assert worker.wait(messages.Progress).step > step
+    said = [event.sentence for event in worker.events[since:] if isinstance(event, messages.Warned)]
     assert len(said) == 1 and said[0].endswith(f"goes on by itself from the checkpoint of step {step:,}.")
     assert states(worker, since) == ["restarting", "loading", "training"]
-    assert not worker.of(Failed) and worker.client.alive
+    assert not worker.of(messages.Failed) and worker.client.alive
 
 
 def test_a_killed_rank_is_replaced_and_everything_goes_on(
-    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
+    launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
-    step, client = worker.of(Saved)[-1].step, worker.client
-    client.send(UpdateSettings((("optim.means_lr", 1e-5),)))
-    client.send(SetView(3, 1, front_camera(blob_scene)))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
+    step, client = worker.of(messages.Saved)[-1].step, worker.client
+    client.send(messages.UpdateSettings((("optim.means_lr", 1e-5),)))
+    client.send(messages.SetView(3, 1, front_camera(blob_scene)))
     assert client.wait_for_frame(3, 1, TIMEOUT) is not None
-    worker.wait(Progress)
+    worker.wait(messages.Progress)
     pid, since = client.pid, len(worker.events)
     os.kill(pid, signal.SIGKILL)
-    client.send(SetView(3, 2, front_camera(blob_scene)))
+    client.send(messages.SetView(3, 2, front_camera(blob_scene)))
     trains_again(worker, step, since)
-    assert "killed (SIGKILL" in worker.of(Warned)[-1].sentence
+    assert "killed (SIGKILL" in worker.of(messages.Warned)[-1].sentence
     assert client.pid != pid and client.state == "training"
     received = client.wait_for_frame(3, 2, TIMEOUT)
     assert received is not None and received.image.std() > 5, "the browsers' pictures do not go on"
-    client.send(Save())
-    saved = worker.wait(Saved)
+    client.send(messages.Save())
+    saved = worker.wait(messages.Saved)
     assert load_checkpoint(saved.path).config.optim.means_lr == 1e-5, "a live setting was forgotten"
+    assert list(temporary.iterdir()), "the test looks at the wrong place"
     client.close()
-    assert client.state == "ended"
+    assert client.state == "ended" and not list(temporary.iterdir()), "something is left for good"
 
 
 def test_a_paused_training_is_paused_again(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(Pause())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Save())
-    step = worker.wait(Saved).step
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.pause()
+    step = worker.save().step
     os.kill(worker.client.pid, signal.SIGKILL)
-    assert "waits from the checkpoint" in worker.wait(Warned).sentence
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Step(2))
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    assert worker.of(Progress)[-1].step == step + 2
+    assert "waits from the checkpoint" in worker.wait(messages.Warned).sentence
+    worker.reach("paused")
+    worker.send(messages.Step(2))
+    worker.reach("paused")
+    assert worker.of(messages.Progress)[-1].step == step + 2
 
 
 def test_a_rank_killed_before_any_checkpoint_begins_again(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.wait(StateChanged, lambda event: event.state == "ready")
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.reach("ready")
     os.kill(worker.client.pid, signal.SIGKILL)
-    assert "Nothing was lost" in worker.wait(Warned).sentence
-    worker.wait(StateChanged, lambda event: event.state == "ready")
-    worker.client.send(Start())
-    worker.wait(Progress, lambda event: event.step > 3)
+    assert "Nothing was lost" in worker.wait(messages.Warned).sentence
+    worker.reach("ready")
+    worker.send(messages.Start())
+    worker.wait(messages.Progress, lambda event: event.step > 3)
     os.kill(worker.client.pid, signal.SIGKILL)
-    assert worker.wait(Warned).sentence.endswith("the training goes on by itself from its beginning.")
-    assert worker.wait(Started).step == 0
-    worker.wait(Progress)
+    assert worker.wait(messages.Warned).sentence.endswith(
+        "the training goes on by itself from its beginning."
+    )
+    assert worker.wait(messages.Started).step == 0
+    worker.wait(messages.Progress)
 
 
-def test_a_stopped_rank_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    plan = Plan(rank_main, activity_of, limits=QUICK)
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY), plan)
-    worker.wait(Progress)
-    since = len(worker.events)
-    os.kill(worker.client.pid, signal.SIGSTOP)
-    # What it had sent before may still come.
-    trains_again(worker, worker.of(Saved)[-1].step, since)
-    assert re.search(r"stood still for \d s", worker.of(Warned)[-1].sentence)
-
-
-def test_a_rank_that_hangs_is_found_and_replaced(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "later", "words"),
+    [("hang", 0, r"did not get on for \d s"), ("raise", 7, r"\(RuntimeError: the injected fault\)")],
+)
+def test_a_step_that_hangs_or_fails_costs_the_steps_since_the_checkpoint(
+    launch: Launch, blob_folder: Path, tmp_path: Path, fault: str, later: int, words: str
+) -> None:
     run = tmp_path / "run"
-    worker = launch(TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK))
-    worker.client.send(Start())
-    worker.client.send(Step(5))
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Save())
-    step = worker.wait(Saved).step
-    plan_fault(run, "hang", step, times=1)
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), Plan(rank_main, faulty, limits=QUICK)).start()
+    worker.send(messages.Step(5))
+    worker.reach("paused")
+    step = worker.save().step
+    plan_fault(run, fault, step + later, times=1)
     since = len(worker.events)
-    worker.client.send(Step(1000))
-    assert re.search(r"did not get on for \d s", worker.wait(Warned).sentence)
-    assert worker.wait(Started).step == step
-    assert worker.wait(Progress).step > step
-    assert states(worker, since)[:2] == ["training", "restarting"]
+    worker.send(messages.Step(1000))
+    assert re.search(words, worker.wait(messages.Warned).sentence)
+    assert worker.wait(messages.Started).step == step
+    worker.wait(messages.Progress, lambda event: event.step > step + later)
+    assert states(worker, since) == ["training", "restarting", "loading", "training"]
 
 
 def test_native_code_that_holds_all_threads_is_no_fault(
@@ -158,30 +121,28 @@ def test_native_code_that_holds_all_threads_is_no_fault(
     run = tmp_path / "run"
     plan_fault(run, "hold", step=20, times=1)
     plan = Plan(rank_main, faulty, limits=Limits(frozen=1.0))
-    worker = launch(TrainJob(blob_folder, run, MANY), plan)
-    worker.client.send(Start())
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), plan).start()
     pid = worker.client.pid
-    worker.wait(Progress, lambda event: event.step > 30)
+    worker.wait(messages.Progress, lambda event: event.step > 30)
     assert (run.parent / "fault.json").read_text().count('"times": 0') == 1, "nothing was held"
-    assert worker.client.pid == pid and not worker.of(Warned)
+    assert worker.client.pid == pid and not worker.of(messages.Warned)
 
 
 def test_a_stopped_rank_that_owes_nothing_is_left_alone(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:
     plan = Plan(rank_main, activity_of, limits=QUICK)
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY), plan)
-    worker.client.send(Pause())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY), plan)
+    worker.pause()
     pid = worker.client.pid
     time.sleep(2.0)  # what it was told has come
     os.kill(pid, signal.SIGSTOP)
     time.sleep(2.5)
     list(worker.take())
-    assert worker.client.pid == pid and not worker.of(Warned), "nothing was asked of it"
-    worker.client.send(Save())
-    assert "stood still" in worker.wait(Warned).sentence
-    worker.wait(StateChanged, lambda event: event.state == "paused")
+    assert worker.client.pid == pid and not worker.of(messages.Warned), "nothing was asked of it"
+    worker.send(messages.Save())
+    assert "stood still" in worker.wait(messages.Warned).sentence
+    worker.reach("paused")
 
 
 def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(
@@ -189,45 +150,15 @@ def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "raise", step=12)
-    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Start())
-    warned = worker.wait(Warned).sentence
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
+    warned = worker.wait(messages.Warned).sentence
     assert "(RuntimeError: the injected fault)" in warned and "goes on by itself" in warned
-    failed = worker.wait(Failed)
+    failed = worker.wait(messages.Failed)
     assert "the injected fault" in failed.sentence and "at step 12 for the second time" in failed.sentence
     assert failed.sentence.endswith("press Start to begin again.") and failed.step == 12
     assert failed.log_path is not None and failed.log_path.read_text().count("Traceback") == 2
     wait_until(lambda: not worker.client.alive, "the worker ends")
-    assert len(worker.of(Failed)) == 1 and len(worker.of(Started)) == 2
-
-
-def test_one_exception_in_a_step_costs_the_steps_since_the_checkpoint(
-    launch: Launch, blob_folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Start())
-    worker.client.send(Step(5))
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Save())
-    step = worker.wait(Saved).step
-    plan_fault(run, "raise", step + 7, times=1)
-    since = len(worker.events)
-    worker.client.send(Step(1000))
-    assert worker.wait(Started).step == step
-    worker.wait(Progress, lambda event: event.step > step + 7)
-    assert states(worker, since) == ["training", "restarting", "loading", "training"]
-
-
-def test_too_little_memory_costs_no_step(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    plan_fault(run, "no memory", step=12, times=1)
-    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Start())
-    assert worker.wait(Saved).step == 12
-    assert "The memory was not enough." in worker.wait(Warned).sentence
-    worker.wait(Started, lambda event: event.step == 12)
-    worker.wait(Progress, lambda event: event.step > 12)
+    assert len(worker.of(messages.Failed)) == 1 and len(worker.of(messages.Started)) == 2
 
 
 def test_a_training_that_diverged_is_not_started_again(
@@ -235,11 +166,14 @@ def test_a_training_that_diverged_is_not_started_again(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "diverge", step=9)
-    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Start())
-    failed = worker.wait(Failed)
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
+    failed = worker.wait(messages.Failed)
     assert failed.sentence.startswith("The loss became nan at step 10.")
-    assert "restarting" not in states(worker) and not worker.of(Warned) and not worker.of(Saved)
+    assert (
+        "restarting" not in states(worker)
+        and not worker.of(messages.Warned)
+        and not worker.of(messages.Saved)
+    )
 
 
 def test_a_rank_that_dies_while_loading_is_tried_once_more(
@@ -247,33 +181,29 @@ def test_a_rank_that_dies_while_loading_is_tried_once_more(
 ) -> None:
     run = tmp_path / "run"
     plan_fault(run, "die while loading")
-    worker = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Start())
-    failed = worker.wait(Failed)
+    worker = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
+    failed = worker.wait(messages.Failed)
     assert "SIGKILL" in failed.sentence and "before the first step for the second time" in failed.sentence
-    assert len(worker.of(Warned)) == 1 and not worker.of(Started)
+    assert len(worker.of(messages.Warned)) == 1 and not worker.of(messages.Started)
     plan_fault(run, "die while loading", times=1)
-    again = launch(TrainJob(blob_folder, run, MANY), FAULTY)
-    again.client.send(Start())
-    assert again.wait(Started).step == 0
-    again.wait(Progress)
-    assert len(again.of(Warned)) == 1
+    again = launch(messages.TrainJob(blob_folder, run, MANY), FAULTY).start()
+    assert again.wait(messages.Started).step == 0
+    again.wait(messages.Progress)
+    assert len(again.of(messages.Warned)) == 1
 
 
 def test_there_is_a_limit_to_restarts(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    worker = train(launch, TrainJob(blob_folder, run, MANY), FAULTY)
-    worker.client.send(Pause())
-    worker.wait(StateChanged, lambda event: event.state == "paused")
-    worker.client.send(Save())
-    saved = worker.wait(Saved)
+    worker = train(launch, messages.TrainJob(blob_folder, run, MANY), FAULTY)
+    worker.pause()
+    saved = worker.save()
     plan_fault(run, "die", saved.step + 10)
-    worker.client.send(Resume())
-    failed = worker.wait(Failed)
+    worker.send(messages.Resume())
+    failed = worker.wait(messages.Failed)
     assert "restarted 3 times within 10 minutes" in failed.sentence
     assert f"step {saved.step:,} is safe; press Resume" in failed.sentence and failed.step == saved.step + 40
-    assert [event.step for event in worker.of(Started)[1:]] == 3 * [saved.step]
-    assert len(worker.of(Warned)) == 3 and not worker.of(Finished)
+    assert [event.step for event in worker.of(messages.Started)[1:]] == 3 * [saved.step]
+    assert len(worker.of(messages.Warned)) == 3 and not worker.of(messages.Finished)
     assert failed.log_path == run / "logs" / "worker.log"
     assert newest_checkpoint(run) == saved.path
 
@@ -281,35 +211,35 @@ def test_there_is_a_limit_to_restarts(launch: Launch, blob_folder: Path, tmp_pat
 def test_a_killed_viewer_of_a_finished_model_comes_back(
     launch: Launch, blob_folder: Path, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    trained = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
+    trained = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     trained.client.close()
-    viewer = launch(ViewJob(tmp_path / "run"))
-    viewer.client.send(SetView(1, 1, front_camera(blob_scene)))
+    viewer = launch(messages.ViewJob(tmp_path / "run"))
+    viewer.send(messages.SetView(1, 1, front_camera(blob_scene)))
     assert viewer.client.wait_for_frame(1, 1, TIMEOUT) is not None
-    viewer.wait(StateChanged, lambda event: event.state == "viewing")
+    viewer.reach("viewing")
     os.kill(viewer.client.pid, signal.SIGKILL)
-    assert viewer.wait(Warned).sentence.endswith("The model is loaded again.")
-    viewer.wait(StateChanged, lambda event: event.state == "viewing")
-    viewer.client.send(SetView(1, 2, front_camera(blob_scene)))
+    assert viewer.wait(messages.Warned).sentence.endswith("The model is loaded again.")
+    viewer.reach("viewing")
+    viewer.send(messages.SetView(1, 2, front_camera(blob_scene)))
     assert viewer.client.wait_for_frame(1, 2, TIMEOUT) is not None
 
 
 def test_a_rank_told_to_leave_is_not_started_again(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
     os.kill(worker.client.pid, signal.SIGTERM)
-    worker.wait(StateChanged, lambda event: event.state == "ended")
-    assert worker.of(Finished)[-1].checkpoint == newest_checkpoint(tmp_path / "run")
+    worker.reach("ended")
+    assert worker.of(messages.Finished)[-1].checkpoint == newest_checkpoint(tmp_path / "run")
     assert "restarting" not in states(worker)
 
 
 def test_a_studio_that_never_reads_does_not_stop_the_training(blob_folder: Path, tmp_path: Path) -> None:
-    job = TrainJob(blob_folder, tmp_path / "run", MANY)
+    job = messages.TrainJob(blob_folder, tmp_path / "run", MANY)
     group = RankGroup(rank_main, job, 1, tmp_path / "log", activity_of)
     group.start()
     try:
-        group.connection.send_bytes(encode_order(Start()))
+        group.connection.send_bytes(encode_order(messages.Start()))
         for number in range(3000):  # each is answered, and the answers fill the pipe
-            order = UpdateSettings((("no.such.setting." + "x" * 100 + str(number), number),))
+            order = messages.UpdateSettings((("no.such.setting." + "x" * 100 + str(number), number),))
             group.connection.send_bytes(encode_order(order, number + 1))
         wait_until(lambda: group.heartbeats.read(0).step > 50, "the training goes on")
         before = group.heartbeats.read(0).step
@@ -318,20 +248,6 @@ def test_a_studio_that_never_reads_does_not_stop_the_training(blob_folder: Path,
         group.kill()
         ends = group.finish()
     assert [end.exitcode for end in ends] == [-signal.SIGKILL]
-
-
-def test_nothing_is_left_in_the_folder_for_temporary_files(
-    launch: Launch, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    worker = train(launch, TrainJob(blob_folder, tmp_path / "run", MANY))
-    assert list(folder.iterdir()), "the test looks at the wrong place"
-    os.kill(worker.client.pid, signal.SIGKILL)
-    worker.wait(Started)
-    worker.client.close()
-    assert not list(folder.iterdir())
 
 
 def test_a_long_name_of_the_folder_for_temporary_files_does_no_harm(

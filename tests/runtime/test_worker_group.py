@@ -5,27 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from worker_faults import counting
 from worker_watcher import MANY, Launch, Watcher, alive, wait_until
 
+from splatstudio.runtime import messages
 from splatstudio.runtime.heartbeat import Limits, Phase
-from splatstudio.runtime.messages import (
-    Failed,
-    Pause,
-    Progress,
-    Resume,
-    SetCap,
-    Start,
-    Started,
-    StateChanged,
-    Step,
-    TrainJob,
-    UpdateSettings,
-    Warned,
-)
+from splatstudio.runtime.process_setup import leave_when_told, outlive_the_terminal
 from splatstudio.runtime.rank import rank_main
 from splatstudio.runtime.supervisor import Plan
 
@@ -36,9 +25,8 @@ PLAN = Plan(rank_main, counting, NUM_RANKS, Limits(frozen=1.0, stuck={Phase.TRAI
 @pytest.fixture
 def ranks(launch: Launch, tmp_path: Path) -> Watcher:
     """Three ranks that count steps together."""
-    worker = launch(TrainJob(tmp_path, tmp_path / "run", MANY), PLAN)
-    worker.client.send(Start())
-    worker.wait(Progress, lambda event: event.step > 10)
+    worker = launch(messages.TrainJob(tmp_path, tmp_path / "run", MANY), PLAN).start()
+    worker.wait(messages.Progress, lambda event: event.step > 10)
     return worker
 
 
@@ -50,14 +38,14 @@ def notes(tmp_path: Path) -> list[list[str]]:
 def test_all_ranks_do_the_same_at_the_same_step(ranks: Watcher, tmp_path: Path) -> None:
     client = ranks.client
     assert len(set(client.pids)) == NUM_RANKS and all(alive(pid) for pid in client.pids)
-    client.send(UpdateSettings((("optim.means_lr", 1e-5), ("background", (0.5, 0.5, 1.0)))))
-    client.send(SetCap(1234))
-    client.send(Pause())
-    ranks.wait(StateChanged, lambda event: event.state == "paused")
-    client.send(Step(7))
-    ranks.wait(StateChanged, lambda event: event.state == "paused")
-    client.send(Resume())
-    ranks.wait(Progress)
+    client.send(messages.UpdateSettings((("optim.means_lr", 1e-5), ("background", (0.5, 0.5, 1.0)))))
+    client.send(messages.SetCap(1234))
+    client.send(messages.Pause())
+    ranks.reach("paused")
+    client.send(messages.Step(7))
+    ranks.reach("paused")
+    client.send(messages.Resume())
+    ranks.wait(messages.Progress)
     pids = client.pids
     client.close()
     assert client.state == "ended" and not any(alive(pid) for pid in pids)
@@ -79,25 +67,62 @@ def test_a_rank_that_dies_or_stops_is_named_and_all_start_again(
 ) -> None:
     before = ranks.client.pids
     os.kill(before[2], number)
-    warned = ranks.wait(Warned)
+    warned = ranks.wait(messages.Warned)
     assert warned.sentence.startswith("Rank 2 ") and re.search(words, warned.sentence)
     assert "goes on by itself from its beginning" in warned.sentence
-    ranks.wait(Started)
-    ranks.wait(Progress)
+    ranks.wait(messages.Started)
+    ranks.wait(messages.Progress)
     assert not set(before) & set(ranks.client.pids)
     wait_until(lambda: not any(alive(pid) for pid in before), "the old ranks are gone")
-    assert "restarting" in [event.state for event in ranks.of(StateChanged)]
+    assert "restarting" in [event.state for event in ranks.of(messages.StateChanged)]
 
 
 def test_the_rank_whose_step_raised_is_blamed_not_those_that_lost_it(ranks: Watcher) -> None:
-    ranks.client.send(UpdateSettings((("raise", 1),)))
-    sentence = ranks.wait(Warned).sentence
+    ranks.send(messages.UpdateSettings((("raise", 1),)))
+    sentence = ranks.wait(messages.Warned).sentence
     assert sentence.startswith("Rank 1: ") and "the injected fault" in sentence
-    ranks.wait(Progress)
+    ranks.wait(messages.Progress)
 
 
 def test_ranks_end_together_when_told_to_and_when_they_cannot(ranks: Watcher) -> None:
     before = ranks.client.pids
     os.kill(before[0], signal.SIGTERM)
-    ranks.wait(Failed)
+    ranks.wait(messages.Failed)
     wait_until(lambda: not any(alive(pid) for pid in before), "all ranks are gone")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def told_to_leave(number: signal.Signals, *, launched: bool) -> bool:
+    """Let a rank get a signal; say whether it heard that it is to leave."""
+    heard: list[bool] = []
+    outlive_the_terminal(launched=launched)
+    leave_when_told(lambda: heard.append(True), launched=launched)
+    os.kill(os.getpid(), number)
+    return bool(heard)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_ctrl_c_is_for_whoever_started_it_and_sigterm_is_an_order(launched: bool) -> None:
+    assert not told_to_leave(signal.SIGINT, launched=launched)
+    assert told_to_leave(signal.SIGTERM, launched=launched)
+
+
+def test_a_rank_of_a_studio_outlives_the_terminal_and_sees_the_studio_go() -> None:
+    assert not told_to_leave(signal.SIGHUP, launched=False)
+
+
+def test_a_rank_of_a_launcher_saves_and_leaves_when_the_terminal_is_closed() -> None:
+    assert told_to_leave(signal.SIGHUP, launched=True)
+
+
+def test_nohup_lets_a_rank_of_a_launcher_outlive_the_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert not told_to_leave(signal.SIGHUP, launched=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,43 +11,24 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import pytest
+from command_line import CommandLine
 from worker_watcher import MANY, Launch, Watcher, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath, keyframe_of, orbit_of
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cli import main as cli
+from splatstudio.cameras.ready_paths import orbit_of
 from splatstudio.models.model import load_model
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import render_image
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Export,
-    JobCancelled,
-    JobDone,
-    JobFailed,
-    JobProgress,
-    ModelLoaded,
-    Pause,
-    Progress,
-    RenderPath,
-    Save,
-    Saved,
-    Snapshot,
-    Start,
-    StateChanged,
-    TrainJob,
-    ViewJob,
-    ViewOptions,
-)
+from splatstudio.runtime import messages
 from splatstudio.scene.scene import Scene
 
 
 @pytest.fixture
 def training(launch: Launch, blob_folder: Path, tmp_path: Path) -> Watcher:
     """A worker that trains without end."""
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", MANY))
-    worker.client.send(Start())
-    worker.wait(Progress)
+    worker = launch(messages.TrainJob(blob_folder, tmp_path / "run", MANY)).start()
+    worker.wait(messages.Progress)
     return worker
 
 
@@ -72,18 +52,18 @@ def test_a_path_is_rendered_while_the_training_goes_on(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
     output = tmp_path / "run" / "renders" / "orbit.mp4"
-    training.client.send(RenderPath(path, output, job=7))
-    done = training.wait(JobDone)
+    training.send(messages.RenderPath(path, output, job=7))
+    done = training.wait(messages.JobDone)
     assert (done.job, done.path, done.num_bytes) == (7, output, output.stat().st_size)
-    told = [(event.done, event.total) for event in training.of(JobProgress) if event.total]
+    told = [(event.done, event.total) for event in training.of(messages.JobProgress) if event.total]
     assert (
         told == sorted(told)
         and told[-1] == (24, 24)
-        and {event.job for event in training.of(JobProgress)} == {7}
+        and {event.job for event in training.of(messages.JobProgress)} == {7}
     )
     # A step follows every round of frames; they may all have been made before the next word of progress.
-    step = training.of(Progress)[0].step
-    training.wait(Progress, lambda event: event.step >= step + 24)
+    step = training.of(messages.Progress)[0].step
+    training.wait(messages.Progress, lambda event: event.step >= step + 24)
     frames = iio.imread(output, plugin="pyav")
     assert frames.shape == (24, 48, 64, 3) and min(frame.std() for frame in frames) > 5
     assert files(output.parent) == ["orbit.mp4"]
@@ -93,34 +73,30 @@ def test_a_job_works_on_the_model_of_one_moment(training: Watcher, blob_scene: S
     # A camera that stands still for 100 frames, while the model is trained.
     key = keyframe_of(blob_scene.cameras[1])
     path = CameraPath((key, key), default_seconds=4.0, width=96, height=72, fps=25)
-    training.client.send(RenderPath(path, tmp_path / "frames", job=1))
-    training.client.send(RenderPath(path, tmp_path / "later", job=2))
-    training.wait(JobDone)
-    training.wait(JobDone)
+    training.send(messages.RenderPath(path, tmp_path / "frames", job=1))
+    training.send(messages.RenderPath(path, tmp_path / "later", job=2))
+    training.wait(messages.JobDone)
+    training.wait(messages.JobDone)
     frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
     assert len(frames) == 101
     assert all(np.array_equal(frame, frames[0]) for frame in frames)
     wait_until(lambda: training.client.step > 300, "the training goes on")
-    training.client.send(Snapshot(path.cameras()[0], tmp_path / "now.png", job=3))
-    training.wait(JobDone, lambda event: event.job == 3)
+    training.send(messages.Snapshot(path.cameras()[0], tmp_path / "now.png", job=3))
+    training.wait(messages.JobDone, lambda event: event.job == 3)
     assert not np.array_equal(iio.imread(tmp_path / "now.png"), frames[0]), "nothing was trained meanwhile"
 
 
 def test_the_command_line_renders_the_same_frames(
-    training: Watcher, path: CameraPath, blob_scene: Scene, tmp_path: Path
+    training: Watcher, path: CameraPath, blob_scene: Scene, tmp_path: Path, command: CommandLine
 ) -> None:
-    training.client.send(Pause())
-    training.client.send(Save())
-    training.wait(Saved)
+    training.send(messages.Pause())
+    training.save()
     write_camera_path(tmp_path / "path.json", path, blob_scene.transform)
     for name in ("frames", "video.mp4"):
-        training.client.send(RenderPath(path, tmp_path / "worker" / name, job=1))
-        training.wait(JobDone)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
-            options = ["--path", tmp_path / "path.json", "-o", tmp_path / "command" / name]
-            patch.setattr(sys, "argv", ["splatstudio", "render", *map(str, [tmp_path / "run", *options])])
-            cli.main()
-        assert not stop.value.code
+        training.send(messages.RenderPath(path, tmp_path / "worker" / name, job=1))
+        training.wait(messages.JobDone)
+        options = ("--path", tmp_path / "path.json", "-o", tmp_path / "command" / name)
+        assert command("render", tmp_path / "run", *options)[0] == 0
     frames = files(tmp_path / "worker" / "frames")
     assert len(frames) == 24 and frames == files(tmp_path / "command" / "frames")
     for name in frames:
@@ -139,27 +115,26 @@ def test_the_command_line_renders_the_same_frames(
 def test_a_picture_is_what_the_camera_sees(
     launch: Launch, training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
-    training.client.send(Pause())
-    training.client.send(Save())
-    checkpoint = training.wait(Saved).path
+    training.send(messages.Pause())
+    checkpoint = training.save().path
     camera = blob_scene.cameras[1].resized(1200, 1000)
-    options = ViewOptions(background=(0.0, 0.5, 1.0))
-    training.client.send(Snapshot(camera, tmp_path / "a" / "b.png", options, job=1))
-    training.wait(JobDone)
+    options = messages.ViewOptions(background=(0.0, 0.5, 1.0))
+    training.send(messages.Snapshot(camera, tmp_path / "a" / "b.png", options, job=1))
+    training.wait(messages.JobDone)
     model = load_model(checkpoint)
     expected = render_image(model.gaussians, camera, replace(model.options, background=options.background))
     assert np.array_equal(iio.imread(tmp_path / "a" / "b.png"), expected)
     # As the view shows it: in any mode.
-    depth = ViewOptions(mode="depth")
-    training.client.send(Snapshot(camera, tmp_path / "depth.png", depth, job=2))
-    training.wait(JobDone)
+    depth = messages.ViewOptions(mode="depth")
+    training.send(messages.Snapshot(camera, tmp_path / "depth.png", depth, job=2))
+    training.wait(messages.JobDone)
     drawn = draw_mode("depth", model.gaussians, camera, replace(model.options, background=depth.background))
     assert np.array_equal(iio.imread(tmp_path / "depth.png"), drawn.image)
     # A finished model can do the same.
-    viewer = launch(ViewJob(checkpoint))
-    viewer.wait(ModelLoaded)
-    viewer.client.send(Snapshot(camera, tmp_path / "c.png", options, job=1))
-    viewer.wait(JobDone)
+    viewer = launch(messages.ViewJob(checkpoint))
+    viewer.wait(messages.ModelLoaded)
+    viewer.send(messages.Snapshot(camera, tmp_path / "c.png", options, job=1))
+    viewer.wait(messages.JobDone)
     assert (tmp_path / "c.png").read_bytes() == (tmp_path / "a" / "b.png").read_bytes()
 
 
@@ -168,31 +143,30 @@ def test_a_cancelled_job_leaves_nothing(
     training: Watcher, path: CameraPath, tmp_path: Path, name: str
 ) -> None:
     output = tmp_path / "out" / name
-    training.client.send(RenderPath(endless(path), output, job=5))
-    training.wait(JobProgress, lambda event: event.done > 1)
+    training.send(messages.RenderPath(endless(path), output, job=5))
+    training.wait(messages.JobProgress, lambda event: event.done > 1)
     assert len(files(output.parent)) == 1 and not output.exists()
-    training.client.send(CancelJob(5))
-    assert training.wait(JobCancelled).job == 5
+    training.send(messages.CancelJob(5))
+    assert training.wait(messages.JobCancelled).job == 5
     assert files(output.parent) == []
     step = training.client.step
-    training.wait(Progress, lambda event: event.step > step)
-    training.client.send(CancelJob(5))  # in vain, and harmless
+    training.wait(messages.Progress, lambda event: event.step > step)
+    training.send(messages.CancelJob(5))  # in vain, and harmless
 
 
 def test_a_paused_training_renders_on_and_leaving_cancels(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
-    training.client.send(RenderPath(endless(path), tmp_path / "out" / "a.mp4", job=1))
-    training.wait(JobProgress, lambda event: event.done > 1)
-    training.client.send(Pause())
-    training.wait(StateChanged, lambda event: event.state == "paused")
+    training.send(messages.RenderPath(endless(path), tmp_path / "out" / "a.mp4", job=1))
+    training.wait(messages.JobProgress, lambda event: event.done > 1)
+    training.pause()
     list(training.take())
-    training.wait(JobProgress)
+    training.wait(messages.JobProgress)
     start = time.monotonic()
     training.client.close()
     assert time.monotonic() - start < 100 and training.client.state == "ended"
     list(training.take())
-    assert [event.job for event in training.of(JobCancelled)] == [1] and training.of(Saved)
+    assert [event.job for event in training.of(messages.JobCancelled)] == [1] and training.of(messages.Saved)
     assert files(tmp_path / "out") == []
 
 
@@ -200,47 +174,47 @@ def test_what_cannot_be_done_is_said_and_the_training_goes_on(
     training: Watcher, launch: Launch, path: CameraPath, blob_folder: Path, tmp_path: Path
 ) -> None:
     send = training.client.send
-    send(RenderPath(endless(path), tmp_path / "a.mp4", job=1))
-    send(RenderPath(path, tmp_path / "a.mp4", job=2))
-    assert "being written already" in training.wait(JobFailed, lambda event: event.job == 2).sentence
-    send(RenderPath(path, tmp_path / "a.avi", job=3))
-    assert "known endings" in training.wait(JobFailed, lambda event: event.job == 3).sentence
-    send(Snapshot(path.cameras()[0], Path("/proc/nothing/a.png"), job=4))
-    assert "/proc/nothing/a.png" in training.wait(JobFailed, lambda event: event.job == 4).sentence
-    send(Export(tmp_path / "model.docx", job=5))
-    assert "must end in" in training.wait(JobFailed, lambda event: event.job == 5).sentence
+    send(messages.RenderPath(endless(path), tmp_path / "a.mp4", job=1))
+    send(messages.RenderPath(path, tmp_path / "a.mp4", job=2))
+    assert "being written already" in training.wait(messages.JobFailed, lambda event: event.job == 2).sentence
+    send(messages.RenderPath(path, tmp_path / "a.avi", job=3))
+    assert "known endings" in training.wait(messages.JobFailed, lambda event: event.job == 3).sentence
+    send(messages.Snapshot(path.cameras()[0], Path("/proc/nothing/a.png"), job=4))
+    assert "/proc/nothing/a.png" in training.wait(messages.JobFailed, lambda event: event.job == 4).sentence
+    send(messages.Export(tmp_path / "model.docx", job=5))
+    assert "must end in" in training.wait(messages.JobFailed, lambda event: event.job == 5).sentence
     for job in range(6, 10):
-        send(RenderPath(endless(path), tmp_path / f"{job}.mp4", job=job))
-    assert "4 tasks are running" in training.wait(JobFailed, lambda event: event.job == 9).sentence
+        send(messages.RenderPath(endless(path), tmp_path / f"{job}.mp4", job=job))
+    assert "4 tasks are running" in training.wait(messages.JobFailed, lambda event: event.job == 9).sentence
     for job in range(1, 9):
-        send(CancelJob(job))
+        send(messages.CancelJob(job))
     wait_until(lambda: files(tmp_path) == ["run"], "all is removed")
     step = training.client.step
-    training.wait(Progress, lambda event: event.step > step)
-    idle = launch(TrainJob(blob_folder, tmp_path / "other", MANY))
-    idle.client.send(Export(tmp_path / "model.ply", job=1))
-    assert "press Start" in idle.wait(JobFailed).sentence
+    training.wait(messages.Progress, lambda event: event.step > step)
+    idle = launch(messages.TrainJob(blob_folder, tmp_path / "other", MANY))
+    idle.send(messages.Export(tmp_path / "model.ply", job=1))
+    assert "press Start" in idle.wait(messages.JobFailed).sentence
 
 
 def test_memory_that_is_not_there_ends_the_job_alone(
     training: Watcher, blob_scene: Scene, tmp_path: Path
 ) -> None:
     huge = replace(blob_scene.cameras[0], K=np.diag([1e5, 1e5, 1.0]), width=1_000_000, height=1_000_000)
-    training.client.send(Snapshot(huge, tmp_path / "huge.png", job=1))
-    assert "huge.png" in training.wait(JobFailed).sentence
+    training.send(messages.Snapshot(huge, tmp_path / "huge.png", job=1))
+    assert "huge.png" in training.wait(messages.JobFailed).sentence
     step = training.client.step
-    training.wait(Progress, lambda event: event.step > step)
+    training.wait(messages.Progress, lambda event: event.step > step)
 
 
 def test_a_killed_worker_fails_its_jobs_and_leaves_nothing(
     training: Watcher, path: CameraPath, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    training.client.send(RenderPath(endless(path), output / "a.mp4", job=1))
-    training.client.send(RenderPath(endless(path), output / "a.mp4.webm", job=2))
+    training.send(messages.RenderPath(endless(path), output / "a.mp4", job=1))
+    training.send(messages.RenderPath(endless(path), output / "a.mp4.webm", job=2))
     wait_until(lambda: len(files(output)) == 2, "both are being written")
     os.kill(training.client.pid, signal.SIGKILL)
     for job in (1, 2):
-        failed = training.wait(JobFailed)
+        failed = training.wait(messages.JobFailed)
         assert failed.job == job and "ended before" in failed.sentence and str(output) in failed.sentence
     assert files(output) == []

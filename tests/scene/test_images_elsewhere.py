@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import CommandLine
 from scene_builder import tiny_scene, write_blender, write_colmap, write_transforms
-from test_cli import command
 
 from splatstudio.api import train
 from splatstudio.cli.train import _to_resume, launched_job
@@ -35,12 +35,12 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_each_command_finds_them_and_says_how(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = command(capsys, "info", scene)
+def test_each_command_finds_them_and_says_how(scene: Path, command: CommandLine) -> None:
+    code, told = command("info", scene)
     assert code == 2 and "images does not exist" in told and "with --images FOLDER" in told
-    code, told = command(capsys, "info", scene, "--images", "photos")
+    code, told = command("info", scene, "--images", "photos")
     assert code == 0 and "Photographs 9:" in " ".join(told.split())
-    code, told = command(capsys, "train", scene, "--run", "run", "--images", "elsewhere")
+    code, told = command("train", scene, "--run", "run", "--images", "elsewhere")
     assert code == 2 and "there is no folder of photographs at elsewhere: correct --images" in told
     train(scene, run_dir="run", config=SHORT)
     # The run knows where they are, as seen from any folder.
@@ -49,18 +49,18 @@ def test_each_command_finds_them_and_says_how(scene: Path, capsys: pytest.Captur
     run, shot = Path("run").resolve(), ("--lpips",)
     Path("other").mkdir()
     os.chdir("other")
-    code, told = command(capsys, "eval", run, *shot)
+    code, told = command("eval", run, *shot)
     assert code == 0 and "PSNR" in told
     video = ("--orbit", "--seconds", 1, "--fps", 1, "--width", 16, "--height", 16)
-    assert command(capsys, "render", run, "-o", "frames", *video)[0] == 0
+    assert command("render", run, "-o", "frames", *video)[0] == 0
     export = ("--upright", "--cameras", "cameras.json")
-    assert command(capsys, "export", run, "-o", "model.ply", *export)[0] == 0
+    assert command("export", run, "-o", "model.ply", *export)[0] == 0
     assert len(json.loads(Path("cameras.json").read_text())) == 9
     # They are moved: the run goes on with those of the new place.
     (scene.parent / "photos").rename(scene.parent / "moved")
-    code, told = command(capsys, "eval", run, *shot)
+    code, told = command("eval", run, *shot)
     assert code == 2 and "photos is not there: name another one with --images FOLDER" in told
-    assert command(capsys, "eval", run, *shot, "--images", scene.parent / "moved")[0] == 0
+    assert command("eval", run, *shot, "--images", scene.parent / "moved")[0] == 0
     asked = with_whole_paths(TrainConfig(steps=5, images=str(scene.parent / "moved")), scene)
     config, checkpoint = _to_resume(asked, scene, run, {"steps", "images"})
     trainer = Trainer.resume(load_training_scene(scene, config), checkpoint, steps=5, images=config.images)
@@ -70,13 +70,13 @@ def test_each_command_finds_them_and_says_how(scene: Path, capsys: pytest.Captur
 
 
 def test_a_run_goes_on_with_those_that_were_named_to_another_command(
-    scene: Path, capsys: pytest.CaptureFixture[str]
+    scene: Path, command: CommandLine
 ) -> None:
     train(scene, run_dir="run", config=SHORT)
     shutil.copytree("photos", "others")
     Path("photos").rename("moved")
     moved, run = str(Path("moved").resolve()), Path("run")
-    assert command(capsys, "eval", run, "--lpips", "--images", "moved")[0] == 0
+    assert command("eval", run, "--lpips", "--images", "moved")[0] == 0
     assert _to_resume(TrainConfig(steps=5), scene, run, {"steps"})[0].images == moved
     for given in ((), ("images",)):
         asked = TrainConfig(images=moved if given else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from test_strategy import HIGH, population, seen
+from strategy_settings import HIGH, population, seen
 from torch import Tensor
 
 from splatstudio.scene.scene import Scene

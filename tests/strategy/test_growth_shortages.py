@@ -20,7 +20,7 @@ from splatstudio.distributed.failures import Fault, OutOfMemory
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
-from splatstudio.runtime.messages import Evaluated, Finished, SettingChanged, Start, TrainJob, Warned
+from splatstudio.runtime.messages import Evaluated, Finished, SettingChanged, TrainJob, Warned
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
@@ -140,8 +140,7 @@ def test_an_evaluation_without_memory_on_a_rank_ends_nothing(
     config = replace(MANY, steps=16, eval_every=8, test_every=4)
     monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=8,rank=1,site=evaluation")
     job = TrainJob(blob_folder, run, config)
-    worker = launch(job, plan_for(job, choose_devices(ranks=2)))
-    worker.client.send(Start())
+    worker = launch(job, plan_for(job, choose_devices(ranks=2))).start()
     told = worker.wait(Warned).sentence
     assert "Step 8 could not be evaluated: there is no memory for it on rank 1." in told
     assert "the training goes on" in told
@@ -155,8 +154,7 @@ def test_a_limit_that_a_change_without_memory_has_set_is_told(
 ) -> None:
     config = replace(MANY, steps=20, densify=replace(MANY.densify, start_step=2, every=5, grow_grad=1e-4))
     monkeypatch.setenv("SPLATSTUDIO_FAULT", "oom@step=6,rank=0,site=growth")
-    worker = launch(TrainJob(blob_folder, tmp_path / "run", config))
-    worker.client.send(Start())
+    worker = launch(TrainJob(blob_folder, tmp_path / "run", config)).start()
     limit = worker.wait(SettingChanged).value
     sentence = worker.wait(Warned).sentence
     assert "Memory ran out with" in sentence and f"none are added above {limit:,}" in sentence

@@ -7,62 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from strategy_settings import HIGH, LOW, population, rows, seen, strategy
 
-from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.gradients import Observation
-from splatstudio.optimization.optim import SplatAdam
-from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.strategy.default import DefaultStrategy
-from splatstudio.strategy.population import Population, edit, trainable
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
+from splatstudio.strategy.chance import generator_of, seeds_of
+from splatstudio.strategy.population import edit, trainable
+from splatstudio.training.data.resolution import divisor_at, sh_degree_at
+from splatstudio.training.trainer import Trainer
 
-HIGH, LOW = 1e-3, 1e-5  # image gradients above and below the threshold
 STEP = 600  # the first step at which the default settings densify
-
-
-def population(*, scales: list[float], opacities: list[float] | None = None) -> Population:
-    """Return Gaussians of the given sizes (fractions of the extent) with recognisable rows and moments."""
-    num = len(scales)
-    ramp = torch.arange(1.0, num + 1)
-    opacity = torch.tensor(opacities or [0.5] * num)
-    gaussians = Gaussians(
-        means=ramp[:, None] * torch.tensor([1.0, 10.0, 100.0]),
-        quats=torch.nn.functional.normalize(ramp[:, None] + torch.tensor([1.0, 2.0, 3.0, 4.0]), dim=1),
-        scales=torch.tensor(scales).log()[:, None] + torch.tensor([0.0, -1.0, -2.0]),
-        opacities=torch.logit(opacity),
-        sh0=ramp[:, None, None].expand(num, 1, 3) * 0.1,
-        shN=ramp[:, None, None].expand(num, 3, 3) * 0.01,
-    )
-    gaussians = trainable(gaussians)
-    moments = SplatAdam(
-        gaussians.map(lambda t: torch.ones_like(t, requires_grad=False) * _column(ramp, t)),
-        gaussians.map(lambda t: torch.ones_like(t, requires_grad=False) * _column(ramp, t) ** 2),
-        num_steps=600,
-    )
-    return Population(gaussians, moments, strategy().new_counts(gaussians))
-
-
-def _column(ramp: Tensor, like: Tensor) -> Tensor:
-    return ramp.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def strategy(
-    config: DensifyConfig | None = None, *, steps: int = 30_000, extent: float = 1.0
-) -> DefaultStrategy:
-    config = config or DensifyConfig()
-    return DefaultStrategy(config, extent=extent, steps=steps, generator=torch.Generator().manual_seed(1))
-
-
-def seen(norms: list[float], *, visible: list[bool] | None = None) -> tuple[Observation, ...]:
-    """Return an observation whose gradients in normalised coordinates have the given norms."""
-    gradients = torch.zeros(len(norms), 2)
-    gradients[:, 0] = torch.tensor(norms) / 50.0  # an image of 100 pixels: half the width
-    radii = torch.tensor(visible or [True] * len(norms)).int()[:, None].expand(-1, 2) * 3
-    return (Observation(gradients, radii, width=100, height=80),)
-
-
-def rows(gaussians: Gaussians) -> Tensor:
-    return torch.cat([t.detach().reshape(len(gaussians), -1) for t in gaussians.tensors().values()], dim=1)
 
 
 def test_a_small_gaussian_with_a_large_gradient_gets_an_identical_twin() -> None:
@@ -289,3 +245,48 @@ def test_edit_publishes_six_tensors_at_once_that_require_gradients() -> None:
     assert group.gaussians is not before and len(before) == 3
     for tensor in group.gaussians.tensors().values():
         assert tensor.shape[0] == 3 and tensor.requires_grad and tensor.is_leaf and tensor.is_contiguous()
+
+
+def test_photographs_grow_to_their_size_by_the_share_of_the_steps() -> None:
+    config = TrainConfig(steps=1000, coarse=CoarseConfig(first=4.0, until=0.6))
+    assert [divisor_at(step, config) for step in (0, 300, 600, 999)] == pytest.approx([4.0, 2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("num_photos", "degree"), [(3, 0), (11, 0), (12, 1), (26, 1), (27, 2), (48, 3), (999, 3)]
+)
+def test_a_degree_needs_photographs_for_its_coefficients(num_photos: int, degree: int) -> None:
+    config = TrainConfig(sh_degree_every=10, sh_photos=3.0)
+    assert sh_degree_at(500, config, num_photos) == degree
+    assert sh_degree_at(5, config, num_photos) == 0
+    assert sh_degree_at(500, replace(config, sh_photos=0.0), num_photos) == 3
+    # A model to start from keeps what it has learnt.
+    assert sh_degree_at(500, replace(config, init="a.ply"), num_photos) == 3
+
+
+def test_with_too_few_photographs_the_colour_does_not_depend_on_the_view(blob_scene: Scene) -> None:
+    num = len(blob_scene.train_indices)
+    for sh_photos, learnt in ((num / 4.0, True), (num / 3.9, False)):
+        config = TrainConfig(steps=10, sh_degree=1, sh_degree_every=2, sh_photos=sh_photos)
+        trainer = Trainer(blob_scene, config)
+        degrees = [trainer.train_step().sh_degree for _ in range(4)]
+        assert bool((trainer.gaussians.shN != 0).any()) == learnt
+        assert degrees == ([0, 0, 1, 1] if learnt else [0] * 4)
+        trainer.close()
+
+
+def first_numbers(seed: int, step: int) -> tuple[float, ...]:
+    return tuple(torch.randn(4, generator=generator_of(seed, step)).tolist())
+
+
+def test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other() -> None:
+    steps = (0, 1, 2, 4096, 4097, 8192, 2**32, 2**32 + 1)  # powers of two: torch reads 32 bits of a seed
+    drawn = {first_numbers(seed, step) for seed in (0, 1, 42, 2**32) for step in steps}
+    assert len(drawn) == 4 * len(steps)
+    assert first_numbers(42, 4096) == first_numbers(42, 4096)
+
+
+def test_the_seeds_of_a_step_are_its_own() -> None:
+    seeds = [*seeds_of(1, 5, 3), *seeds_of(1, 6, 3), *seeds_of(2, 5, 3)]
+    assert len(set(seeds)) == 9 and all(0 <= seed < 2**62 for seed in seeds)
+    assert seeds_of(1, 5, 2) == seeds[:2]

@@ -19,17 +19,8 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.gradients import StepInputs, StepPlan
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.optimization.train_step import begin_step
-from splatstudio.runtime import shared_views
+from splatstudio.runtime import messages, shared_views
 from splatstudio.runtime.activity import WorkerContext
-from splatstudio.runtime.messages import (
-    Evaluate,
-    EvaluateShare,
-    GatherModel,
-    Start,
-    TrainJob,
-    ViewOptions,
-    ViewRequest,
-)
 from splatstudio.runtime.training import Training
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
@@ -55,8 +46,8 @@ def no_memory(*_: object, **__: object) -> None:
 
 def started(ranks: Ranks, folder: Path, run_dir: Path, **context: Any) -> Training:
     """Return a training on these ranks after its Start; the others do by hand what rank 0 announces."""
-    training = Training(TrainJob(folder, run_dir), WorkerContext(ranks=lambda: ranks, **context))
-    training.execute(Start())
+    training = Training(messages.TrainJob(folder, run_dir), WorkerContext(ranks=lambda: ranks, **context))
+    training.execute(messages.Start())
     return training
 
 
@@ -65,8 +56,8 @@ def copy_twice(ranks: Ranks, folder: Path, run_dir: Path) -> tuple[str, Gaussian
     training = started(ranks, folder, run_dir)
     refused, model = "", None
     if ranks.rank > 0:
-        training.execute(GatherModel())
-        training.execute(GatherModel())
+        training.execute(messages.GatherModel())
+        training.execute(messages.GatherModel())
     else:
         try:
             with replaced(Tensor, "new_empty", no_memory):
@@ -121,7 +112,7 @@ def look_twice(ranks: Ranks, folder: Path, failing: int) -> list[tuple[str | Non
     """Gather a picture that a rank has no memory for, then another; return what is said and there."""
     scene = load_scene(folder)
     trainer = Trainer(scene, TrainConfig(), ranks=ranks)
-    request = ViewRequest(scene.views[0].camera, ViewOptions())
+    request = messages.ViewRequest(scene.views[0].camera, messages.ViewOptions())
     views = shared_views.SharedViews(trainer, ranks, lambda _: None)
     told: list[tuple[str | None, int]] = []
     for function in (no_memory, shared_views.seen_rows):
@@ -137,6 +128,6 @@ def evaluate_breathing(ranks: Ranks, folder: Path, run_dir: Path) -> int:
     """Evaluate; return how often a rank other than 0 has shown that it gets on."""
     breaths = []
     training = started(ranks, folder, run_dir, breathe=lambda: breaths.append(1))
-    training.execute(EvaluateShare() if ranks.rank > 0 else Evaluate())
+    training.execute(messages.EvaluateShare() if ranks.rank > 0 else messages.Evaluate())
     trainer_closes(training)
     return len(breaths) if ranks.rank > 0 else 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -17,6 +17,7 @@ import pytest
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
+from splatstudio.gui.panel import Panel
 from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.camera_paths import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
@@ -25,6 +26,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.trainer import Trainer
 
+P = TypeVar("P", bound=Panel)
 TIMEOUT = 120.0  # a machine with other work is many times slower
 CANVAS = "canvas[data-engine]"  # of the scene; the plots have canvases too
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -86,6 +88,12 @@ class Screen:
     errors: list[str]
     number: int = 0  # of the studio's browsers, in the order in which they came
 
+    def draw_all_pixels(self) -> None:
+        """Load the page anew, so that it draws every pixel of its canvas however slow the browser is."""
+        self.page.goto(f"http://127.0.0.1:{self.studio.port}/?fixedDpr=1")
+        self.page.get_by_role("tab", name="Log").wait_for()
+        self.wait(lambda: self.text("state") != "", "the head of the dock")
+
     def close_notices(self) -> None:
         """Put away what covers the picture, as the warning that there is no GPU."""
         # Asked of the page in one piece: some go away by themselves meanwhile.
@@ -118,11 +126,33 @@ class Screen:
         self.field(label).fill(text)
         self.field(label).press("Tab")
 
+    def panel(self, kind: type[P]) -> P:
+        """Return the studio's only panel of a kind."""
+        (panel,) = (panel for panel in self.studio._refresher.panels if isinstance(panel, kind))
+        return panel
+
+    def looks(self, panel: Panel) -> None:
+        """Wait until a panel has looked around anew, from the beginning, and shown what it found."""
+        ends: list[None] = []
+        look, refresh = panel.look, panel.refresh
+        begun: list[None] = []
+
+        def noted_look() -> None:
+            begun.append(None)
+            look()
+
+        def noted_refresh() -> None:
+            refresh()
+            ends.extend(begun)
+
+        panel.look, panel.refresh = noted_look, noted_refresh  # type: ignore[method-assign]
+        self.wait(lambda: bool(ends), "it looks around")
+        del panel.look, panel.refresh
+
     @property
     def draft(self) -> Draft:
         """Return the camera path that the studio holds."""
-        panels = self.studio._refresher.panels
-        return next(panel for panel in panels if isinstance(panel, RenderPanel))._editor.draft
+        return self.panel(RenderPanel)._editor.draft
 
     def switch(self, name: str) -> Any:
         return self.page.get_by_role("checkbox", name=name, exact=True)

@@ -17,20 +17,11 @@ import torch.distributed as dist
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.checkpoints.saver import SaveResult
+from splatstudio.runtime import messages
 from splatstudio.runtime.activity import WorkerContext
-from splatstudio.runtime.messages import (
-    Command,
-    Pause,
-    Progress,
-    Resume,
-    Start,
-    Started,
-    State,
-    StateChanged,
-    Step,
-    TrainJob,
-    UpdateSettings,
-)
+from splatstudio.runtime.heartbeat import Limits, Phase
+from splatstudio.runtime.rank import rank_main
+from splatstudio.runtime.supervisor import Plan
 from splatstudio.runtime.training import Training
 from splatstudio.training.step import TrainingDiverged
 
@@ -44,7 +35,7 @@ def plan_fault(run_dir: Path, kind: str, step: int = 0, times: int = 1000) -> No
 class FaultyTraining(Training):
     """A training that goes wrong where `plan_fault` says."""
 
-    def __init__(self, job: TrainJob, desk: WorkerContext):
+    def __init__(self, job: messages.TrainJob, desk: WorkerContext):
         super().__init__(job, replace(desk, breathe=lambda: self._slowly(desk)))
 
     def _slowly(self, desk: WorkerContext) -> None:
@@ -58,9 +49,9 @@ class FaultyTraining(Training):
                 time.sleep(0.02)
         desk.breathe()
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: messages.Command) -> None:
         """Carry out one order."""
-        if isinstance(command, Start):
+        if isinstance(command, messages.Start):
             self._fail_where_planned("die while loading")
         super().execute(command)
 
@@ -126,7 +117,7 @@ class FaultyTraining(Training):
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def faulty(job: TrainJob, desk: WorkerContext) -> FaultyTraining:
+def faulty(job: messages.TrainJob, desk: WorkerContext) -> FaultyTraining:
     """Return a training that goes wrong on demand; a Plan's activity."""
     return FaultyTraining(job, desk)
 
@@ -134,7 +125,7 @@ def faulty(job: TrainJob, desk: WorkerContext) -> FaultyTraining:
 class Counting:
     """Steps that all ranks do together: each adds up what all have, and notes what it was told."""
 
-    def __init__(self, job: TrainJob, desk: WorkerContext):
+    def __init__(self, job: messages.TrainJob, desk: WorkerContext):
         self._log = job.run_dir.parent / f"rank{desk.rank}.txt"
         self._emit = desk.emit
         self._rank = desk.rank
@@ -143,22 +134,22 @@ class Counting:
         self._pause_at: int | None = None
 
     def begin(self) -> None:
-        self._emit(StateChanged("ready"))
+        self._emit(messages.StateChanged("ready"))
 
     def model_copy(self) -> None:
         return None
 
-    def execute(self, command: Command) -> None:
+    def execute(self, command: messages.Command) -> None:
         self._note(f"{self.step} {command}")
-        if isinstance(command, Start):
-            self._emit(Started(0, 1_000_000, 0, 0, 0))
-        if isinstance(command, (Start, Resume, Step)):
+        if isinstance(command, messages.Start):
+            self._emit(messages.Started(0, 1_000_000, 0, 0, 0))
+        if isinstance(command, (messages.Start, messages.Resume, messages.Step)):
             self.running = True
-            self._pause_at = self.step + command.count if isinstance(command, Step) else None
+            self._pause_at = self.step + command.count if isinstance(command, messages.Step) else None
             self._tell("training")
-        elif isinstance(command, Pause):
+        elif isinstance(command, messages.Pause):
             self._pause()
-        elif isinstance(command, UpdateSettings) and dict(command.values).get("raise") == self._rank:
+        elif isinstance(command, messages.UpdateSettings) and dict(command.values).get("raise") == self._rank:
             raise RuntimeError("the injected fault")
 
     def advance(self) -> None:
@@ -166,7 +157,7 @@ class Counting:
         dist.all_reduce(total)
         assert int(total) == sum(1 + rank for rank in range(dist.get_world_size()))
         self.step += 1
-        self._emit(Progress(self.step, 1_000_000, 0.0, None, 0, 1.0, None, 0.0))
+        self._emit(messages.Progress(self.step, 1_000_000, 0.0, None, 0, 1.0, None, 0.0))
         if self.step == self._pause_at:
             self._pause()
         time.sleep(0.001)
@@ -185,14 +176,20 @@ class Counting:
         self._note(f"{self.step} paused")
         self._tell("paused")
 
-    def _tell(self, state: State) -> None:
-        self._emit(StateChanged(state))
+    def _tell(self, state: messages.State) -> None:
+        self._emit(messages.StateChanged(state))
 
     def _note(self, line: str) -> None:
         with open(self._log, "a") as file:
             file.write(line + "\n")
 
 
-def counting(job: TrainJob, desk: WorkerContext) -> Counting:
+def counting(job: messages.TrainJob, desk: WorkerContext) -> Counting:
     """Return steps that all ranks do together; a Plan's activity."""
     return Counting(job, desk)
+
+
+FAULTY = Plan(rank_main, faulty)
+
+
+QUICK = Limits(frozen=1.0, stuck={Phase.TRAINING: 4.0})

@@ -10,13 +10,14 @@ from typing import Protocol, TypeVar
 import pytest
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.runtime.messages import Event, Job
+from splatstudio.runtime import messages
 from splatstudio.runtime.supervisor import ONE_RANK, Plan, WorkerClient
+from splatstudio.runtime.tasks import Tasks
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 
 TIMEOUT = 120.0  # for anything to happen on a busy machine
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=messages.Event)
 MANY = TrainConfig(steps=100_000, eval_steps=(), save_steps=(), sh_degree=1)
 
 
@@ -25,7 +26,7 @@ class Watcher:
 
     def __init__(self, client: WorkerClient):
         self.client = client
-        self.events: list[Event] = []
+        self.events: list[messages.Event] = []
 
     def wait(self, kind: type[E], wanted: Callable[[E], bool] = lambda _: True) -> E:
         """Return the next event of a kind; those before it are kept in `events`."""
@@ -36,10 +37,32 @@ class Watcher:
                     return event
         raise AssertionError(f"no {kind.__name__} came; there were {self.events[-10:]}")
 
-    def take(self) -> Iterator[Event]:
+    def send(self, command: messages.Command) -> None:
+        self.client.send(command)
+
+    def reach(self, state: messages.State) -> None:
+        """Wait until the worker tells that it has come to a state."""
+        self.wait(messages.StateChanged, lambda event: event.state == state)
+
+    def start(self) -> Watcher:
+        """Start the training, and return this."""
+        self.send(messages.Start())
+        return self
+
+    def pause(self) -> None:
+        """Pause, and wait until it stands still."""
+        self.send(messages.Pause())
+        self.reach("paused")
+
+    def save(self) -> messages.Saved:
+        """Save, and return what is told of that."""
+        self.send(messages.Save())
+        return self.wait(messages.Saved)
+
+    def take(self) -> Iterator[messages.Event]:
         """Yield the events one by one as they come, for a moment."""
         if not hasattr(self, "_pending"):
-            self._pending: list[Event] = []
+            self._pending: list[messages.Event] = []
         self._pending += self.client.poll(0.2)
         while self._pending:
             event = self._pending.pop(0)
@@ -54,7 +77,7 @@ class Watcher:
 class Launch(Protocol):
     """Starts a worker for a job; the fixture `launch` is one."""
 
-    def __call__(self, job: Job, plan: Plan = ...) -> Watcher: ...
+    def __call__(self, job: messages.Job, plan: Plan = ...) -> Watcher: ...
 
 
 @pytest.fixture
@@ -62,7 +85,7 @@ def launch() -> Iterator[Launch]:
     """Start workers; whatever is left of them is ended after the test."""
     watchers: list[Watcher] = []
 
-    def start(job: Job, plan: Plan = ONE_RANK) -> Watcher:
+    def start(job: messages.Job, plan: Plan = ONE_RANK) -> Watcher:
         watchers.append(Watcher(WorkerClient(job, plan).start()))
         return watchers[-1]
 
@@ -92,3 +115,23 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def front_camera(scene: Scene) -> Camera:
     """Return the camera of a training photograph, twice as large."""
     return scene.cameras[1].resized(96, 80)
+
+
+def finish(jobs: Tasks) -> None:
+    for task in list(jobs._tasks):
+        assert task.thread is not None
+        task.thread.join()
+
+
+def train(launch: Launch, job: messages.TrainJob, plan: Plan = ONE_RANK) -> Watcher:
+    """Return a worker that trains and has a checkpoint."""
+    worker = launch(job, plan)
+    worker.client.send(messages.Start())
+    worker.wait(messages.Progress)
+    worker.client.send(messages.Save())
+    worker.wait(messages.Saved)
+    return worker
+
+
+def states(worker: Watcher, since: int = 0) -> list[str]:
+    return [event.state for event in worker.events[since:] if isinstance(event, messages.StateChanged)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 
-from splatstudio.cli.main import main
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.run import Run
 from splatstudio.gui.state.project import on_devices, open_project, with_settings
@@ -148,14 +147,9 @@ def test_a_run_that_goes_on_takes_the_limit_at_resume(run_dir: Path) -> None:
     assert new.settings == () and new.config.densify.max_gaussians == 99
 
 
-def test_a_resumed_run_has_its_own_batches(
-    run_dir: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [blob_folder, "--run", run_dir, "--resume", "--batch-size", "auto"]
-    monkeypatch.setattr(sys, "argv", ["splatstudio", "train", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2 and "its own batches" in capsys.readouterr().err
+def test_a_resumed_run_has_its_own_batches(run_dir: Path, blob_folder: Path, command: CommandLine) -> None:
+    code, output = command("train", blob_folder, "--run", run_dir, "--resume", "--batch-size", "auto")
+    assert code == 2 and "its own batches" in output
 
 
 def test_the_studio_has_nothing_to_attach_to(run_dir: Path) -> None:

@@ -6,11 +6,17 @@ import errno
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from example_checkpoints import example
+from gui_parts import scores
 
 from splatstudio.checkpoints import saver as checkpoint_saver
+from splatstudio.checkpoints.catalog import entries_of
 from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     checkpoint_folders,
@@ -18,10 +24,16 @@ from splatstudio.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from splatstudio.checkpoints.manifest import step_of
-from splatstudio.files import run as run_lock
+from splatstudio.evaluation.evaluate import write_evaluation
+from splatstudio.files import run_lock
 from splatstudio.files.run import Run
+from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.messages import Start, TrainJob
+from splatstudio.runtime.training import Training
 from splatstudio.scene.scene import Scene
+from splatstudio.settings.capture_config import ShapeConfig
 from splatstudio.settings.config import TrainConfig
+from splatstudio.settings.strategy_config import DensifyConfig, FastConfig
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
@@ -193,3 +205,163 @@ def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch
     again = Session(session.trainer, session.run)
     assert again.notes == ()
     again.close()
+
+
+AUTOSAVED = TrainConfig(steps=20, sh_degree=0, save_steps=(), eval_steps=(), save_minutes=0.0)
+
+
+@pytest.fixture
+def autosaving(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
+    trainer = Trainer(blob_scene, AUTOSAVED)
+    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, AUTOSAVED), clock=lambda: 0.0)
+    yield made
+    made.close()
+    trainer.close()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_metrics(run: Run, values: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Run, "append_metrics", no_metrics)
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
+
+
+def told(autosaving: Session, steps: int) -> list[str]:
+    """Return what `steps` steps tell of problems; each waits for the save that was begun before it."""
+    sentences: list[str] = []
+    for _ in range(steps):
+        if autosaving._saver._pending is not None:
+            autosaving._saver._pending.exception()
+        advance = autosaving.advance()
+        sentences += [advance.problem] if advance.problem else []
+    return sentences
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_save_that_was_asked_for_is_answered_though_the_metrics_fail_already(autosaving: Session) -> None:
+    assert len(told(autosaving, 10)) == 1, "the metrics of step 10"
+    for step in (10, 11):
+        autosaving.save_in_background()
+        (sentence,) = told(autosaving, 1)
+        assert sentence.startswith(f"Step {step} could not be written")
+        assert "No space left on device" in sentence and sentence.endswith("and the training goes on.")
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_autosaves_that_fail_again_and_again_are_told_once(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("save_minutes", 1.0)
+    minutes = iter(range(1000))
+    autosaving._clock = lambda: 600.0 * next(minutes)
+    sentences = told(autosaving, 9)
+    assert len(sentences) == 1 and "could not be written" in sentences[0]
+
+
+def test_nothing_goes_on_after_a_last_step_that_is_not_saved(
+    autosaving: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told(autosaving, 19)
+    monkeypatch.setattr(checkpoint_saver, "save_checkpoint", no_checkpoint)
+    advance = autosaving.advance()
+    assert autosaving.finished and advance.problem is None and not advance.saved
+    assert advance.unsaved is not None and advance.unsaved.startswith("Step 20 could not be written")
+    assert "goes on" not in advance.unsaved
+    with pytest.raises(OSError, match="No space left"):
+        autosaving.save_if_needed()
+    assert autosaving.settle().problem is None
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_the_last_figures_that_cannot_be_written_are_told_without_a_promise(autosaving: Session) -> None:
+    autosaving.trainer.update_setting("steps", 9)
+    (sentence,) = told(autosaving, 9)
+    assert sentence.startswith("The figures of step 9") and sentence.endswith("already written are safe.")
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Run:
+    """A run with scores of steps 10, 20 and 30, of which 20 has no checkpoint."""
+    run = Run.create(tmp_path / "run", tmp_path, TrainConfig())
+    for step in (10, 20, 30):
+        write_evaluation(run.path, step, scores(20.0 + step))
+        if step != 20:
+            save_checkpoint(run.path, example(step))
+    return run
+
+
+def session_at(run: Run, step: int) -> Session:
+    return Session(cast(Any, SimpleNamespace(step=step, config=run.config)), run)
+
+
+def test_they_are_put_aside_when_the_training_goes_on(killed: Run) -> None:
+    session = session_at(killed, 10)
+    try:
+        (note,) = session.notes
+        assert note.startswith("Scores of steps after 10, which no checkpoint has, are put into ")
+    finally:
+        session.close()
+    folder = killed.path / "eval"
+    assert sorted(file.name for file in folder.glob("step_*.json")) == [
+        "step_00000010.json",
+        "step_00000030.json",
+    ], "what can still be looked at keeps its scores"
+    assert {file.name for file in (folder / "lost").iterdir()} == {"step_00000020.json", "step_00000020.csv"}
+    save_checkpoint(killed.path, example(20))
+    assert [entry.psnr for entry in entries_of(killed.path)] == [50.0, None, 30.0], "another model's score"
+
+
+def test_a_training_goes_on_where_they_cannot_be_moved(killed: Run) -> None:
+    (killed.path / "eval" / "lost").write_text("in the way")
+    session = session_at(killed, 10)
+    session.close()
+    assert session.notes[0].startswith("Scores of steps after 10, which are lost, stay in eval/: ")
+
+
+CALM = TrainConfig(steps=10, sh_degree=0, test_every=0, densify=DensifyConfig(enabled=False))
+THINS = replace(CALM, strategy="fast", densify=DensifyConfig(), fast=FastConfig(thin_at=(0.3, 0.6, 0.9)))
+
+
+def photographs_told(trainer: Trainer, steps: int) -> list[int]:
+    """Return how often each step has shown that it gets on."""
+    told = []
+    for _ in range(steps):
+        calls: list[int] = []
+        trainer.alive = lambda calls=calls: calls.append(1)
+        trainer.train_step()
+        told.append(len(calls))
+    return told
+
+
+def test_a_survey_of_all_photographs_shows_each(blob_scene: Scene) -> None:
+    trainer = Trainer(blob_scene, THINS)
+    num = len(blob_scene.train_indices)
+    assert photographs_told(trainer, 6) == [0, 0, 0, num, 0, 0]
+    trainer.close()
+
+
+def test_looking_who_is_shown_shows_each_photograph(blob_scene: Scene) -> None:
+    shapes = ShapeConfig(min_views=1, min_views_every=3)
+    trainer = Trainer(blob_scene, replace(CALM, shapes=shapes))
+    num = len(blob_scene.train_indices)
+    assert photographs_told(trainer, 4) == [0, 0, num, 0]
+    trainer.close()
+
+
+def test_a_rank_moves_its_pulse_within_a_step(blob_folder: Path, tmp_path: Path) -> None:
+    beats: list[int] = []
+
+    training = Training(
+        TrainJob(blob_folder, tmp_path / "run", THINS), WorkerContext(alive=lambda: beats.append(1))
+    )
+    training.execute(Start())
+    for _ in range(4):
+        training.advance()
+    training.close()
+    assert len(beats) > 5

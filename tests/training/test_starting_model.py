@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from blob_models import blobs
+from command_line import CommandLine
 
 from splatstudio import api
 from splatstudio.checkpoints.checkpoint import load_checkpoint
-from splatstudio.cli import main as cli
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats import write_gaussians
 from splatstudio.gaussians.gaussians import Gaussians
@@ -109,28 +109,21 @@ def test_a_model_of_another_scene_is_refused(tmp_path: Path, blob_scene: Scene) 
 
 
 def test_the_command_tells_where_a_run_began(
-    tmp_path: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_gaussians("model.ply", blobs())
     write_gaussians("away.ply", replace(blobs(), means=blobs().means + 500.0))
-
-    def train(*arguments: str) -> object:
-        with pytest.raises(SystemExit) as stop:
-            argv = ["splatstudio", "train", str(blob_folder), "--steps", "2", *arguments]
-            monkeypatch.setattr(sys, "argv", argv)
-            cli.main()
-        return stop.value.code
-
-    assert train("--run", "bad", "--init", "away.ply") == 2
-    assert "does not belong" in capsys.readouterr().err
+    train = partial(command, "train", blob_folder, "--steps", "2")
+    code, output = train("--run", "bad", "--init", "away.ply")
+    assert code == 2 and "does not belong" in output
     assert not Path("bad").exists()  # the name is free for another try
-    assert not train("--run", "good", "--init", "model.ply")
+    assert train("--run", "good", "--init", "model.ply")[0] == 0
     config = json.loads(Path("good/run.json").read_text())["config"]
     assert config["init"] == str(tmp_path / "model.ply")
     assert api.load_model("good").evaluate(api.load_scene(blob_folder)).psnr > 30.0
-    assert not train("--run", "good", "--resume", "--init", "model.ply", "--steps", "3")
-    assert train("--run", "good", "--resume", "--init", "away.ply") == 2
+    assert train("--run", "good", "--resume", "--init", "model.ply", "--steps", "3")[0] == 0
+    assert train("--run", "good", "--resume", "--init", "away.ply")[0] == 2
 
 
 def test_the_studio_trains_from_it(

@@ -17,30 +17,10 @@ import pytest
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.gaussians.change import Change
+from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import concrete, decode, decode_order, encode, encode_order
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.mailbox import Outbox
-from splatstudio.runtime.messages import (
-    Command,
-    Densified,
-    DrawCopy,
-    Evaluated,
-    Event,
-    Export,
-    Finished,
-    PhotoErrors,
-    RankFigures,
-    RanksReport,
-    RenderPath,
-    SettingChanged,
-    SetView,
-    Snapshot,
-    Step,
-    UpdateSettings,
-    ViewOptions,
-    ViewRequest,
-    WritePart,
-)
 
 TIMEOUT = 120.0
 
@@ -52,47 +32,56 @@ PATH = CameraPath((Keyframe(np.eye(4), 1.0, None, "a"), Keyframe(np.eye(4), 0.9,
 def test_messages_load_without_torch_and_are_frozen() -> None:
     code = "import sys, splatstudio.runtime.channel.codec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    for kind in (*concrete(Command), *concrete(Event)):
+    for kind in (*concrete(messages.Command), *concrete(messages.Event)):
         assert kind.__struct_config__.frozen, kind
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Densified(3, 9, Change(cloned=2, opacities_reset=True)),
-        PhotoErrors(3, (("a.png", 20.5), ("b.png", 30.0))),
-        SettingChanged(3, "optim.means_lr", 1e-5),
-        SettingChanged(3, "background", (0.0, 1.0, 0.5)),
-        Evaluated(3, 20.0, 0.9, 2, Path("/run/eval")),
-        Evaluated(3, 20.0, 0.9, 2, None),
-        RanksReport(3, (RankFigures(0, 10, 0.1, 0.01), RankFigures(1, 9, 0.1, 0.02))),
-        Finished(3, False, Path("/run/ckpts/step_3")),
-        UpdateSettings((("optim.means_lr", 1e-5), ("densify.absgrad", True), ("eval_steps", (7, 9)))),
-        Step(3),
-        WritePart(Path("/run/ckpts/.staging")),
+        messages.Densified(3, 9, Change(cloned=2, opacities_reset=True)),
+        messages.PhotoErrors(3, (("a.png", 20.5), ("b.png", 30.0))),
+        messages.SettingChanged(3, "optim.means_lr", 1e-5),
+        messages.SettingChanged(3, "background", (0.0, 1.0, 0.5)),
+        messages.Evaluated(3, 20.0, 0.9, 2, Path("/run/eval")),
+        messages.Evaluated(3, 20.0, 0.9, 2, None),
+        messages.RanksReport(
+            3, (messages.RankFigures(0, 10, 0.1, 0.01), messages.RankFigures(1, 9, 0.1, 0.02))
+        ),
+        messages.Finished(3, False, Path("/run/ckpts/step_3")),
+        messages.UpdateSettings(
+            (("optim.means_lr", 1e-5), ("densify.absgrad", True), ("eval_steps", (7, 9)))
+        ),
+        messages.Step(3),
+        messages.WritePart(Path("/run/ckpts/.staging")),
     ],
 )
-def test_messages_come_through_as_they_are(message: Command | Event) -> None:
-    assert decode(encode(message), Command if isinstance(message, Command) else Event) == message
+def test_messages_come_through_as_they_are(message: messages.Command | messages.Event) -> None:
+    assert (
+        decode(encode(message), messages.Command if isinstance(message, messages.Command) else messages.Event)
+        == message
+    )
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        SetView(3, 9, CAMERA, ViewOptions((0.1, 0.2, 0.3), False, "depth", 0.5, 0.01, None, 2, True, 1)),
-        Export(
+        messages.SetView(
+            3, 9, CAMERA, messages.ViewOptions((0.1, 0.2, 0.3), False, "depth", 0.5, 0.01, None, 2, True, 1)
+        ),
+        messages.Export(
             Path("exports/a.ply"),
             upright=True,
             cameras=(("a", CAMERA),),
             first=CAMERA,
             eyes=((1.0, 2.0, 3.0),),
         ),
-        RenderPath(PATH, Path("renders/a.mp4"), "small", ViewOptions(), job=4),
-        Snapshot(CAMERA, Path("renders/a.png"), job=5),
-        DrawCopy(4, (ViewRequest(CAMERA, ViewOptions(splat_scale=0.1)),)),
+        messages.RenderPath(PATH, Path("renders/a.mp4"), "small", messages.ViewOptions(), job=4),
+        messages.Snapshot(CAMERA, Path("renders/a.png"), job=5),
+        messages.DrawCopy(4, (messages.ViewRequest(CAMERA, messages.ViewOptions(splat_scale=0.1)),)),
     ],
 )
-def test_commands_with_cameras_come_through_to_the_last_digit(command: Command) -> None:
+def test_commands_with_cameras_come_through_to_the_last_digit(command: messages.Command) -> None:
     _ = PATH.arrivals  # what is derived does not travel
     number, again = decode_order(encode_order(command, 7))
     assert number == 7 and type(again) is type(command) and encode(again) == encode(command)
@@ -103,7 +92,7 @@ def test_commands_with_cameras_come_through_to_the_last_digit(command: Command) 
 )
 def test_what_is_no_message_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="this is no Command"):
-        decode(data, Command)
+        decode(data, messages.Command)
 
 
 def test_an_outbox_never_blocks_and_keeps_the_newest_of_a_key() -> None:

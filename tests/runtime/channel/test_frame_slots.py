@@ -84,7 +84,7 @@ def test_who_closes_while_it_restarts_leaves_nothing(
 
     client.subscribe(close)
     client.send(Start())
-    worker.wait(StateChanged, lambda event: event.state == "training")
+    worker.reach("training")
     assert len(made) == 1 and made[0].file.opened.closed, "both have mapped it"
     os.kill(client.pid, signal.SIGKILL)
     wait_until(lambda: not client.alive, "it ends")

@@ -17,38 +17,17 @@ import pytest
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.rendering.modes import Legend
+from splatstudio.runtime import messages
+from splatstudio.runtime.channel import handshake
+from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.headless_controller import keep_token, kept_token
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Command,
-    DropView,
-    Event,
-    Export,
-    Finished,
-    Frame,
-    JobDone,
-    JobFailed,
-    JobProgress,
-    Pause,
-    PlateauLeft,
-    PlateauReached,
-    Progress,
-    Receipt,
-    SettingChanged,
-    SetView,
-    Started,
-    StateChanged,
-    TrainJob,
-    UpdateSettings,
-    Warned,
-)
 from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
 from splatstudio.runtime.supervisor import WorkerClient
 
 TIMEOUT = 120.0
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=messages.Event)
 CAMERA = Camera(np.eye(4), np.array([[50.0, 0, 32], [0, 50.0, 24], [0, 0, 1]]), 64, 48)
 PATH = CameraPath((Keyframe(np.eye(4), 1.0, None, "a"), Keyframe(np.eye(4), 0.9, 2.0)), loop=True, fps=24.0)
 
@@ -57,18 +36,18 @@ class Training:
     """A training as its launcher's rank 0 knows it: a hub, a server, and the orders that have come."""
 
     def __init__(self, run_dir: Path, port: int = 0, token: str | None = None):
-        self.orders: queue.Queue[Command] = queue.Queue()
+        self.orders: queue.Queue[messages.Command] = queue.Queue()
         card = RunCard(Path("scene"), run_dir, "{}", 2)
         self.hub = Hub(self.orders.put)
         self.server = RemoteServer("127.0.0.1", port, self.hub, lambda: card, token)
 
-    def next(self) -> Command:
+    def next(self) -> messages.Command:
         return self.orders.get(timeout=TIMEOUT)
 
-    def show(self, wanted: Command, value: int) -> None:
-        assert isinstance(wanted, SetView)
+    def show(self, wanted: messages.Command, value: int) -> None:
+        assert isinstance(wanted, messages.SetView)
         camera = wanted.camera
-        frame = Frame(
+        frame = messages.Frame(
             wanted.view, wanted.seq, 1, camera.width, camera.height, 7, 0.1, Legend(0, 1, "x", "gray")
         )
         self.hub.take_frame(frame, np.full((camera.height, camera.width, 3), value, np.uint8))
@@ -88,7 +67,7 @@ def attach(training: Training, tmp_path: Path) -> Iterator[Callable[[], WorkerCl
     def connect() -> WorkerClient:
         address, token = f"127.0.0.1:{training.server.port}", training.server.token
         plan = RemotePlan(dial(address, token, frames=True), lambda: dial(address, token, frames=True))
-        clients.append(WorkerClient(TrainJob(Path("scene"), tmp_path), plan).start())
+        clients.append(WorkerClient(messages.TrainJob(Path("scene"), tmp_path), plan).start())
         return clients[-1]
 
     yield connect
@@ -115,7 +94,7 @@ def test_a_view_of_a_training_elsewhere(
 ) -> None:
     first, second = attach(), attach()
     for client, value in ((first, 40), (second, 200)):
-        client.send(SetView(5, 1, CAMERA))
+        client.send(messages.SetView(5, 1, CAMERA))
         wanted = training.next()
         training.show(wanted, value)
         received = client.wait_for_frame(5, 1, TIMEOUT)
@@ -124,23 +103,23 @@ def test_a_view_of_a_training_elsewhere(
     # Both count their views from the same number, and neither sees what the other looks at.
     assert first.wait_for_frame(5, 1, 0) is not None
     first.drop_view(5)
-    assert isinstance(training.next(), DropView)
+    assert isinstance(training.next(), messages.DropView)
     second.close()
     left = training.next()
-    assert isinstance(left, DropView), "nothing is drawn for one who has gone"
+    assert isinstance(left, messages.DropView), "nothing is drawn for one who has gone"
 
 
 def test_who_does_not_take_its_pictures_has_no_more_drawn(training: Training) -> None:
     line = dial(f"127.0.0.1:{training.server.port}", training.server.token, frames=True)
     with closing(line):
         for seq in range(1, 6):
-            line.send(SetView(1, seq, CAMERA))
+            line.send(messages.SetView(1, seq, CAMERA))
         wanted = training.next()
-        line.send(Pause())
-        assert training.next() == Pause(), "the other views wait for the first picture"
+        line.send(messages.Pause())
+        assert training.next() == messages.Pause(), "the other views wait for the first picture"
         training.show(wanted, 1)
         newest = training.next()
-        assert isinstance(newest, SetView) and newest.seq == 5, "those in between are not drawn"
+        assert isinstance(newest, messages.SetView) and newest.seq == 5, "those in between are not drawn"
 
 
 def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
@@ -149,12 +128,14 @@ def test_a_picture_is_unpacked_only_where_it_has_the_size_that_is_said(
     unpacked: list[bytes] = []
     monkeypatch.setattr("simplejpeg.decode_jpeg", lambda jpeg, **_: unpacked.append(jpeg))
     client = attach()
-    client.send(SetView(5, 1, CAMERA))
+    client.send(messages.SetView(5, 1, CAMERA))
     wanted = training.next()
-    assert isinstance(wanted, SetView)
-    training.hub.take_frame(Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8))
-    assert wait_for(client, StateChanged).state == "restarting", "who sends this is left"
-    assert training.next() == DropView(wanted.view) and unpacked == []
+    assert isinstance(wanted, messages.SetView)
+    training.hub.take_frame(
+        messages.Frame(wanted.view, 1, 1, 64, 48, 7, 0.1), np.zeros((3000, 3000, 3), np.uint8)
+    )
+    assert wait_for(client, messages.StateChanged).state == "restarting", "who sends this is left"
+    assert training.next() == messages.DropView(wanted.view) and unpacked == []
 
 
 def test_tasks_of_two_who_watch_are_told_apart(
@@ -163,35 +144,41 @@ def test_tasks_of_two_who_watch_are_told_apart(
     first, second = attach(), attach()
     numbers: list[int] = []
     for client in (first, second):
-        client.send(Export(Path("exports/a.ply"), job=1))
+        client.send(messages.Export(Path("exports/a.ply"), job=1))
         asked = training.next()
-        assert isinstance(asked, Export) and asked.path == tmp_path / "exports" / "a.ply"
+        assert isinstance(asked, messages.Export) and asked.path == tmp_path / "exports" / "a.ply"
         numbers.append(asked.job)
-    second.send(CancelJob(1))
-    assert training.next() == CancelJob(numbers[1])
-    training.hub.receive(JobProgress(numbers[1], 1, 2, None))
-    training.hub.receive(JobDone(numbers[0], tmp_path / "exports" / "a.ply", 9))
-    assert wait_for(first, JobDone) == JobDone(1, tmp_path / "exports" / "a.ply", 9)
-    assert wait_for(second, JobProgress) == JobProgress(1, 1, 2, None)
+    second.send(messages.CancelJob(1))
+    assert training.next() == messages.CancelJob(numbers[1])
+    training.hub.receive(messages.JobProgress(numbers[1], 1, 2, None))
+    training.hub.receive(messages.JobDone(numbers[0], tmp_path / "exports" / "a.ply", 9))
+    assert wait_for(first, messages.JobDone) == messages.JobDone(1, tmp_path / "exports" / "a.ply", 9)
+    assert wait_for(second, messages.JobProgress) == messages.JobProgress(1, 1, 2, None)
     training.server.close()
-    assert isinstance(wait_for(second, JobFailed), JobFailed), "its end is not known any more"
-    assert not [event for event in first.poll() if isinstance(event, JobFailed)], "it was complete"
+    assert isinstance(wait_for(second, messages.JobFailed), messages.JobFailed), (
+        "its end is not known any more"
+    )
+    assert not [event for event in first.poll() if isinstance(event, messages.JobFailed)], "it was complete"
 
 
 def test_who_comes_later_hears_how_it_stands(training: Training, attach: Callable[[], WorkerClient]) -> None:
-    for event in (StateChanged("training"), Receipt(1, True), SettingChanged(1, "steps", 9)):
+    for event in (
+        messages.StateChanged("training"),
+        messages.Receipt(1, True),
+        messages.SettingChanged(1, "steps", 9),
+    ):
         training.hub.receive(event)
-    training.hub.receive(SettingChanged(2, "ssim_weight", 0.5))
-    training.hub.receive(SettingChanged(3, "steps", 10))
-    training.hub.receive(Warned("last"))
+    training.hub.receive(messages.SettingChanged(2, "ssim_weight", 0.5))
+    training.hub.receive(messages.SettingChanged(3, "steps", 10))
+    training.hub.receive(messages.Warned("last"))
     client, heard = attach(), []
-    while not heard or not isinstance(heard[-1], Warned):
+    while not heard or not isinstance(heard[-1], messages.Warned):
         heard += client.poll(TIMEOUT)
     assert heard == [
-        StateChanged("training"),
-        SettingChanged(2, "ssim_weight", 0.5),
-        SettingChanged(3, "steps", 10),
-        Warned("last"),
+        messages.StateChanged("training"),
+        messages.SettingChanged(2, "ssim_weight", 0.5),
+        messages.SettingChanged(3, "steps", 10),
+        messages.Warned("last"),
     ]
 
 
@@ -199,26 +186,26 @@ def test_a_training_that_is_started_again_is_found_again(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:
     client = attach()
-    client.send(SetView(1, 1, CAMERA))
+    client.send(messages.SetView(1, 1, CAMERA))
     training.next()
     training.server.close()
     while client.state != "restarting":
         client.poll(0.05)
-    client.send(Pause())
+    client.send(messages.Pause())
     warned: list[str] = []
     while not any("Pause: there is no connection" in sentence for sentence in warned):
-        warned += [event.sentence for event in client.poll(TIMEOUT) if isinstance(event, Warned)]
+        warned += [event.sentence for event in client.poll(TIMEOUT) if isinstance(event, messages.Warned)]
     again = Training(tmp_path, training.server.port, training.server.token)
     try:
-        again.hub.receive(StateChanged("training"))
+        again.hub.receive(messages.StateChanged("training"))
         wanted = again.next()
-        assert isinstance(wanted, SetView), "what it looked at is asked for again"
+        assert isinstance(wanted, messages.SetView), "what it looked at is asked for again"
         again.show(wanted, 9)
         assert client.wait_for_frame(1, 1, TIMEOUT) is not None
-        client.send(Pause())
-        assert again.next() == Pause() and client.state == "training"
-        again.hub.receive(StateChanged("finished"))
-        again.hub.receive(Finished(9, True, None))
+        client.send(messages.Pause())
+        assert again.next() == messages.Pause() and client.state == "training"
+        again.hub.receive(messages.StateChanged("finished"))
+        again.hub.receive(messages.Finished(9, True, None))
     finally:
         again.server.close()
     while client.state != "ended":
@@ -229,12 +216,12 @@ def test_to_leave_is_not_to_end_the_training(
     training: Training, attach: Callable[[], WorkerClient], tmp_path: Path
 ) -> None:
     client = attach()
-    client.send(Pause())
-    assert training.next() == Pause()
+    client.send(messages.Pause())
+    assert training.next() == messages.Pause()
     client.close()
     assert client.state == "ended" and not client.alive and training.orders.empty()
-    attach().send(Pause())
-    assert training.next() == Pause()
+    attach().send(messages.Pause())
+    assert training.next() == messages.Pause()
 
 
 def test_a_training_that_does_not_read_keeps_no_page_waiting(
@@ -244,7 +231,7 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
     stopped = threading.Event()
     card = RunCard(Path("scene"), tmp_path, "{}", 2)
 
-    def obey(_: Command) -> None:
+    def obey(_: messages.Command) -> None:
         stopped.wait(TIMEOUT)
 
     server = RemoteServer("127.0.0.1", 0, Hub(obey), lambda: card)
@@ -253,11 +240,11 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
     def dialled() -> RemoteLine:
         return dial(address, server.token, frames=True)
 
-    client = WorkerClient(TrainJob(Path("scene"), tmp_path), RemotePlan(dialled(), dialled)).start()
+    client = WorkerClient(messages.TrainJob(Path("scene"), tmp_path), RemotePlan(dialled(), dialled)).start()
     try:
         for _ in range(40):  # more than the socket holds
-            client.send(UpdateSettings((("a", "x" * 1_000_000),)))
-        while "there is no connection" not in wait_for(client, Warned).sentence:
+            client.send(messages.UpdateSettings((("a", "x" * 1_000_000),)))
+        while "there is no connection" not in wait_for(client, messages.Warned).sentence:
             pass
     finally:
         client.close()
@@ -280,41 +267,41 @@ class Client:
     """Who notes what it hears."""
 
     def __init__(self) -> None:
-        self.heard: list[Event] = []
-        self.frames: list[Frame] = []
+        self.heard: list[messages.Event] = []
+        self.frames: list[messages.Frame] = []
 
-    def receive(self, event: Event) -> None:
+    def receive(self, event: messages.Event) -> None:
         self.heard.append(event)
 
-    def take_frame(self, frame: Frame, image: np.ndarray) -> None:
+    def take_frame(self, frame: messages.Frame, image: np.ndarray) -> None:
         self.frames.append(frame)
 
 
 def test_of_too_many_views_of_one_client_the_oldest_is_dropped() -> None:
-    obeyed: list[Command] = []
+    obeyed: list[messages.Command] = []
     hub, client = Hub(obeyed.append), Client()
     place = hub.connect(client)
     for view in range(MAX_VIEWS + 1):
-        place.send(SetView(view, 1, CAMERA))
+        place.send(messages.SetView(view, 1, CAMERA))
     first = obeyed[0]
-    assert isinstance(first, SetView) and obeyed[-2] == DropView(first.view)
-    hub.take_frame(Frame(first.view, 1, 0, 64, 48, 7, 0.1), np.zeros((48, 64, 3), np.uint8))
+    assert isinstance(first, messages.SetView) and obeyed[-2] == messages.DropView(first.view)
+    hub.take_frame(messages.Frame(first.view, 1, 0, 64, 48, 7, 0.1), np.zeros((48, 64, 3), np.uint8))
     assert client.frames == [], "nobody looks there any more"
     place.close()
-    assert len([each for each in obeyed if isinstance(each, DropView)]) == MAX_VIEWS + 1
+    assert len([each for each in obeyed if isinstance(each, messages.DropView)]) == MAX_VIEWS + 1
 
 
 def test_a_plateau_that_was_left_is_not_told_to_who_comes_later() -> None:
     hub, late = Hub(lambda _: None), Client()
-    hub.receive(PlateauReached(4800, 9000, 2000, 27.0, False, True, 0.3))
-    hub.receive(PlateauLeft(5400))
+    hub.receive(messages.PlateauReached(4800, 9000, 2000, 27.0, False, True, 0.3))
+    hub.receive(messages.PlateauLeft(5400))
     hub.connect(late)
-    assert late.heard == [PlateauLeft(5400)]
+    assert late.heard == [messages.PlateauLeft(5400)]
 
 
 def test_who_comes_later_drops_no_steps_that_are_done_by_then() -> None:
     hub, late = Hub(lambda _: None), Client()
-    hub.receive(Started(0, 100, 10, 4, 1))
-    hub.receive(Progress(40, 120, 0.1, None, 55, 10.0, None, 4.0))
+    hub.receive(messages.Started(0, 100, 10, 4, 1))
+    hub.receive(messages.Progress(40, 120, 0.1, None, 55, 10.0, None, 4.0))
     hub.connect(late)
-    assert late.heard[0] == Started(40, 120, 55, 4, 1)
+    assert late.heard[0] == messages.Started(40, 120, 55, 4, 1)

@@ -1,0 +1,143 @@
+"""Models leave and come back in every format: by the Python interface and by the command export."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import CommandLine
+from format_models import assert_kept, model, precision_of
+from scipy.spatial.transform import Rotation
+
+from splatstudio.cli.export import export_model
+from splatstudio.formats import FORMATS, format_of, format_to_write, read_splats
+from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.gaussians.transform import transformed
+from splatstudio.gaussians.trimming import Trim
+from splatstudio.models.model import Model, load_model
+from splatstudio.optimization.losses import psnr
+from splatstudio.rendering.render import render
+from splatstudio.scene.load import load_scene
+
+SHARED = Path(__file__).parents[3] / "shared"
+PLY = SHARED / "bench" / "banana_114k.ply"
+BANANA = SHARED / "scenes" / "banana"
+BOTH_WAYS = [form.endings[0] for form in FORMATS if form.read and form.write]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.ply", "PLY"),
+        ("A.PLY", "PLY"),
+        ("a.compressed.ply", "Compressed PLY"),
+        ("a.points.ply", "Point cloud"),
+        ("a.b.spz", "SPZ"),
+        ("chkpnt30000.pth", "original trainer's checkpoint"),
+        ("ckpt_29999_rank0.pt", "gsplat checkpoint"),
+        ("a.plyx", None),
+        ("ply", None),
+    ],
+)
+def test_a_name_says_its_format(name: str, expected: str | None) -> None:
+    form = format_of(name)
+    assert (form.name if form else None) == expected
+
+
+def test_what_cannot_be_written_is_refused_with_what_can() -> None:
+    for name in ("a.obj", "a", "a.pth"):
+        with pytest.raises(ValueError, match=r"must end in one of \.ply, \.compressed\.ply, .*\.points\.ply"):
+            format_to_write(name)
+
+
+def test_a_lying_name_does_not_matter_where_the_content_tells(tmp_path: Path) -> None:
+    for ending in BOTH_WAYS:
+        if ending == ".splat":
+            continue  # its content has no mark
+        Model(model(30)).save(tmp_path / f"a{ending}")
+        (tmp_path / f"a{ending}").rename(tmp_path / "a.download")
+        assert len(read_splats(tmp_path / "a.download")) == 30
+
+
+@pytest.mark.parametrize("ending", BOTH_WAYS)
+def test_a_model_is_saved_in_the_scene_s_own_coordinates(tmp_path: Path, ending: str) -> None:
+    """Not those of the training, which are moved, turned and scaled."""
+    gaussians = model(400)
+    transform = np.eye(4)
+    transform[:3, :3] = 0.25 * Rotation.from_rotvec([0.3, -0.8, 0.5]).as_matrix()
+    transform[:3, 3] = 0.1, 0.2, -0.3
+    path = Model(gaussians, transform, step=1234).save(tmp_path / f"a{ending}")
+    expected = transformed(gaussians, np.linalg.inv(transform))
+    assert_kept(load_model(path).gaussians, expected, precision_of(ending, expected))
+    if ending == ".pt":
+        assert torch.load(path, weights_only=True)["step"] == 1234
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form.write], ids=lambda form: form.name)
+@pytest.mark.parametrize("degree", [0, 3])
+def test_the_estimated_size_is_about_right(tmp_path: Path, form, degree: int) -> None:
+    path = tmp_path / f"a{form.endings[0]}"
+    Model(model(20_000, degree)).save(path)
+    actual, estimated = path.stat().st_size, form.estimated_bytes(20_000, degree)
+    # Random models shrink less than trained ones; a palette of SH pays only for many more Gaussians.
+    most = {"SPZ": 1.3, "Web page": 1.4, "SOG": 1.9 if degree == 0 else 5.0}.get(form.name, 1.05)
+    assert 0.95 < actual / estimated < most
+
+
+def test_the_command_export(tmp_path: Path, command: CommandLine) -> None:
+    write_ply(tmp_path / "a.ply", model(123, 1))
+    for form in FORMATS:
+        if form.write is None:
+            continue
+        output = tmp_path / f"b{form.endings[0]}"
+        code, printed = command("export", tmp_path / "a.ply", "-o", output)
+        assert code == 0 and f"123 splats written to {output} as {form.name} (" in printed
+        assert ("Not everything is kept" in printed) == bool(form.loses)
+        if form.read:
+            back = tmp_path / f"back{form.endings[0]}.ply"
+            assert command("export", output, "-o", back)[0] == 0
+            assert_kept(read_ply(back).gaussians, model(123, 1), precision_of(form.endings[0], model(123, 1)))
+    code, printed = command("export", tmp_path / "a.ply", "-o", tmp_path / "a.fbx")
+    assert code == 2 and re.search(r"cannot write a\.fbx: its name must end in one of", printed)
+    code, printed = command("export", tmp_path / "missing.spz", "-o", tmp_path / "c.ply")
+    assert code == 2 and "missing.spz cannot be read" in printed
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_the_size_is_told_before_a_file_is_written(tmp_path: Path, command: CommandLine, degree: int) -> None:
+    gaussians = model(4000, degree)
+    gaussians.opacities[:3000] = -9.0
+    write_ply(tmp_path / "a.ply", gaussians)
+    output, said = tmp_path / "b.ply", []
+
+    def announce(sentence: str) -> None:
+        assert not output.exists()
+        said.append(sentence)
+
+    export_model(tmp_path / "a.ply", output, Trim(min_opacity=0.001), announce=announce)
+    megabytes = f"{format_to_write(output).estimated_bytes(1000, degree) / 1e6:.1f} MB"
+    assert said == [f"1,000 splats are written as PLY: about {megabytes}"]
+    assert f"{output.stat().st_size / 1e6:.1f} MB" == megabytes
+    # The command tells it even of a file that then cannot be written.
+    output = tmp_path / f"{'b' * 260}.ply"
+    code, printed = command("export", tmp_path / "a.ply", "-o", output, "--min-opacity", "0.001")
+    assert code == 2 and said[0] in printed and "cannot be written" in printed
+
+
+def test_a_photograph_of_each_format_looks_the_same(tmp_path: Path) -> None:
+    """A real model, from one of its scene's cameras: axes, sizes, colours and their order, all at once."""
+    if not (PLY.exists() and BANANA.exists()):
+        pytest.skip("the shared model and its scene are not at hand")
+    original = Model(read_ply(PLY).gaussians)
+    scene = load_scene(BANANA, downscale=8)
+    camera = scene.cameras[0]
+    expected = render(original.in_frame_of(scene).gaussians, camera).rgb
+    least = {".compressed.ply": 36.0, ".spz": 44.0, ".splat": 38.0, ".sog": 47.0}
+    for ending in BOTH_WAYS:
+        again = load_model(original.save(tmp_path / f"a{ending}"))
+        assert len(again) == len(original)
+        score = psnr(render(again.in_frame_of(scene).gaussians, camera).rgb, expected)
+        assert score > least.get(ending, 90.0), ending

@@ -1,0 +1,103 @@
+"""A file in a real browser: a part that is merged, which way is up, and who comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from blob_models import blobs
+from gui_parts import TIMEOUT
+from studio_page import CANVAS, PAGE_TEST, Screen
+
+from splatstudio.models.merging import place_of_merged
+from splatstudio.runtime.messages import Export
+
+pytestmark = PAGE_TEST
+
+TOLD = (
+    "ckpt_9_rank0.pt is rank 0 of 2: about half of the scene; merge with ckpt_9_rank1.pt (found beside it)?"
+)
+
+
+def test_a_part_is_merged_turned_and_watched_by_browsers_that_come_and_go(
+    open_page: Callable[..., Screen], browser: Any, part: Path, tmp_path: Path
+) -> None:
+    other = part.parent / "ckpt_9_rank1.pt"
+    content = torch.load(other, weights_only=True)
+    other.unlink()
+    (part.parent / "ckpt_8_rank1.pt").touch()  # that there were two ranks is known
+    screen = open_page(part, width=1100, height=700)
+    missing = "the file of rank 1 is not beside it. Copy it there to merge them."
+    screen.wait(lambda: missing in screen.text("part"), "what is missing is told")
+    merge = screen.button("Merge and open")
+    assert merge.count() == 0 and screen.text("name") == part.name
+    torch.save(content, other)
+    merge.wait_for()
+    assert screen.text("part") == TOLD
+    half = screen.studio.controller.status.num_gaussians
+    merged = place_of_merged(part).name
+    merge.click()
+    screen.wait(lambda: screen.text("name") == merged, "the whole model is open")
+    controller = screen.studio.controller
+    screen.wait(lambda: controller.status.num_gaussians == len(blobs()) != half, "and shown")
+    shown = screen.page.locator('[data-splatstudio="part"]')
+    screen.wait(lambda: shown.count() == 0 and merge.count() == 0, "the notice is gone")
+    assert controller.project.export_path(None).parent == (part.parent / "exports").resolve()
+    screen.wait(lambda: screen.page.get_by_text("Written").count() > 0, "it is told where it lies")
+    choose_up_in_one_of_two_browsers(screen, browser)
+    come_back_after_a_failure(screen, tmp_path)
+    assert screen.errors == []
+
+
+def choose_up_in_one_of_two_browsers(screen: Screen, browser: Any) -> None:
+    """Choose which way is up: it is so in this browser alone, and each turns around its own."""
+    page = browser.new_page(viewport={"width": 1100, "height": 500})
+    page.set_default_timeout(1000 * TIMEOUT)
+    page.goto(screen.studio.url)
+    page.locator(CANVAS).wait_for()
+    screen.wait(lambda: len(screen.studio._server.get_clients()) == 2, "another browser")
+    other = Screen(page, screen.studio, [], number=1)
+    mine, its = screen.client, other.client
+    screen.settle()
+    other.settle()
+    before = {"up": np.array(its.camera.up_direction), "position": np.array(its.camera.position)}
+    assert np.allclose(mine.camera.up_direction, before["up"], atol=1e-3)
+    screen.tab("View")
+    screen.choose("Up", "+z")
+    screen.wait(lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "up is +z here")
+    screen.settle()
+    other.settle()
+    assert np.allclose(its.camera.up_direction, before["up"], atol=1e-6), "the other one's up is its own"
+    assert np.allclose(its.camera.position, before["position"], atol=1e-6)
+    # A drag to the side turns each around its own up: the height over the ground stays.
+    screen.drag(150)
+    screen.wait(lambda: abs(float(mine.camera.position[0])) > 0.3, "it turns")
+    height = float(before["position"] @ before["up"])
+    screen.wait(lambda: bool(np.allclose(mine.camera.up_direction, [0, 0, 1], atol=1e-3)), "still +z")
+    other.drag(150)
+    screen.wait(lambda: not np.allclose(its.camera.position, before["position"], atol=0.1), "it turns too")
+    other.settle()
+    assert abs(float(np.array(its.camera.position) @ before["up"]) - height) < 0.05
+    page.close()
+
+
+def come_back_after_a_failure(screen: Screen, folder: Path) -> None:
+    """Leave, and see on coming back what failed and what was written meanwhile."""
+    studio = screen.studio
+    (folder / "in the way").write_text("a file where a folder would have to be")
+    screen.page.goto("about:blank")
+    screen.wait(lambda: not studio._server.get_clients(), "the browsers are gone")
+    for output in (folder / "in the way" / "a.ply", folder / "b.ply"):
+        studio._tasks.submit(Export(output))
+        screen.wait(lambda: studio._tasks.newest(Export).end is not None, "it ends")  # type: ignore[union-attr]
+    screen.page.goto(studio.url)
+    screen.page.get_by_text("a.ply: failed").first.wait_for()
+    screen.close_notices()
+    screen.tab("Export")
+    screen.wait(lambda: str(folder / "b.ply") in screen.text("job"), "the path stays below the button")
+    screen.tab("Log")
+    screen.wait(lambda: "in the way" in screen.text("news"), "the failure is in the Log tab")
+    assert str(folder / "b.ply") in screen.text("news")

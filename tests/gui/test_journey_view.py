@@ -1,0 +1,281 @@
+"""The View tab in a real browser: comparison with the photograph, the list of photographs, modes; dots."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+from gui_parts import MANY
+from studio_page import DRAWN, PAGE_TEST, Screen
+
+from splatstudio.cameras.camera import look_at
+from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.gui.state.compare import on_canvas, place_of
+from splatstudio.gui.state.viewpoint import fly_to
+from splatstudio.gui.tabs.view import MODES
+from splatstudio.models.model import Model, load_model
+from splatstudio.rendering.render import render_image
+from splatstudio.runtime.messages import Evaluate
+from splatstudio.scene.scaling import scaled
+from splatstudio.scene.scene import Scene
+from splatstudio.settings.config import TrainConfig
+
+pytestmark = PAGE_TEST
+Open = Callable[..., Screen]
+BACKGROUND = (0.2, 0.4, 0.6)
+
+
+def press(screen: Screen, key: str) -> None:
+    """Press a key a moment after what was done before, as a hand does."""
+    time.sleep(0.4)
+    # A list that was chosen from holds the keyboard until the page takes it away again.
+    screen.page.wait_for_function(
+        "() => !['INPUT', 'TEXTAREA', 'SELECT'].includes(document.activeElement?.tagName)"
+    )
+    screen.page.keyboard.press(key)
+
+
+def tiles(screen: Screen) -> list[tuple[str, float]]:
+    """Return name and dB of the photographs in the list, NaN where there is none."""
+    # Asked of the page in one piece: a list redrawn in between leaves tiles outside the page, whose text runs
+    # name and figure together.
+    texts = screen.page.evaluate(
+        """() => [...document.querySelectorAll("[data-photo]")]
+            .map(tile => [tile.dataset.photo, tile.innerText])"""
+    )
+    found = []
+    for name, text in texts:
+        figure = re.search(r"([\d.]+) dB|–", text)
+        assert figure is not None and name in text, text
+        found.append((name, float(figure[1] or "nan")))
+    return found
+
+
+def paused_at_some_step(screen: Screen) -> Model:
+    """Train a little, pause, and return the model that is on view."""
+    screen.button("Start training").click()
+    screen.wait(lambda: screen.step > 150, "training")
+    screen.button("Pause").click()
+    screen.wait(lambda: screen.text("state") == "Paused", "paused")
+    screen.button("Save").click()
+    run = screen.studio.controller.project.run_dir
+    assert run is not None
+    screen.wait(lambda: newest_checkpoint(run) is not None, "saved")
+    checkpoint = newest_checkpoint(run)
+    assert checkpoint is not None
+    screen.close_notices()
+    return load_model(checkpoint)
+
+
+def standing_in(screen: Screen, scene: Scene) -> int:
+    """Wait until the page says that it stands in a photograph's camera, and return which one."""
+    screen.wait(lambda: "At view_" in screen.text("standing"), "the browser stands in a camera")
+    screen.settle()
+    name = re.search(r"At (view_\d+\.png)", screen.text("standing"))
+    assert name is not None
+    index = [view.name for view in scene.views].index(name[1])
+    wanted, camera = scene.cameras[index], screen.viewpoint.camera(1.0)
+    assert np.allclose(camera.viewmat, wanted.viewmat, atol=4e-3)
+    return index
+
+
+def looks_like(screen: Screen, expected: np.ndarray, what: str, tolerance: float = 4.0) -> None:
+    """Wait until the picture is the expected one, seam and dividers aside."""
+    screen.wait(lambda: off(screen.picture(), expected) < tolerance, what)
+
+
+def off(picture: np.ndarray, other: np.ndarray) -> float:
+    """Return by how much two pictures of bytes differ, on average."""
+    return float(cv2.absdiff(picture, other).mean())
+
+
+def nearest(screen: Screen, seen: dict[str, np.ndarray]) -> tuple[float, str]:
+    """Return which of the pictures is the most like what is on the screen, and how far off that is."""
+    picture = screen.picture()
+    return min((off(picture, other), name) for name, other in seen.items())
+
+
+def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder: Path) -> None:
+    screen = open_page(blob_folder, replace(MANY, background=BACKGROUND), width=1280, height=720)
+    model = see_photo_and_model_in_one_picture(screen)
+    photos_are_sorted_by_error(screen)
+    see_every_mode(screen, model)
+    assert screen.errors == []
+
+
+def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
+    """Compare a photograph with the model in each way, and return the model; cameras are off afterwards."""
+    scene = screen.studio.controller.project.scene
+    assert scene is not None
+    screen.tab("View")
+    screen.switch("Points").click()
+    screen.wait(lambda: screen.text("standing") == "Free camera", "nowhere in particular at first")
+    names = [f"view_{i:02d}.png" for i in range(1, 10)]
+    screen.wait(lambda: [name for name, _ in tiles(screen)] == names, "all photographs, by name")
+    press(screen, "g")
+    index = standing_in(screen, scene)
+    place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
+    photo = scaled(scene.photo(index).rgb, place.width, place.height)
+    looks_like(screen, on_canvas(photo, place), "without a model the photo alone, no cameras before it")
+    model = paused_at_some_step(screen)
+    place = place_of(scene.cameras[index], screen.viewpoint, 1.0)
+    size = (place.width, place.height)
+    assert place.height == screen.viewpoint.height or place.width == screen.viewpoint.width
+    photo = scaled(scene.photo(index).rgb, *size)
+    drawn = render_image(model.gaussians, scene.cameras[index].resized(*size), model.options)
+    assert np.abs(photo.astype(int) - drawn).mean() > 8, "the two must differ for the test to tell"
+    half = drawn.copy()
+    half[:, : place.width // 2] = photo[:, : place.width // 2]
+    looks_like(screen, on_canvas(half, place), "photo left, model right")
+    screen.enter("Photo | model", "1")
+    looks_like(screen, on_canvas(photo, place), "all of the photo")
+    screen.choose("Compare", "Blend")
+    mixed = (photo.astype(float) + drawn) / 2
+    looks_like(screen, on_canvas(mixed.astype(np.uint8), place), "half of each")
+    screen.choose("Compare", "Difference")
+    difference = (3 * np.abs(photo.astype(int) - drawn)).clip(0, 255).astype(np.uint8)
+    looks_like(screen, on_canvas(difference, place), "the difference", tolerance=6.0)
+    screen.switch("Cameras").click()  # which are shown again
+    screen.drag(80)
+    screen.wait(lambda: "Moved away from view_" in screen.text("standing"), "it says that one has left")
+    expected = render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options)
+    looks_like(screen, expected, "the model alone")
+    press(screen, "n")
+    following = standing_in(screen, scene)
+    press(screen, "b")
+    screen.wait(lambda: scene.views[following].name not in screen.text("standing"), "B goes back")
+    press(screen, "g")
+    screen.wait(lambda: screen.page.get_by_label("Compare", exact=True).input_value() == "Off", "G ends it")
+    return model
+
+
+def photos_are_sorted_by_error(screen: Screen) -> None:
+    """Evaluate a paused training: the list has the worst first, and a click flies there."""
+    screen.studio.controller.send(Evaluate())
+    screen.wait(lambda: "dB" in screen.text("test-psnr"), "evaluated")
+
+    def test_photos_are_known() -> bool:
+        known = {name for name, value in tiles(screen) if np.isfinite(value)}
+        return {"view_01.png", "view_09.png"} <= known and len(known) > 4
+
+    screen.wait(test_photos_are_known, "errors of test and training photographs are shown")
+    values = [value for _, value in tiles(screen)]
+    known = [value for value in values if np.isfinite(value)]
+    assert known == sorted(known) and values[: len(known)] == known, "the worst is first, the unknown last"
+    name = tiles(screen)[2][0]
+    screen.page.locator(f'[data-photo="{name}"]').click()
+    screen.wait(lambda: f"At {name}" in screen.text("standing"), "the click flies there")
+    scene = screen.studio.controller.project.scene
+    assert scene is not None
+    standing_in(screen, scene)
+    screen.choose("Order", "Worst test photos")
+    screen.wait(lambda: {name for name, _ in tiles(screen)} == {"view_01.png", "view_09.png"}, "test photos")
+
+
+def see_every_mode(screen: Screen, model: Model) -> None:
+    """See that each mode shows another picture, and what its colors mean."""
+    looks_like(
+        screen, render_image(model.gaussians, screen.viewpoint.camera(1.0), model.options), "the model"
+    )
+    seen = {"Color": screen.picture()}
+    background = np.full_like(seen["Color"], np.rint(255 * np.array(BACKGROUND)))
+    legend = screen.page.locator('[data-splatstudio="legend"]')
+    for name in MODES:
+        if name == "Color":
+            continue
+        screen.choose("Mode", name)
+        screen.wait(lambda: nearest(screen, seen)[0] > 1.0, f"{name} differs from {', '.join(seen)}")
+        wanted = int(name not in ("Normals", "Ellipsoids", "Points"))
+        screen.wait(lambda wanted=wanted: legend.count() == wanted, f"{wanted} legends of {name}")
+        screen.wait(screen.still_is_sent, f"all of {name}")
+        screen.page.evaluate(DRAWN)
+        seen[name] = screen.picture()
+    press(screen, "m")
+    # The browser may draw with other numbers of pixels than before, so that it is never quite the same.
+    screen.wait(lambda: nearest(screen, seen)[1] == "Color", "M goes round to the colors")
+    screen.wait(lambda: off(screen.picture(), seen["Color"]) < 6.0, "and these are as they were")
+    screen.wait(lambda: legend.count() == 0, "colors need no legend")
+    covered = off(seen["Color"], background)
+    screen.enter("Splat size", "0.05")
+    screen.wait(lambda: off(screen.picture(), background) < 0.7 * covered, "smaller splats let less be seen")
+    screen.enter("Splat size", "1")
+    screen.wait(lambda: off(screen.picture(), background) > 0.9 * covered, "as large as before")
+    screen.enter("Near", "50")
+    screen.wait(
+        lambda: cv2.absdiff(screen.picture(), background).max() < 30, "everything is nearer than that"
+    )
+
+
+def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path) -> None:
+    # After one step the splats still stand where the points are; made small and opaque they are dots.
+    config = TrainConfig(
+        steps=1, eval_steps=(), save_steps=(), sh_degree=0, init_scale=0.05, init_opacity=0.99
+    )
+    screen = open_page(blob_folder, config)
+    screen.draw_all_pixels()
+    screen.studio.start_training()
+    screen.wait(lambda: screen.text("state") == "Finished", "the one step")
+    screen.tab("View")
+    screen.switch("Cameras").click()
+    scene = screen.studio.controller.project.scene
+    assert scene is not None
+    # A view from the side, of no special symmetry, and the same in every run.
+    eye = scene.cameras[1].position * 0.55 + (0.31, -0.17, 0.23)
+    viewmat = look_at(eye, np.median(scene.points, axis=0), np.array([0.0, 0.0, 1.0]))
+    side = replace(scene.cameras[1], viewmat=viewmat)
+    fly_to(screen.client, side, float(np.linalg.norm(eye)))
+    screen.close_notices()
+    screen.settle()
+    screen.wait(screen.still_is_sent, "the splats in full size")
+    splats = resting_picture(screen)
+    screen.switch("Splats").click()
+    screen.switch("Points").click()
+    screen.wait(lambda: bool((screen.picture() != splats).any()), "points in place of splats")
+    points = resting_picture(screen)
+    camera = screen.viewpoint.camera(1.0)
+    local = scene.points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+    spots = (local @ camera.K.T)[:, :2] / local[:, 2:]
+    offsets = {"splats": off_centre(splats, spots), "points": off_centre(points, spots)}
+    for name, offset in offsets.items():
+        assert len(offset) >= 5, f"too few {name} stand alone"
+        # The browser draws points as squares of whole pixels.
+        nearest = 1.0 if name == "points" else 0.5
+        assert np.abs(np.median(offset, axis=0)).max() < nearest, f"{name} are beside their place: {offset}"
+    assert np.abs(offsets["splats"] - offsets["points"]).max() < 1.5
+
+
+def resting_picture(screen: Screen) -> np.ndarray:
+    """Return what is on the screen once it has not changed for a while."""
+    pictures: list[np.ndarray] = []
+
+    def rests() -> bool:
+        screen.page.evaluate(DRAWN)
+        pictures.append(screen.picture())
+        return len(pictures) > 2 and all(np.array_equal(picture, pictures[-1]) for picture in pictures[-3:])
+
+    screen.wait(rests, "the picture rests")
+    return pictures[-1]
+
+
+def off_centre(picture: np.ndarray, spots: np.ndarray, reach: int = 9) -> np.ndarray:
+    """Return how far each dot's centre of light lies from its spot, px; for the spots that stand alone."""
+    height, width = picture.shape[:2]
+    light = np.clip(picture.max(axis=2).astype(float) - 30.0, 0.0, None)
+    offsets = []
+    for i, (x, y) in enumerate(spots):
+        others = np.linalg.norm(np.delete(spots, i, axis=0) - (x, y), axis=1)
+        if not (others.min() > 3 * reach and reach < x < width - reach and reach < y < height - reach):
+            continue
+        rows = np.arange(int(y) - reach, int(y) + reach + 1)
+        columns = np.arange(int(x) - reach, int(x) + reach + 1)
+        window = light[np.ix_(rows, columns)]
+        assert window.sum() > 0, f"nothing is to be seen at {(x, y)}"
+        centre_x = (window.sum(axis=0) @ (columns + 0.5)) / window.sum()
+        centre_y = (window.sum(axis=1) @ (rows + 0.5)) / window.sum()
+        offsets.append((centre_x - x, centre_y - y))
+    return np.array(offsets)

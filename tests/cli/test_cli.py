@@ -22,8 +22,7 @@ from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
 from splatstudio.files import run_lock
-from splatstudio.files.run import Run
-from splatstudio.files.run_lock import RunLock
+from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model

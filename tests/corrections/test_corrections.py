@@ -22,7 +22,6 @@ from splatstudio.checkpoints.saver import snapshot
 from splatstudio.cli.export import export_model
 from splatstudio.corrections.corrections import LearntRows, corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
-from splatstudio.corrections.table import LearntRows
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.formats.ply import write_ply

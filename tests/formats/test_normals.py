@@ -17,17 +17,15 @@ from command_line import CommandLine
 from format_models import assert_kept, model, precision_of
 
 from splatstudio.cameras.placement import Placement
+from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, FileExtras, read_splats, write_gaussians
-from splatstudio.formats.normals import normals_of
-from splatstudio.formats.ply import read_ply, write_ply
-from splatstudio.formats.ply_header import parse_header
+from splatstudio.formats.ply import parse_header, read_ply, write_ply
 from splatstudio.formats.viewer_page import splat_buffer
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.status import Notice
 from splatstudio.kernels.reference import rotation_matrices
-from splatstudio.models.exporter import BLURRED, BLURRED_PAGE
-from splatstudio.models.exporting import export_model
+from splatstudio.models.exporter import BLURRED, BLURRED_PAGE, normals_of
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.runtime.messages import Event, Export, JobDone, JobFailed

@@ -21,7 +21,6 @@ from command_line import CommandLine
 from splatstudio import api
 from splatstudio.cameras.camera_path import CameraPath, VideoQuality, orbit
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cameras.ready_paths import orbit
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.model import Model
 from splatstudio.models.video import render_path

@@ -7,7 +7,7 @@ import torch
 from host_watch import HostWatch, watched
 from lookahead_trainings import all_of, same
 
-from splatstudio.corrections.table import LearntRows
+from splatstudio.corrections.corrections import LearntRows
 from splatstudio.devices.transfer import ReadBack, to_device
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization import gradients, train_step

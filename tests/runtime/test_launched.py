@@ -24,21 +24,23 @@ from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.cli import launched as launched_command
-from splatstudio.cli.launched import launched_job
+from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, launched_watch, save_retries
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
 from splatstudio.runtime.launched import (
+    HUNG,
     LaunchedRank,
+    Process,
+    RankWord,
     cores_for_rank,
     first_node,
     launched_rank,
     restart_problem,
     tasks_per_node,
 )
-from splatstudio.runtime.launched_watch import HUNG, Process, RankWord
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
 from splatstudio.runtime.rank_group import process_context
 from splatstudio.runtime.remote_run import dial

@@ -16,7 +16,6 @@ from worker_watcher import MANY, Launch, Watcher, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath, keyframe_of, orbit_of
 from splatstudio.cameras.path_file import write_camera_path
-from splatstudio.cameras.ready_paths import orbit_of
 from splatstudio.models.model import load_model
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import render_image

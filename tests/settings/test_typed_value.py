@@ -18,8 +18,7 @@ from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.render_output import OutputSection
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
-from splatstudio.settings.typed_path import typed_path
-from splatstudio.settings.typed_value import typed_value
+from splatstudio.settings.setting import typed_path, typed_value
 
 COLOR = tuple[float, float, float]
 CHOICE = Literal["auto", "fp32"]

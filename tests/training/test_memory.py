@@ -16,7 +16,7 @@ from corrected_scenes import ALL_ON, repainted
 from memory_tasks import peak_of_training
 from rank_pool import RankPool
 
-from splatstudio.checkpoints.shard_file import named_tensors
+from splatstudio.checkpoints.manifest import named_tensors
 from splatstudio.distributed.rank_devices import RankDevices, choose_devices
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.scene.load import load_scene

@@ -18,8 +18,6 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import CameraPath, Keyframe
 from splatstudio.rendering.modes import Legend
 from splatstudio.runtime import messages
-from splatstudio.runtime.channel import handshake
-from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.headless_controller import keep_token, kept_token

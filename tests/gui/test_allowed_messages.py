@@ -14,9 +14,9 @@ import viser._messages
 from gate_client import CAMERA, TOKEN, client, refused_for, send, wait, websocket
 from websockets.sync.connection import Connection
 
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
 from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.network import Listen
 
 BAD_VALUES: list[tuple[str, object]] = [
     *(("slider", value) for value in (1e9, -0.2, math.nan, math.inf, "abc", "0.5", None, True, [0.5], {})),

@@ -11,7 +11,7 @@ import viser.transforms
 from blob_models import ring_of_cameras
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.gui.state.compare import Comparison, compared, error_map, on_canvas, place_of
+from splatstudio.gui.state.photos import Comparison, compared, error_map, on_canvas, place_of
 from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
 from splatstudio.rendering.color_maps import color_table
 

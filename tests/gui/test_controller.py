@@ -12,7 +12,7 @@ from gui_parts import Steered, scores, trained_run
 
 from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.status import header_html
+from splatstudio.gui.dock import header_html
 from splatstudio.gui.state.controller import Controller, PreviewModel
 from splatstudio.gui.state.photos import PhotoPsnr
 from splatstudio.gui.state.project import open_project

@@ -19,7 +19,7 @@ from splatstudio.gui.panel import Page
 from splatstudio.gui.state.camera_paths import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
-from splatstudio.gui.tabs.render_output import OutputSection
+from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.gui.theme import size
 from splatstudio.models.model import Model
 from splatstudio.runtime.messages import (

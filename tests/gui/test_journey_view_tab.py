@@ -14,7 +14,7 @@ from gui_parts import MANY
 from studio_page import DRAWN, PAGE_TEST, Screen
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.state.compare import on_canvas, place_of
+from splatstudio.gui.state.photos import on_canvas, place_of
 from splatstudio.gui.tabs.view import MODES
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image

@@ -19,9 +19,9 @@ from splatstudio.gui.app import Studio
 from splatstudio.gui.panel import Field, Page, Panel, Refresher
 from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.camera_paths import PathEditor
-from splatstudio.gui.state.news import News
 from splatstudio.gui.state.scene_overlay import PathScene
 from splatstudio.gui.state.status import Notice
+from splatstudio.gui.state.tasks import News
 from splatstudio.gui.tabs.render import MotionSection
 from splatstudio.gui.tabs.train import CAPTURE_OPTIONS, CaptureOption, Setup, options_on
 from splatstudio.gui.tabs.view import BrowserView

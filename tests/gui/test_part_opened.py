@@ -13,7 +13,7 @@ from test_parts_named import part, shard  # noqa: F401  (fixtures)
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app
-from splatstudio.gui.dock.bars import part_html
+from splatstudio.gui.dock import part_html
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
 

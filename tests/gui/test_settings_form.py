@@ -16,10 +16,24 @@ from test_plateau import ANYHOW
 from splatstudio.files.run import Run
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import on_devices, open_project
-from splatstudio.gui.state.setting_names import HELP, LABELS, WORDS, label_of, setting_text
-from splatstudio.gui.state.status import Notice, Status, notice_of
-from splatstudio.gui.tabs.settings import SettingInput, SettingsForm, hint_of, live_settings
-from splatstudio.gui.tabs.train import preset_html, settings_html
+from splatstudio.gui.state.status import (
+    HELP,
+    LABELS,
+    WORDS,
+    Notice,
+    Status,
+    label_of,
+    notice_of,
+    setting_text,
+)
+from splatstudio.gui.tabs.train import (
+    SettingInput,
+    SettingsForm,
+    hint_of,
+    live_settings,
+    preset_html,
+    settings_html,
+)
 from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
 from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene.load import load_scene

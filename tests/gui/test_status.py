@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from splatstudio.gui.dock.status import header_html
+from splatstudio.gui.dock import header_html
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.theme import duration, size
 

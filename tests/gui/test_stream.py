@@ -17,9 +17,8 @@ from gui_parts import fake_camera
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.gui.state.compare import Comparison
 from splatstudio.gui.state.nerfview_adapter import RenderFunctionSource
-from splatstudio.gui.state.photos import PhotoPixels
+from splatstudio.gui.state.photos import Comparison, PhotoPixels
 from splatstudio.gui.state.stream import (
     MIN_SCALE,
     RETRY_SECONDS,

@@ -12,13 +12,12 @@ from gui_parts import Steered, evaluate_panel, fake_camera, scores, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats.free_path import free_path
-from splatstudio.gui.dock import bars
-from splatstudio.gui.dock.bars import PreviewBar, TaskBar
-from splatstudio.gui.dock.status import header_html, panel_label
+from splatstudio.gui import dock as bars
+from splatstudio.gui.dock import PreviewBar, TaskBar, header_html, panel_label
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.state.tasks import TaskBoard, notice_of_end
-from splatstudio.gui.tabs.render_output import PictureSection
+from splatstudio.gui.tabs.render import PictureSection
 from splatstudio.models.scoring import Scored
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd, TaskProgress
 from splatstudio.runtime.messages import (

@@ -15,9 +15,9 @@ from gate_client import CAMERA, TOKEN, client, refused_for, send, stamps, wait, 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.connection import Connection
 
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.allowed_messages import GateLimits
 from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.network import Listen
 
 
 @pytest.fixture(scope="module")

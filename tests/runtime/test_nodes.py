@@ -20,8 +20,8 @@ import pytest
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.checkpoints.manifest import read_manifest
-from splatstudio.gui.attached import AttachedStudio, Gathering, attached_studio
-from splatstudio.gui.server.network import Listen
+from splatstudio.gui.app import AttachedStudio, Gathering, attached_studio
+from splatstudio.gui.server.access import Listen
 from splatstudio.runtime.messages import Export, ViewOptions
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import StoreHost

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from splatstudio.cli.train import train_scene
-from splatstudio.gui.attached import Gathering, nodes_asked_for, words_for_training
-from splatstudio.gui.server.network import THIS_MACHINE
+from splatstudio.gui.app import Gathering, nodes_asked_for, words_for_training
+from splatstudio.gui.server.access import THIS_MACHINE
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig

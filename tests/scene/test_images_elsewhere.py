@@ -16,7 +16,7 @@ from splatstudio.api import train
 from splatstudio.cli.launched import launched_job
 from splatstudio.cli.train import _to_resume
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.status import header_html
+from splatstudio.gui.dock import header_html
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
 from splatstudio.scene.load import load_scene, load_training_scene

@@ -15,7 +15,7 @@ from splatstudio.gui.state.camera_paths import PathEditor
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.export import ExportPanel
-from splatstudio.gui.tabs.render_output import OutputSection
+from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 from splatstudio.settings.typed_path import typed_path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.network import Listen
 from splatstudio.gui.state.stream import FrameSource, ModelState, Viewport
 from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.messages import Frame, ViewOptions

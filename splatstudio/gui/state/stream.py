@@ -23,8 +23,15 @@ from msgspec import structs
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.viser_private import push_background_jpeg
-from splatstudio.gui.state.compare import CanvasPlace, Comparison, compared, error_map, on_canvas, place_of
-from splatstudio.gui.state.photos import PhotoCache
+from splatstudio.gui.state.photos import (
+    CanvasPlace,
+    Comparison,
+    PhotoCache,
+    compared,
+    error_map,
+    on_canvas,
+    place_of,
+)
 from splatstudio.gui.state.viewpoint import MIN_SIDE, CameraSnap, Viewpoint, read_viewpoint
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import Frame, ViewOptions

@@ -12,7 +12,7 @@ import viser
 from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.formats.free_path import free_path
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.gui.dock.bars import TaskBar
+from splatstudio.gui.dock import TaskBar
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import ACCENT, size, table_html

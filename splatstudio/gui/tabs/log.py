@@ -11,7 +11,7 @@ from pathlib import Path
 import viser
 
 from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.news import News, NewsItem
+from splatstudio.gui.state.tasks import News, NewsItem
 from splatstudio.gui.theme import note_html
 
 NUM_LINES = 200

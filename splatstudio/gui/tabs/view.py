@@ -18,8 +18,7 @@ from splatstudio.checkpoints.checkpoint import config_of_checkpoint
 from splatstudio.checkpoints.shard_file import SHARD_NAME
 from splatstudio.gui.panel import Hotkey, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page
-from splatstudio.gui.state.compare import Comparing
-from splatstudio.gui.state.photos import PhotoCache, PhotoPsnr
+from splatstudio.gui.state.photos import Comparing, PhotoCache, PhotoPsnr
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis

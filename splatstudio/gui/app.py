@@ -46,7 +46,7 @@ from splatstudio.runtime.messages import Close, Event, Job, ModelLoaded, Saved, 
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.sentences import saved_sentence
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
-from splatstudio.runtime.supervisor import WorkerClient
+from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
@@ -358,10 +358,8 @@ class AttachedController(Controller):
     # A new run is started where the machines are; this one has begun, and its processes leave at the end.
     can_start_over = can_set_up = can_train_more = property(lambda _: False)
 
-    def _new_worker(self, job: Job) -> WorkerClient:
-        if not isinstance(job, TrainJob):
-            return super()._new_worker(job)
-        return self._heard(WorkerClient(job, self._plan))
+    def _plan_for(self, job: Job) -> Plan | RemotePlan:
+        return self._plan if isinstance(job, TrainJob) else super()._plan_for(job)
 
     def _load_history(self) -> None:
         rows: list[dict[str, Any]] = json.loads(self._plan.line.card.rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import html
 import io
-import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 import viser
 
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
-from splatstudio.gui.panel import Hotkey, Page, Panel
+from splatstudio.gui.panel import Hotkey, Page, Panel, when_user
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
 from splatstudio.models.merging import place_of_merged, whole_of
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
-from splatstudio.runtime.messages import PlateauReached, State
+from splatstudio.runtime.messages import PlateauReached, Save, State, Stop
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.runtime.tasks import num_bytes
 
@@ -37,26 +36,22 @@ BEHIND: dict[State, str] = {
 }
 
 
-class TaskBar:
+class TaskBar(Panel):
     """The newest task of a kind, below the button that starts it: how far it is, Cancel, and its file."""
 
     def __init__(self, page: Page, kind: object, *, end_stays: bool = True):
         """Show tasks of a `kind`; with `end_stays` the end stays to be read by who was not there then."""
-        gui, self._board, self._kind, self._end_stays = page.server.gui, page.tasks, kind, end_stays
-        self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=False)
-        self._text = gui.add_html("", visible=False)
-        self._cancel = gui.add_button(
-            "Cancel", color="gray", visible=False, hint="What is half-written is removed."
-        )
-        self._download = gui.add_button(
-            "Download", color="gray", visible=False, hint="Sends the file to this browser."
-        )
-        self._cancel.on_click(lambda _: self._press_cancel())
-        self._download.on_click(self._send)
+        super().__init__(page)
+        self._kind, self._end_stays = kind, end_stays
+        self._bar = self.gui.add_progress_bar(0.0, color=ACCENT, visible=False)
+        self._text = self.gui.add_html("", visible=False)
+        removed, sends = "What is half-written is removed.", "Sends the file to this browser."
+        self._cancel = self.button("Cancel", lambda _: self._press_cancel(), visible=False, hint=removed)
+        self._download = self.button("Download", self._send, visible=False, hint=sends)
 
     @property
     def _task(self) -> TaskStatus | None:
-        return self._board.newest(self._kind)
+        return self.page.tasks.newest(self._kind)
 
     def refresh(self) -> None:
         """Show the task as it is now."""
@@ -79,12 +74,11 @@ class TaskBar:
 
     def _press_cancel(self) -> None:
         if self._task is not None:
-            self._board.cancel(self._task.number)
+            self.page.tasks.cancel(self._task.number)
 
-    def _send(self, event: viser.GuiEvent) -> None:
-        task = self._task
-        if event.client is not None and task is not None and task.file is not None:
-            download(event.client, task.file)
+    def _send(self, client: viser.ClientHandle) -> None:
+        if self._task is not None and self._task.file is not None:
+            download(client, self._task.file)
 
 
 def download(client: viser.ClientHandle, path: Path) -> None:
@@ -108,32 +102,33 @@ def _zipped(folder: Path) -> bytes:
     return content.getvalue()
 
 
-class PlateauBar:
+class PlateauBar(Panel):
     """The offer to stop where the test score stands still, until it is taken, put away or out of date."""
 
     def __init__(self, page: Page):
-        gui, self._controller = page.server.gui, page.controller
+        super().__init__(page)
         self._declined: PlateauReached | None = None
-        self._text = gui.add_html("", visible=False)
-        self._stop = gui.add_button(
-            "Stop here", color=ACCENT, visible=False, hint="Saves and ends the training; Resume goes on."
+        self.keep(
+            self.gui.add_html("", visible=False),
+            visible=lambda: self._offer is not None,
+            content=lambda: "" if self._offer is None else note_html(offer_text(self._offer)),
         )
-        self._go_on = gui.add_button(
-            "Go on", color="gray", visible=False, hint="Puts this away; the training goes on anyway."
+        saves, away = (
+            "Saves and ends the training; Resume goes on.",
+            "Puts this away; the training goes on anyway.",
         )
-        self._stop.on_click(lambda _: self._controller.stop())
-        self._go_on.on_click(lambda _: self._decline())
+        stop = self.button("Stop here", lambda _: self.controller.send(Stop()), ACCENT, hint=saves)
+        go_on = self.button("Go on", lambda _: self._decline(), hint=away)
+        for button in (stop, go_on):
+            self.keep(button, visible=lambda: self._offer is not None)
 
-    def refresh(self) -> None:
-        """Show the offer that holds now, if there is one."""
-        offer = self._controller.status.flat
-        offered = offer is not None and self._controller.can_order and offer != self._declined
-        if offer is not None and offered:
-            self._text.content = note_html(offer_text(offer))
-        self._text.visible = self._stop.visible = self._go_on.visible = offered
+    @property
+    def _offer(self) -> PlateauReached | None:
+        offer = self.controller.status.flat
+        return offer if self.controller.can_order and offer != self._declined else None
 
     def _decline(self) -> None:
-        self._declined = self._controller.status.flat
+        self._declined = self.controller.status.flat
 
 
 def offer_text(offer: PlateauReached) -> str:
@@ -141,44 +136,37 @@ def offer_text(offer: PlateauReached) -> str:
     return " ".join(filter(None, (f"{plateau_words(offer)}: stop here, or go on?", plateau_advice(offer))))
 
 
-class PreviewBar:
+class PreviewBar(Panel):
     """Which model is in the view in place of the training's, and the way back."""
 
     def __init__(self, page: Page):
-        self._controller = page.controller
-        self._text = page.server.gui.add_html("", visible=False)
-        self._back = page.server.gui.add_button(
-            "Back to the training", color="gray", visible=False, hint="Shows its own model again."
-        )
-        self._back.on_click(lambda _: self._controller.preview.leave())
+        super().__init__(page)
+        text, hint = self.gui.add_html("", visible=False), "Shows its own model again."
+        back = self.button("Back to the training", lambda _: self.controller.preview.leave(), hint=hint)
+        self._text = self.keep(text, content=self._said)
+        for handle in (text, back):
+            self.keep(handle, visible=lambda: self.controller.preview.path is not None)
 
-    def refresh(self) -> None:
-        """Show what is in the view now."""
-        path, status = self._controller.preview.path, self._controller.status
-        self._text.visible = self._back.visible = path is not None
+    def _said(self) -> str:
+        status = self.controller.status
         behind = BEHIND.get(status.state, "The training waits behind it")
         takes = "; videos and exports take the training's model." if status.has_model else "."
-        if path is not None:
-            self._text.content = note_html(f"In the view: {path}. {behind}{takes}")
+        return note_html(f"In the view: {self.controller.preview.path}. {behind}{takes}")
 
 
-class PartBar:
+class PartBar(Panel):
     """The offer to merge, where the model in the view is one rank's part: until the whole one is shown."""
 
     def __init__(self, page: Page):
-        gui, self._page = page.server.gui, page
-        self._lock = threading.RLock()
+        super().__init__(page)
         self._path: Path | None = None  # of the model in the view
         self._part: RankPart | None = None
-        self._text = gui.add_html("", visible=False)
-        self._merge = gui.add_button(
-            "Merge and open",
-            color=ACCENT,
-            visible=False,
-            hint="Writes the whole model into exports/ beside the parts, and shows it.",
+        self._text = self.gui.add_html("", visible=False)
+        writes = "Writes the whole model into exports/ beside the parts, and shows it."
+        self._merge = self.button(
+            "Merge and open", lambda _: self._start(), ACCENT, visible=False, hint=writes
         )
-        self._bar = TaskBar(page, MERGE, end_stays=False)
-        self._merge.on_click(lambda _: self._start())
+        self.add(TaskBar(page, MERGE, end_stays=False))
 
     def look(self) -> None:
         """Look again for the files beside a part: the missing one may be copied there."""
@@ -187,42 +175,31 @@ class PartBar:
 
     def refresh(self) -> None:
         """Show the offer that holds for what is in the view now."""
-        with self._lock:
-            path = self._page.controller.shown_path
-            if path != self._path:
-                self._path, self._part = path, None if path is None else part_of(path)
-            part = self._part
-            self._text.visible = part is not None
-            if part is not None:
-                self._text.content = part_html(part)
-            can_merge = part is not None and part.complete and not self._page.tasks.is_busy(MERGE)
-            self._merge.visible = can_merge
-            self._bar.refresh()
+        path = self.controller.shown_path
+        if path != self._path:
+            self._path, self._part = path, None if path is None else part_of(path)
+        part = self._part
+        self._text.visible = part is not None
+        self._text.content = "" if part is None else part_html(part)
+        self._merge.visible = part is not None and part.complete and not self.page.tasks.is_busy(MERGE)
+        super().refresh()
 
     def _start(self) -> None:
-        with self._lock:
-            part = self._part
+        part = self._part
         if part is None or not part.complete:
             return
         whole = whole_of(part)
         if whole is not None:
-            self._open(whole)
+            self.controller.view(whole)
             return
         files = (part.path, *part.others)
         task = FileTask(f"Merging {len(files)} parts", files, place_of_merged(part.path))
-        if not self._page.tasks.start(MERGE, task, lambda end: self._ended(task, end)):
-            self._page.refuse("Not started", "It is being merged already.")
+        self.page.tasks.start(MERGE, task, lambda end: self._ended(task, end))
 
     def _ended(self, task: FileTask, end: TaskEnd) -> None:
         # Who has turned to another model meanwhile keeps it.
-        if end.output is not None and self._page.controller.shown_path in task.paths:
-            self._open(end.output)
-
-    def _open(self, path: Path) -> None:
-        try:
-            self._page.controller.view(path)
-        except ValueError as error:
-            self._page.refuse("Not opened", error)
+        if end.output is not None and self.controller.shown_path in task.paths:
+            self.controller.view(end.output)
 
 
 def part_html(part: RankPart) -> str:
@@ -240,37 +217,30 @@ class StatusPanel(Panel):
     look_seconds = 3.0
 
     def __init__(self, page: Page):
-        gui, controller = page.server.gui, page.controller
-        self._page, self._controller, self._label = page, controller, ""
+        super().__init__(page)
+        gui, controller, self._label = self.gui, self.controller, ""
         can_train = controller.project.can_train
         self._head = gui.add_html("")
-        self._part = PartBar(page)
+        self._part = self.add(PartBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
-        self._primary = gui.add_button("Start training", color=ACCENT, visible=can_train)
-        self._start_over = gui.add_button(
-            "Start over",
-            color="gray",
-            hint="Begins a new run, with settings to choose; nothing is overwritten.",
+        begins = "Begins a new run, with settings to choose; nothing is overwritten."
+        ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."
+        self._primary = self.button(
+            "Start training", lambda _: controller.press_primary(), ACCENT, visible=can_train
         )
-        self._running = gui.add_button_group(
-            "Training",
-            (STOP, SAVE),
-            visible=False,
-            hint="Stop saves a checkpoint and ends the training; Save writes one and goes on.",
-        )
-        self._flat = PlateauBar(page)
-        self._primary.on_click(lambda _: controller.press_primary())
-        self._start_over.on_click(lambda _: controller.start_over())
-        self._running.on_click(
-            lambda event: controller.stop() if event.target.value == STOP else controller.save()
-        )
+        start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
+        running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
+        when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
+        self.keep(start_over, visible=lambda: controller.can_start_over)
+        self.keep(running, visible=lambda: controller.can_order)
+        self.add(PlateauBar(page))
         if can_train:
             pause = Hotkey(
                 "P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training"
             )
-            self._pause = page.hotkeys.add(pause)
-            save = Hotkey("S", "Save a checkpoint", lambda _: controller.save(), control=True)
-            self._save = page.hotkeys.add(save)
+            save = Hotkey("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
+            self.keep(page.hotkeys.add(pause), disabled=lambda: not controller.choice().enabled)
+            self.keep(page.hotkeys.add(save), disabled=lambda: not controller.can_order)
 
     def look(self) -> None:
         """Look for the files beside a part."""
@@ -278,30 +248,20 @@ class StatusPanel(Panel):
 
     def refresh(self) -> None:
         """Show the present status."""
-        self._flat.refresh()
-        self._part.refresh()
-        controller, status = self._controller, self._controller.status
+        super().refresh()
+        controller, status = self.controller, self.controller.status
         project, choice, other = controller.project, controller.choice(), controller.other_model
-        task = self._page.tasks.in_progress
+        task = self.page.tasks.in_progress
         told = replace(status, message=status.message or project.problem)
-        self._head.content = header_html(project.name, told, self._page.viewport.num_viewers, task, other)
-        done = 100.0 * status.step / max(1, status.total_steps)
-        self._bar.value = done
+        self._head.content = header_html(project.name, told, self.page.viewport.num_viewers, task, other)
+        self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
         self._bar.visible = project.can_train and other is None
-        self._say_above(panel_label(status, done, task))
-        self._primary.label = choice.label
-        self._primary.disabled = not choice.enabled
-        self._start_over.visible = controller.can_start_over
-        self._running.visible = controller.can_order
-        if project.can_train:
-            self._pause.disabled = not choice.enabled
-            self._save.disabled = not controller.can_order
-
-    def _say_above(self, label: str) -> None:
-        """Show what stays in sight when the dock is scrolled or folded up."""
+        self._primary.label, self._primary.disabled = choice.label, not choice.enabled
+        # What stays in sight when the dock is scrolled or folded up.
+        label = panel_label(status, done, task)
         if label != self._label:
             self._label = label
-            self._page.server.gui.set_panel_label(label)
+            self.gui.set_panel_label(label)
 
 
 def state_word(status: Status) -> tuple[str, str]:

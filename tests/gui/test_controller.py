@@ -26,6 +26,7 @@ from splatstudio.runtime.messages import (
     Start,
     Started,
     StateChanged,
+    Stop,
     TrainJob,
     ViewJob,
 )
@@ -130,7 +131,7 @@ def test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on(rest
     assert restarting.choice() == Choice("Resume") and restarting._worker.will_pause
     restarting.press_primary()
     assert restarting.choice() == Choice("Pause") and restarting._worker.will_pause is False
-    restarting.stop()
+    restarting.send(Stop())
     assert restarting._worker.will_pause
 
 

@@ -26,7 +26,7 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.runtime.messages import Saved, ViewOptions
+from splatstudio.runtime.messages import Save, Saved, Stop, ViewOptions
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -52,7 +52,7 @@ def test_the_primary_button_through_a_training(steered: Callable[..., Steered], 
     assert controller.choice().label == "Resume" and controller.status.eta_seconds is None
     controller.press_primary()
     it.wait(lambda status: status.step > step, "going on")
-    controller.stop()
+    controller.send(Stop())
     it.wait(lambda status: status.state == "finished", "stopped")
     assert controller.choice().label == "Resume" and controller.can_start_over
     it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "it is told")
@@ -68,7 +68,7 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
     it.wait(lambda status: status.step > 3, "training")
-    controller.save()
+    controller.send(Save())
     run = cast(Path, controller.project.run_dir)
     it.wait(lambda _: newest_checkpoint(run) is not None, "saved")
     controller._worker.kill()  # which is not restarted
@@ -92,7 +92,7 @@ def test_a_training_whose_process_dies_goes_on_by_itself(
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
     it.wait(lambda status: status.step > 3, "training")
-    controller.save()
+    controller.send(Save())
     it.wait(lambda _: controller.last_saved is not None, "saved")
     assert controller.render(1, blob_scene.cameras[0], ViewOptions()) is not None
     os.kill(controller._worker.pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(
     it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
     it.wait(lambda status: status.step > 3, "training")
-    controller.stop()
+    controller.send(Stop())
     it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "stopped")
     step = controller.status.step
     os.kill(controller._worker.pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_starting_over_leaves_the_old_run_alone(
     assert not Path("runs/blobs-2").exists()
     it.controller.press_primary()
     it.wait(lambda status: status.state == "training" and status.step > 0, "training anew")
-    it.controller.save()
+    it.controller.send(Save())
     it.wait(lambda _: newest_checkpoint(Path("runs/blobs-2")) is not None, "saved in a new folder")
     assert open_project(Path("runs/blobs-2"), TrainConfig(), None).config == replace(MANY, sh_degree=0)
     it.controller.close()
@@ -214,7 +214,7 @@ def test_a_running_training_takes_live_settings_and_refuses_the_rest(
 
     wait(controller, lambda _: times_told() > 0, "told")
     assert times_told() == 1
-    controller.stop()
+    controller.send(Stop())
     wait(controller, lambda status: status.state == "finished", "stopped")
     checkpoint = newest_checkpoint(Path("runs/blobs"))
     assert checkpoint is not None

@@ -65,8 +65,8 @@ def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(pa
 
 def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:
     told: list[Trim] = []
-    section = TrimSection(page.server, told.append)
-    call: Callable[[], None] = section._tell
+    section = TrimSection(page, told.append)
+    call: Callable[[], None] = section._draw
     section._opacity.value = 0.3
     call()
     assert told[-1] == Trim(0.3) and section._hide.visible

@@ -24,8 +24,11 @@ import viser
 import viser._messages
 import websockets.asyncio.server
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin, Subprotocol
 
 from splatstudio.gui.server.access import (
     THIS_MACHINE,
@@ -44,7 +47,7 @@ _PATIENCE_SECONDS = 60.0  # for a message to be looked at
 
 
 class Prober:
-    """Opens WebSockets to a server by hand, with whatever headers are to be tried."""
+    """Opens WebSockets to a server with whatever headers are to be tried."""
 
     def __init__(self, address: tuple[str, int], host: str, token: str):
         self._address = address
@@ -67,14 +70,12 @@ class Prober:
             if status not in {403, 421}:
                 raise RuntimeError(f"a browser {stranger} was answered with {status}")
         connection, status = self._open()
-        try:
-            if status != 101:
-                raise RuntimeError(f"a browser with the token was answered with {status}")
+        if connection is None:
+            raise RuntimeError(f"a browser with the token was answered with {status}")
+        with connection:
             self._check_messages(connection, num_refused)
-        finally:
-            connection.close()
 
-    def _check_messages(self, connection: socket.socket, num_refused: Callable[[], int]) -> None:
+    def _check_messages(self, connection: ClientConnection, num_refused: Callable[[], int]) -> None:
         messages = [
             {"type": "ShareUrlRequest"},
             {"type": "GuiUpdateMessage", "uuid": "none", "updates": {"value": 1}},
@@ -82,7 +83,7 @@ class Prober:
         ]
         wanted = num_refused() + len(messages)
         for message in messages:
-            connection.sendall(_frame(msgspec.msgpack.encode(message)))
+            connection.send(msgspec.msgpack.encode(message))
         if not self.wait(lambda: num_refused() >= wanted):
             raise RuntimeError("a request for a public tunnel was not stopped")
 
@@ -93,40 +94,33 @@ class Prober:
             time.sleep(0.002)
         return reached()
 
-    def _status(self, *, host: str | None = None, origin: str | None = None, token: str | None = "") -> int:
-        connection, status = self._open(host=host, origin=origin, token=token)
-        connection.close()
+    def _status(self, **settings: Any) -> int:
+        connection, status = self._open(**settings)
+        if connection is not None:
+            connection.close()
         return status
 
     def _open(
         self, *, host: str | None = None, origin: str | None = None, token: str | None = ""
-    ) -> tuple[socket.socket, int]:
-        """Ask for a WebSocket and return the connection and the HTTP status; 0 when there was no answer."""
-        lines = [
-            "GET / HTTP/1.1",
-            f"Host: {host or self._host}",
-            f"Origin: {origin or 'http://' + self._host}",
-            "Connection: Upgrade",
-            "Upgrade: websocket",
-            "Sec-WebSocket-Version: 13",
-            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
-            f"Sec-WebSocket-Protocol: viser-v{viser.__version__}",
-        ]
-        if token is not None:
-            lines.append(f"Authorization: Bearer {token or self._token}")
-        connection = socket.create_connection(self._address, timeout=_ANSWER_SECONDS)
+    ) -> tuple[ClientConnection | None, int]:
+        """Ask for a WebSocket; return the connection, if any, and the HTTP status, 0 without an answer."""
         try:
-            connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
-            answer = connection.recv(4096).split(b" ", 2)
-        except OSError:
-            return connection, 0
-        return connection, int(answer[1]) if len(answer) == 3 and answer[1].isdigit() else 0
-
-
-def _frame(payload: bytes) -> bytes:
-    """Wrap less than 126 bytes as a binary WebSocket frame, masked with zeros."""
-    assert len(payload) < 126
-    return bytes([0x82, 0x80 | len(payload), 0, 0, 0, 0]) + payload
+            connection = connect(
+                f"ws://{host or self._host}/",
+                sock=socket.create_connection(self._address, timeout=_ANSWER_SECONDS),
+                origin=Origin(origin or f"http://{self._host}"),
+                subprotocols=[Subprotocol(f"viser-v{viser.__version__}")],
+                additional_headers={}
+                if token is None
+                else {"Authorization": f"Bearer {token or self._token}"},
+                open_timeout=_ANSWER_SECONDS,
+                proxy=None,
+            )
+        except InvalidStatus as refused:
+            return None, refused.response.status_code
+        except (OSError, InvalidHandshake, TimeoutError):
+            return None, 0
+        return connection, 101
 
 
 _log = logging.getLogger(__name__)

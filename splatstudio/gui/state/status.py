@@ -5,22 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splatstudio.runtime.messages import (
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    ModelLoaded,
-    PlateauLeft,
-    PlateauReached,
-    Progress,
-    Saved,
-    SettingChanged,
-    Started,
-    State,
-    StateChanged,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_advice, plateau_words, stopped_sentence
 
 # What the groups of the configuration are called; one that is not listed is called by its name.
@@ -132,7 +117,7 @@ def _written(value: Any) -> str:
 class Status:
     """What the page shows of the training; replaced as a whole, so that a reader never sees half of it."""
 
-    state: State = "starting"
+    state: messages.State = "starting"
     step: int = 0
     total_steps: int = 0
     num_gaussians: int | None = None
@@ -142,7 +127,9 @@ class Status:
     test_psnr: float | None = None
     message: str = ""  # why it failed; empty otherwise
     has_model: bool = False
-    flat: PlateauReached | None = None  # where the test score stands still, and nobody has stopped for that
+    flat: messages.PlateauReached | None = (
+        None  # where the test score stands still, and nobody has stopped for that
+    )
 
 
 @dataclass(frozen=True)
@@ -162,21 +149,21 @@ class Choice:
     enabled: bool = True
 
 
-def followed(status: Status, event: Event) -> Status:
+def followed(status: Status, event: messages.Event) -> Status:
     """Return the status after an event."""
     match event:
-        case StateChanged(state=state):
+        case messages.StateChanged(state=state):
             rate = status.steps_per_second if state == "training" else None
             # With the worker goes the model that it showed.
             has_model = status.has_model and state != "ended"
             return replace(status, state=state, steps_per_second=rate, eta_seconds=None, has_model=has_model)
-        case ModelLoaded(step=step, num_gaussians=num_gaussians):
+        case messages.ModelLoaded(step=step, num_gaussians=num_gaussians):
             return replace(status, step=step or 0, num_gaussians=num_gaussians, has_model=True)
-        case Started(step=step, total_steps=total_steps):
+        case messages.Started(step=step, total_steps=total_steps):
             # From a checkpoint of before it may never be so.
             flat = status.flat if status.flat is not None and status.flat.step <= step else None
             return replace(status, step=step, total_steps=total_steps, flat=flat)
-        case Progress():
+        case messages.Progress():
             still = status.state == "paused"  # the step that it was at may be told afterwards
             return replace(
                 status,
@@ -187,17 +174,17 @@ def followed(status: Status, event: Event) -> Status:
                 eta_seconds=None if still else event.eta_seconds,
                 loss=event.loss,
             )
-        case SettingChanged(path="steps", value=value):
+        case messages.SettingChanged(path="steps", value=value):
             return replace(status, total_steps=value)
-        case Evaluated(psnr=psnr):
+        case messages.Evaluated(psnr=psnr):
             return replace(status, test_psnr=psnr)
-        case PlateauReached(stops=stops):
+        case messages.PlateauReached(stops=stops):
             return replace(status, flat=None if stops else event)
-        case PlateauLeft():
+        case messages.PlateauLeft():
             return replace(status, flat=None)
-        case Finished(step=step):
+        case messages.Finished(step=step):
             return replace(status, step=step, flat=None)
-        case Failed(sentence=sentence):
+        case messages.Failed(sentence=sentence):
             return replace(status, state="failed", message=sentence, has_model=False)
     return status
 
@@ -230,24 +217,24 @@ def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pau
     return Choice("Start training")
 
 
-def notice_of(event: Event) -> Notice | None:
+def notice_of(event: messages.Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     match event:
-        case Saved(step=step, path=path):
+        case messages.Saved(step=step, path=path):
             return Notice(f"Saved step {step:,}", str(path))
-        case Finished(step=step, completed=True):
+        case messages.Finished(step=step, completed=True):
             return Notice("Training finished", f"All {step:,} steps are done.")
-        case Finished(step=step):
+        case messages.Finished(step=step):
             return Notice("Training stopped", f"At step {step:,}; Resume goes on from there.")
-        case PlateauReached(stops=True):
+        case messages.PlateauReached(stops=True):
             return Notice("The test score is flat", stopped_sentence(event))
-        case PlateauReached():
+        case messages.PlateauReached():
             parts = (f"{plateau_words(event)}.", plateau_advice(event), "The dock has a button to stop here.")
             return Notice("The test score is flat", " ".join(filter(None, parts)))
-        case SettingChanged(step=step, path=path, value=value):
+        case messages.SettingChanged(step=step, path=path, value=value):
             return Notice("Changed", f"{setting_text(path, value)} from step {step + 1:,} on.")
-        case Warned(sentence=sentence):
+        case messages.Warned(sentence=sentence):
             return Notice("Please note", sentence, bad=True)
-        case Failed(sentence=sentence):
+        case messages.Failed(sentence=sentence):
             return Notice("Failed", sentence, bad=True)
     return None

@@ -19,24 +19,8 @@ from splatstudio.error_text import first_line
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.theme import ACCENT, duration, size
+from splatstudio.runtime import messages
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Densified,
-    Evaluated,
-    Event,
-    Export,
-    JobCancelled,
-    JobCommand,
-    JobDone,
-    JobFailed,
-    JobProgress,
-    Progress,
-    RenderPath,
-    Snapshot,
-    Started,
-    StateChanged,
-)
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.runtime.tasks import num_bytes, output_of
 from splatstudio.training.data.resolution import divisor_at, sh_degree_at
@@ -44,10 +28,10 @@ from splatstudio.training.data.resolution import divisor_at, sh_degree_at
 WATCH_SECONDS = 0.25  # between two looks at how far a task on files is
 
 # While it is done, and afterwards.
-_VERBS: dict[type[JobCommand], tuple[str, str]] = {
-    Export: ("Exporting", "Exported"),
-    RenderPath: ("Rendering", "Rendered"),
-    Snapshot: ("Rendering", "Rendered"),
+_VERBS: dict[type[messages.JobCommand], tuple[str, str]] = {
+    messages.Export: ("Exporting", "Exported"),
+    messages.RenderPath: ("Rendering", "Rendered"),
+    messages.Snapshot: ("Rendering", "Rendered"),
 }
 
 
@@ -138,7 +122,7 @@ class TaskBoard:
         if isinstance(status.kind, str):
             self._files[status.kind].cancel()
         else:
-            (worker or self._controller).send(CancelJob(number))
+            (worker or self._controller).send(messages.CancelJob(number))
 
     def close(self) -> None:
         """End the tasks on files; those of a worker end with it."""
@@ -156,16 +140,19 @@ class TaskBoard:
             then = self._then.pop(number, None)
         self._change(number, end=notice, file=file, num_bytes=num_bytes)
         self._notify(notice)
-        if then is not None and isinstance(end, (JobDone, TaskEnd)):
-            then(end)
+        if then is not None and isinstance(end, (messages.JobDone, TaskEnd)):
+            try:
+                then(end)
+            except ValueError as error:
+                self._notify(Notice("Not done", str(error), bad=True))
             self._changed()
 
     # ---- tasks of a worker
 
     def submit(
         self,
-        command: JobCommand,
-        then: Callable[[JobDone], None] | None = None,
+        command: messages.JobCommand,
+        then: Callable[[messages.JobDone], None] | None = None,
         worker: WorkerClient | None = None,
     ) -> TaskStatus | None:
         """Send a task to `worker`, by default the training's; `then` is called when it is done.
@@ -193,57 +180,61 @@ class TaskBoard:
         self._changed()
         return status
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: messages.Event) -> None:
         """Take in an event of a worker."""
-        if not isinstance(event, (JobProgress, JobDone, JobCancelled, JobFailed)):
+        if not isinstance(
+            event, (messages.JobProgress, messages.JobDone, messages.JobCancelled, messages.JobFailed)
+        ):
             return
         status = self._tasks.get(event.job)
         if status is None:
             return
-        if isinstance(event, JobProgress):
+        if isinstance(event, messages.JobProgress):
             self._change(event.job, done=event.done, total=event.total, eta_seconds=event.eta_seconds)
-        elif isinstance(event, JobDone):
-            verb, path = _VERBS[cast(type[JobCommand], status.kind)][1], event.path
+        elif isinstance(event, messages.JobDone):
+            verb, path = _VERBS[cast(type[messages.JobCommand], status.kind)][1], event.path
             text = f"{path}. {event.note}" if event.note else str(path)
             notice = Notice(f"{verb} {path.name} ({size(event.num_bytes)})", text, bad=bool(event.note))
             self._finish(event.job, event, notice, path, event.num_bytes)
         else:
             self._finish(event.job, event, self._failure(status, event), None, 0)
 
-    def _failure(self, status: TaskStatus, event: JobCancelled | JobFailed) -> Notice:
+    def _failure(self, status: TaskStatus, event: messages.JobCancelled | messages.JobFailed) -> Notice:
         taken_by = self._taken_by(event)
         if taken_by:
             return Notice(f"{status.doing}: cancelled", f"{taken_by}; nothing of the file was kept.")
-        if isinstance(event, JobFailed):
+        if isinstance(event, messages.JobFailed):
             return Notice(f"{status.doing}: failed", event.sentence, bad=True)
         return Notice(f"{status.doing}: cancelled", "Nothing of it was kept.")
 
-    def _taken_by(self, event: JobCancelled | JobFailed) -> str:
+    def _taken_by(self, event: messages.JobCancelled | messages.JobFailed) -> str:
         """Return what took away the worker of a task that has ended, a clause, "" where nothing did."""
         if event.job in self._cancelled:
             return ""
         if event.job in self._workers:
             # Nobody else ends a task of a model that is shown in place of the training's.
-            return "Its model was taken out of the view" if isinstance(event, JobCancelled) else ""
+            return "Its model was taken out of the view" if isinstance(event, messages.JobCancelled) else ""
         for why in self._controller.replacements[self._begun[event.job] :]:
             return f"{why}, which put the model away"
         return ""
 
     # ---- tasks on files, in a process of their own; a training goes on meanwhile
 
-    def start(self, asker: str, task: FileTask, then: Callable[[TaskEnd], None]) -> bool:
-        """Begin a task on files, and call `then` at its end; False while another one of `asker` goes on."""
+    def start(self, asker: str, task: FileTask, then: Callable[[TaskEnd], None]) -> None:
+        """Begin a task on files, and call `then` at its end.
+
+        Raises ValueError while another one of `asker` goes on.
+        """
         with self._lock:
             if asker not in self._files:
                 self._files[asker] = FileWorker(lambda task, end: self._file_task_ended(asker, task, end))
             files, number = self._files[asker], next(self._numbers)
             if not files.start(task):
-                return False
+                raise ValueError("Another task is in progress.")
             self._tasks[number] = TaskStatus(number, asker, task.title)
             self._then[number] = then
         threading.Thread(target=self._watch, args=(number, files), name="file-task", daemon=True).start()
         self._changed()
-        return True
 
     def _watch(self, number: int, files: FileWorker) -> None:
         shown = None
@@ -389,24 +380,26 @@ class Milestones:
         self._degree = 0
         self._coarseness = 1
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: messages.Event) -> None:
         """Take in an event of the worker, after the status has."""
         match event:
-            case Started():
+            case messages.Started():
                 self._begin(event)
-            case Densified():
+            case messages.Densified():
                 self._grow(event)
-            case Progress(step=step):
+            case messages.Progress(step=step):
                 self._refine(step)
-            case Evaluated(step=step, psnr=psnr, ssim=ssim) if self._trained.status.state == "training":
+            case messages.Evaluated(step=step, psnr=psnr, ssim=ssim) if (
+                self._trained.status.state == "training"
+            ):
                 self._tell(step, f"test PSNR {psnr:.2f} dB, SSIM {ssim:.4f}")
-            case StateChanged(state="paused", unsaved=False):
+            case messages.StateChanged(state="paused", unsaved=False):
                 self._tell(self._trained.status.step, "paused")
 
     def _tell(self, step: int, what: str) -> None:
         self._note(Notice(f"Step {step:,}: {what}", ""))
 
-    def _begin(self, event: Started) -> None:
+    def _begin(self, event: messages.Started) -> None:
         config = self._trained.project.config
         self._num_train, self._told_splats, self._full = event.num_train, event.num_gaussians, False
         self._degree = sh_degree_at(event.step, config, event.num_train)
@@ -417,7 +410,7 @@ class Milestones:
         if self._coarseness > 1:
             self._tell(event.step, f"photos at about 1/{self._coarseness} of their size at first")
 
-    def _grow(self, event: Densified) -> None:
+    def _grow(self, event: messages.Densified) -> None:
         told = self._told_splats
         if event.change.opacities_reset:
             self._tell(event.step, "opacities lowered, so that what is not needed can go")

@@ -111,18 +111,17 @@ class SettingInput:
         return text if isinstance(value, float) else value
 
 
-class SettingsForm:
+class SettingsForm(Panel):
     """All live settings in a folder, below the button that applies what was changed."""
 
     def __init__(self, page: Page):
-        gui = page.server.gui
-        self._controller = page.controller
-        self._config = page.controller.project.config
+        super().__init__(page)
+        gui, self._config = self.gui, self.controller.project.config
         self._inputs: list[SettingInput] = []
         self._headings: dict[str, viser.GuiHtmlHandle] = {}
         with gui.add_folder("Live settings", expand_by_default=False):
-            self._apply = gui.add_button("Apply", disabled=True)
-            self._undo = gui.add_button("Undo", color="gray", visible=False)
+            self._apply = self.button("Apply", lambda _: self._send(), None, disabled=True)
+            self._undo = self.button("Undo", lambda _: self._reset(), visible=False)
             self._answer = gui.add_html("")
             for setting in live_settings(self._config):
                 group = setting.group
@@ -131,12 +130,10 @@ class SettingsForm:
                     self._headings[group] = gui.add_html(heading)
                 value = value_of(self._config, setting.path)
                 self._inputs.append(SettingInput(gui, setting, value))
-        self._apply.on_click(lambda _: self._send())
-        self._undo.on_click(lambda _: self._reset())
 
     def refresh(self) -> None:
         """Follow the run's settings, offer what it reads, and Apply where something was entered."""
-        config, paths = self._controller.project.config, [each.path for each in self._inputs]
+        config, paths = self.controller.project.config, [each.path for each in self._inputs]
         if config is not self._config:
             self._config = config
             for each in self._inputs:
@@ -147,15 +144,18 @@ class SettingsForm:
             each.handle.visible = each.path in offered
         for group, heading in self._headings.items():
             heading.visible = any(path.rpartition(".")[0] == group for path in offered)
-        num = sum(each.edited for each in self._inputs)
+        num = len(self._edited)
         self._apply.label = f"Apply {counted(num, 'change')}" if num else "Apply"
         self._apply.disabled = num == 0
         self._undo.visible = num > 0
 
+    @property
+    def _edited(self) -> list[SettingInput]:
+        return [each for each in self._inputs if each.edited]
+
     def _send(self) -> None:
-        edited = [each for each in self._inputs if each.edited]
         try:
-            self._controller.change_settings({each.path: each.read() for each in edited})
+            self.controller.change_settings({each.path: each.read() for each in self._edited})
         except ValueError as error:
             self._answer.content = note_html(f"Not changed: {error}.", "bad", mark="refusal")
         else:
@@ -261,139 +261,111 @@ class TrainPanel(Panel):
     """What a new training takes, Evaluate, live settings, the facts of the run; `plots` are a panel, too."""
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        gui, controller = page.server.gui, page.controller
-        self._controller = controller
+        super().__init__(page)
+        controller, project = self.controller, self.controller.project
         # A training that was started elsewhere needs no setting up, nor are its photographs always here.
-        scene = controller.project.scene
-        self._setup = Setup(page, scene) if scene is not None else None
-        self._more = MoreSteps(page)
+        if project.scene is not None:
+            self.add(Setup(page, project.scene))
+        self._add_more_steps()
         self.plots = TrainingPlots(page, tab)
-        self._evaluate = gui.add_button(
-            "Evaluate now",
-            color="gray",
-            hint="Compares the model with the photographs that are held out for the test.",
-            visible=False,
-        )
-        self._evaluate.on_click(lambda _: controller.send(Evaluate()))
-        self._form = SettingsForm(page)
+        compares = "Compares the model with the photographs that are held out for the test."
+        evaluate = self.button("Evaluate now", lambda _: controller.send(Evaluate()), hint=compares)
+        self.keep(evaluate, visible=lambda: self._can_evaluate)
+        self.add(SettingsForm(page))
         # Open where there are no curves yet that it would push away.
-        with gui.add_folder("About this run", expand_by_default=controller.project.model_path is None):
-            self._facts = gui.add_html("")
+        with self.gui.add_folder("About this run", expand_by_default=project.model_path is None):
+            self.keep(self.gui.add_html(""), content=lambda: settings_html(controller))
 
-    def refresh(self) -> None:
-        """Show what has changed."""
-        project, status = self._controller.project, self._controller.status
-        active = status.state in ("training", "paused", "finished")
-        self._evaluate.visible = active and project.can_evaluate
-        if self._setup is not None:
-            self._setup.refresh()
-        self._more.refresh()
-        self._form.refresh()
-        self._facts.content = settings_html(self._controller)
+    @property
+    def _can_evaluate(self) -> bool:
+        active = self.controller.status.state in ("training", "paused", "finished")
+        return active and self.controller.project.can_evaluate
+
+    def _add_more_steps(self) -> None:
+        """Offer, where all that was planned is done, a number of further steps, and the button for them."""
+        controller, folder = self.controller, self.gui.add_folder(None, visible=False)
+        with folder:
+            num = self.gui.add_number("More steps", max(1, controller.project.config.steps // 2), min=1)
+            go_on = self.button("Train on", lambda _: controller.train_more(num.value), ACCENT)
+        num.on_update(lambda _: None)  # the button follows
+        self.keep(folder, visible=lambda: controller.can_train_more)
+        self.keep(go_on, label=lambda: f"Train on to step {controller.status.step + num.value:,}")
 
 
-class Setup:
+class Setup(Panel):
     """What can be chosen before a training begins: preset, length, numbers, sizes, options of the capture."""
 
     def __init__(self, page: Page, scene: Scene):
-        gui, self._page, self._controller, self._scene = page.server.gui, page, page.controller, scene
-        config = self._controller.project.config
+        super().__init__(page)
+        gui, self._scene, config = self.gui, scene, self.controller.project.config
         self._chosen = nearest_preset(config).name  # whose settings hold
         size = (scene.cameras[0].width * config.downscale, scene.cameras[0].height * config.downscale)
         downscales = sorted({*DOWNSCALES, config.downscale})
-        self._sizes = {_size_label(size, downscale): downscale for downscale in downscales}
-        labels = {downscale: label for label, downscale in self._sizes.items()}
-        self._folder = gui.add_folder(None)
+        sizes = {_size_label(size, downscale): downscale for downscale in downscales}
+        labels = {downscale: label for label, downscale in sizes.items()}
+        self._folder, cap = gui.add_folder(None), "densify.max_gaussians"
         with self._folder:
-            preset = gui.add_dropdown(
-                "Preset",
-                tuple(PRESETS),
-                initial_value=self._chosen,
-                hint="A set of settings for one wish; each of them can still be changed.",
+            self._field(
+                gui.add_dropdown(
+                    "Preset",
+                    tuple(PRESETS),
+                    initial_value=self._chosen,
+                    hint="A set of settings for one wish; each of them can still be changed.",
+                ),
+                lambda _: self._chosen,
+                self._choose_preset,
             )
             self._description = gui.add_html("")
-            steps = gui.add_number(
-                "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
-            )
-            cap = gui.add_number(
-                "Max splats",
-                config.densify.max_gaussians,
-                min=1,
-                step=100_000,
-                hint=declaration(TrainConfig, "densify.max_gaussians").help,
-            )
-            photos = gui.add_dropdown(
-                "Photographs",
-                tuple(self._sizes),
-                initial_value=labels[config.downscale],
-                hint="Smaller ones train faster and show less detail.",
-            )
-            self._fields = [
-                self._field(preset, lambda _: self._chosen, self._choose_preset),
-                self._setting(steps, "steps"),
-                self._setting(cap, "densify.max_gaussians"),
-                self._field(
-                    photos,
-                    lambda config: labels.get(config.downscale),
-                    lambda label: self._change("downscale", self._sizes[label]),
+            more = "More can be added when they are done."
+            self._setting(gui.add_number("Steps", config.steps, min=1, step=1000, hint=more), "steps")
+            limit, hint = config.densify.max_gaussians, declaration(TrainConfig, cap).help
+            self._setting(gui.add_number("Max splats", limit, min=1, step=100_000, hint=hint), cap)
+            self._field(
+                gui.add_dropdown(
+                    "Photographs",
+                    tuple(sizes),
+                    initial_value=labels[config.downscale],
+                    hint="Smaller ones train faster and show less detail.",
                 ),
-            ]
+                lambda config: labels.get(config.downscale),
+                lambda label: self._change("downscale", sizes[label]),
+            )
             with gui.add_folder("This capture", expand_by_default=bool(options_on(config))):
                 for option in CAPTURE_OPTIONS:
                     if option.suits(scene) or option.is_on(config):
                         box = gui.add_checkbox(option.label, option.is_on(config), hint=option.hint)
-                        self._fields.append(self._field(box, option.is_on, partial(self._switch, option)))
+                        self._field(box, option.is_on, partial(self._switch, option))
 
-    def _field(self, handle: Any, shown: Callable[[TrainConfig], Any], take: Callable[[Any], None]) -> Field:
-        """Return a field of the settings; what is refused is told, and the field shows again what holds."""
-        return Field(
-            handle,
-            lambda: shown(self._controller.project.config),
-            lambda value: take(value) if self._controller.can_set_up else None,
-            lambda error: self._page.refuse("Not changed", error),
+    def _field(self, handle: Any, shown: Callable[[TrainConfig], Any], take: Callable[[Any], None]) -> None:
+        """Let a control show and change the settings; it shows again what holds where one is refused."""
+        self.add(
+            Field(
+                handle,
+                lambda: shown(self.controller.project.config),
+                lambda value: take(value) if self.controller.can_set_up else None,
+            )
         )
 
-    def _setting(self, handle: Any, path: str) -> Field:
-        return self._field(handle, lambda config: value_of(config, path), partial(self._change, path))
+    def _setting(self, handle: Any, path: str) -> None:
+        self._field(handle, lambda config: value_of(config, path), partial(self._change, path))
 
     def refresh(self) -> None:
         """Offer this only before the start, with the settings as they are now."""
-        self._folder.visible = self._controller.can_set_up
-        if not self._controller.can_set_up:
-            return
-        for field in self._fields:
-            field.refresh()
-        config = self._controller.project.config
-        self._description.content = preset_html(self._chosen, config, self._scene)
+        self._folder.visible = self.controller.can_set_up
+        if self.controller.can_set_up:
+            super().refresh()
+            config = self.controller.project.config
+            self._description.content = preset_html(self._chosen, config, self._scene)
 
     def _choose_preset(self, name: str) -> None:
-        self._controller.choose_preset(name)
+        self.controller.choose_preset(name)
         self._chosen = name
 
     def _change(self, path: str, value: Any) -> None:
-        self._controller.change_settings({path: value})
+        self.controller.change_settings({path: value})
 
     def _switch(self, option: CaptureOption, on: bool) -> None:
         self._change(option.path, option.value if on else option.off)
-
-
-class MoreSteps:
-    """When all steps are done: how many more, and the button that trains them."""
-
-    def __init__(self, page: Page):
-        gui, self._controller = page.server.gui, page.controller
-        self._folder = gui.add_folder(None, visible=False)
-        with self._folder:
-            self._num = gui.add_number("More steps", max(1, page.controller.project.config.steps // 2), min=1)
-            self._go_on = gui.add_button("Train on", color=ACCENT)
-        self._num.on_update(lambda _: None)  # the button follows
-        self._go_on.on_click(lambda _: self._controller.train_more(self._num.value))
-
-    def refresh(self) -> None:
-        """Offer this only where a training has done all that was planned."""
-        self._folder.visible = self._controller.can_train_more
-        if self._controller.can_train_more:
-            self._go_on.label = f"Train on to step {self._controller.status.step + self._num.value:,}"
 
 
 def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:

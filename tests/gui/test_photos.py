@@ -16,8 +16,8 @@ from blob_scenes import write_blob_scene
 
 from splatstudio.files.run import Run
 from splatstudio.gui.state.photos import Errors, PhotoCache, PhotoPixels, PhotoPsnr
-from splatstudio.gui.tabs.photo_list import tile_html
-from splatstudio.gui.tabs.view import legend_html
+from splatstudio.gui.tabs.view import tile_html
+from splatstudio.gui.theme import legend_html
 from splatstudio.rendering.modes import Legend
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scaling import scaled, thumbnail

@@ -17,7 +17,6 @@ from gui_parts import fake_camera
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.gui.state.nerfview_adapter import RenderFunctionSource
 from splatstudio.gui.state.photos import Comparison, PhotoPixels
 from splatstudio.gui.state.stream import (
     MIN_SCALE,
@@ -25,6 +24,7 @@ from splatstudio.gui.state.stream import (
     FrameSource,
     ModelState,
     Pace,
+    RenderFunctionSource,
     Stream,
     Viewport,
     ViewSettings,

@@ -569,8 +569,8 @@ REST = (
     Mutant(
         "the stream does not wait for the browser",
         "splatstudio/gui/state/stream.py",
-        "if self._acknowledged is None:",
-        "if self._acknowledged is None or self._shown:",
+        "if self._acknowledged is None or",
+        "if self._acknowledged is None or self._shown or",
         ("tests/gui/test_stream_answers.py::test_the_next_picture_waits_for_the_browser",),
     ),
 )

@@ -458,3 +458,14 @@ def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
     fit = Fit(options, project.config.densify.max_gaussians, config.densify.max_gaussians)
     notes = (*notes, sentence)
     return replace(project, config=config, notes=notes, live_on_resume=(LIMIT,), fit=fit)
+
+
+def has_sky(path: Path) -> bool:
+    """Return whether the model in a checkpoint or a file has a sky; no file of another program's has."""
+    folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
+    if not (folder / "manifest.json").exists():
+        return False
+    try:
+        return config_of_checkpoint(folder).sky.enabled
+    except ValueError:  # damaged: who opens it says so
+        return False

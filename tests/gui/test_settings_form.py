@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from gui_parts import MANY, TIMEOUT, trained_run
+from gui_parts import trained_run
 from test_plateau import ANYHOW
 
 from splatstudio.files.run import Run
@@ -21,7 +19,6 @@ from splatstudio.gui.state.status import (
     LABELS,
     WORDS,
     Notice,
-    Status,
     label_of,
     notice_of,
     setting_text,
@@ -271,30 +268,6 @@ def test_a_live_setting_says_in_words_what_is_no_number() -> None:
     assert setting_text("shapes.max_ratio", 4.0) == "Shapes of splats: Max ratio is 4"
 
 
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Controller]]:
-    """Make controllers in an empty folder; their workers are ended after the test."""
-    monkeypatch.chdir(tmp_path)
-    made: list[Controller] = []
-
-    def make(path: Path, config: TrainConfig = MANY, notices: list[Notice] | None = None) -> Controller:
-        told = [] if notices is None else notices
-        made.append(Controller(open_project(path, config, None), told.append))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for controller in made:
-        controller.close()
-
-
-def wait(controller: Controller, condition: Callable[[Status], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition(controller.status):
-        assert time.monotonic() < deadline, f"never: {what}; {controller.status}"
-        time.sleep(0.02)
-
-
 def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
     config = TrainConfig()
     found = [setting.path for setting in live_settings(config)]
@@ -305,10 +278,9 @@ def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
 
 
 def test_a_preset_leaves_what_the_user_asked_for(
-    control: Callable[..., Controller], blob_folder: Path
+    blob_folder: Path,
 ) -> None:
-    controller = control(blob_folder, TrainConfig())
-    wait(controller, lambda status: status.state == "ready", "ready")
+    controller = controller_of(blob_folder, TrainConfig(), [], "ready")
     controller.change_settings({"steps": 77})
     controller.choose_preset("preview")
     config = controller.project.config

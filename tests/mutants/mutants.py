@@ -571,7 +571,7 @@ REST = (
         "splatstudio/gui/state/stream.py",
         "if self._acknowledged is None or",
         "if self._acknowledged is None or self._shown or",
-        ("tests/gui/test_stream_answers.py::test_the_next_picture_waits_for_the_browser",),
+        ("tests/gui/test_stream.py::test_the_next_picture_waits_for_the_browser",),
     ),
 )
 

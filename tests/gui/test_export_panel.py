@@ -16,7 +16,7 @@ from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats import FORMATS, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.camera_paths import Draft, PathEditor
+from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
 from splatstudio.gui.tabs.render import OutputSection

@@ -18,8 +18,7 @@ from path_builder import random_keys
 from splatstudio.gui.app import Studio
 from splatstudio.gui.panel import Field, Page, Panel, Refresher
 from splatstudio.gui.server.viser_private import after_callbacks
-from splatstudio.gui.state.camera_paths import PathEditor
-from splatstudio.gui.state.scene_overlay import PathScene
+from splatstudio.gui.state.scene_overlay import PathEditor, PathScene
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.tasks import News
 from splatstudio.gui.tabs.render import MotionSection

@@ -19,8 +19,7 @@ from path_builder import random_keys
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.camera_paths import PathEditor
-from splatstudio.gui.state.scene_overlay import Frustums, PathScene, SceneOverlay
+from splatstudio.gui.state.scene_overlay import Frustums, PathEditor, PathScene, SceneOverlay
 from splatstudio.gui.state.stream import (
     ModelState,
 )

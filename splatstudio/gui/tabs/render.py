@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,8 @@ from splatstudio.cameras.ready_paths import orbit_of, spiral, through
 from splatstudio.formats.free_path import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import FILE_HINT, Field, Hotkey, Page, Panel, when_user
-from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathPreviews, PathStore, plain_name
-from splatstudio.gui.state.scene_overlay import ROOT, PathScene
+from splatstudio.gui.server.viser_private import show_node
+from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
@@ -246,6 +248,85 @@ class RenderPanel(Panel):
                 continue
             return Draft(path, 0 if path.keyframes else None, name)
         return Draft(name=self._store.unused("path"))
+
+
+STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
+# What is put back after a preview, in this order: who looks at a point turns to it.
+VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
+
+
+class PathPreviews:
+    """Paths played in browsers: their own cameras move, nobody else's.
+
+    `hidden` are nodes that would stand before a camera on the path.
+    """
+
+    def __init__(self, server: viser.ViserServer, distance: float, hidden: tuple[str, ...]):
+        self._distance = distance  # of what the mouse turns around, world units
+        self._server = server
+        self._hidden = hidden
+        self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        server.on_client_disconnect(self._left)
+
+    def play(self, client: viser.ClientHandle, path: CameraPath) -> None:
+        """Move this browser along the path, and at the end of an open one back."""
+        self.stop(client)
+        stopped = threading.Event()
+        player = threading.Thread(target=self._run, args=(client, path, stopped), name="preview", daemon=True)
+        with self._lock:
+            self._players[client.client_id] = (stopped, player)
+        player.start()
+
+    def stop(self, client: viser.ClientHandle) -> bool:
+        """Let this browser stand where it stood before; return whether it was moving."""
+        player = self._forget(client.client_id)
+        if player is not None:
+            player.join(2.0)
+        return player is not None
+
+    def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
+        """Move this browser to a second of the path, and leave it there."""
+        self.stop(client)
+        fly_to(client, path.camera_at(seconds), self._distance)
+
+    def close(self) -> None:
+        """End all previews."""
+        for client_id in tuple(self._players):
+            self._forget(client_id)
+
+    def _left(self, client: viser.ClientHandle) -> None:
+        self._forget(client.client_id)
+
+    def _forget(self, client_id: int) -> threading.Thread | None:
+        with self._lock:
+            stopped, player = self._players.pop(client_id, (None, None))
+        if stopped is not None:
+            stopped.set()
+        return player
+
+    def _run(self, client: viser.ClientHandle, path: CameraPath, stopped: threading.Event) -> None:
+        before = {name: getattr(client.camera, name) for name in VIEW}
+        for name in self._hidden:
+            show_node(client, name, False)
+        began = time.monotonic()
+        while not stopped.wait(STEP_SECONDS) and self._is_here(client):
+            seconds = time.monotonic() - began
+            if path.loop:
+                seconds %= path.duration
+            elif seconds > path.duration:
+                self._forget(client.client_id)
+                break
+            fly_to(client, path.camera_at(seconds), self._distance)
+        if self._is_here(client):
+            for name in self._hidden:
+                show_node(client, name, True)
+            with client.atomic():
+                for name, value in before.items():
+                    setattr(client.camera, name, value)
+
+    def _is_here(self, client: viser.ClientHandle) -> bool:
+        return client.client_id in self._server.get_clients()
 
 
 class PathChoice(Panel):

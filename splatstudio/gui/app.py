@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 
 import viser
 
@@ -217,6 +217,9 @@ class Studio:
             self._news.tell(Notice(f"{name} may show old figures", sentence, bad=True))
 
 
+StudioType = TypeVar("StudioType", bound=Studio)
+
+
 def open_studio(
     path: str | Path,
     *,
@@ -236,30 +239,27 @@ def open_studio(
     or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)
-    say_where(studio, network)
     if train:
         try:
             studio.start_training()
         except ValueError:
             studio.close()
             raise
-    if browser:
-        show_in_browser(studio)
-    return studio
+    return told_and_shown(studio, network, browser)
 
 
-def say_where(studio: Studio, network: Listen) -> None:
-    """Print a studio's address, and what its user should know."""
+def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str = "") -> StudioType:
+    """Print a studio's address, what its user should know and `last`; open the browser where one is to."""
     print(f"The studio is open at {studio.url}", flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
-    for note in (*told, *studio.controller.project.notes):
+    for note in (*told, *studio.controller.project.notes, *filter(None, [last])):
         print(note, flush=True)
-
-
-def show_in_browser(studio: Studio) -> None:
-    """Open the default browser, where there is a display."""
-    if platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+    # Where there is no display a browser of the terminal would take it.
+    if browser and (
+        platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
         webbrowser.open(studio.url)
+    return studio
 
 
 def _light(scene: viser.SceneApi) -> None:
@@ -393,11 +393,7 @@ def open_attached(
     cannot be used.
     """
     studio = attached_studio(lambda: dial(address, token, frames=True), network)
-    say_where(studio, network)
-    print("Closing the studio leaves the training as it is.", flush=True)
-    if browser:
-        show_in_browser(studio)
-    return studio
+    return told_and_shown(studio, network, browser, "Closing the studio leaves the training as it is.")
 
 
 # What is for the studio, of the words of a command line; all else is for the training.
@@ -479,11 +475,8 @@ def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: boo
             break
         except Unreachable:
             time.sleep(REDIAL_SECONDS)
-    say_where(studio, network)
-    print("When this studio is closed the training saves and ends: its machines meet here.", flush=True)
-    if browser:
-        show_in_browser(studio)
-    return studio
+    last = "When this studio is closed the training saves and ends: its machines meet here."
+    return told_and_shown(studio, network, browser, last)
 
 
 def _where(host: StoreHost) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import viser
 
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
-from splatstudio.gui.panel import Hotkey, Page, Panel, when_user
+from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
 from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
@@ -235,12 +235,11 @@ class StatusPanel(Panel):
         self.keep(running, visible=lambda: controller.can_order)
         self.add(PlateauBar(page))
         if can_train:
-            pause = Hotkey(
-                "P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training"
-            )
-            save = Hotkey("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
-            self.keep(page.hotkeys.add(pause), disabled=lambda: not controller.choice().enabled)
-            self.keep(page.hotkeys.add(save), disabled=lambda: not controller.can_order)
+            add = page.hotkeys.add
+            pause = add("P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training")
+            save = add("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
+            self.keep(pause, disabled=lambda: not controller.choice().enabled)
+            self.keep(save, disabled=lambda: not controller.can_order)
 
     def look(self) -> None:
         """Look for the files beside a part."""

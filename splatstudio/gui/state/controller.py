@@ -525,4 +525,4 @@ class Controller(FrameSource):
 
     def _show_last_figures(self) -> None:
         history = self.history
-        self.status = replace(self.status, test_psnr=history.last_test_psnr, loss=history.last_loss)
+        self.status = replace(self.status, test_psnr=history.test_psnr.newest, loss=history.loss.newest)

@@ -45,6 +45,11 @@ class Curve:
             return self._points[-1][1] if self._points else float("nan")
 
     @property
+    def newest(self) -> float | None:
+        """Return the same, None where there is none."""
+        return self.last if len(self) else None
+
+    @property
     def last_step(self) -> float:
         """Return the step of the newest value, NaN where there is none."""
         with self._lock:
@@ -87,16 +92,6 @@ class History:
         self.rate = Curve()  # steps a second
         self.densified = Curve()  # the number of splats after each densification
         self.resets = Curve()  # the loss where the opacities were reset
-
-    @property
-    def last_test_psnr(self) -> float | None:
-        """Return the newest PSNR of the test photographs, dB, None where there is none."""
-        return self.test_psnr.last if len(self.test_psnr) else None
-
-    @property
-    def last_loss(self) -> float | None:
-        """Return the newest loss, None where there is none."""
-        return self.loss.last if len(self.loss) else None
 
     def follow(self, event: Event) -> None:
         """Take in an event of the worker."""

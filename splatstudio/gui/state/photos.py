@@ -38,25 +38,8 @@ class PhotoPixels:
     rgb: np.ndarray  # [H, W, 3] uint8
     problem: str = ""  # why there is none; the pixels are black then
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory it takes."""
-        return self.rgb.nbytes
 
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small JPEG picture as a data URI; empty where the photograph cannot be read."""
-
-    uri: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory it takes."""
-        return len(self.uri)
-
-
-PhotoItem = PhotoPixels | Thumbnail
+PhotoItem = PhotoPixels | str  # a photograph, or a small picture as a data URI
 PhotoKey = tuple[object, ...]
 
 
@@ -94,10 +77,10 @@ class PhotoCache:
         assert item is None or isinstance(item, PhotoPixels)
         return item
 
-    def thumbnail(self, index: int, on_ready: Callable[[], None]) -> Thumbnail | None:
-        """Return a small picture of photograph `index`; None: not yet."""
+    def thumbnail(self, index: int, on_ready: Callable[[], None]) -> str | None:
+        """Return a small JPEG of a photograph as a data URI, "" where it cannot be read; None: not yet."""
         item = self._get(("thumbnail", index), lambda: self._shrink(index), on_ready)
-        assert item is None or isinstance(item, Thumbnail)
+        assert item is None or isinstance(item, str)
         return item
 
     def close(self) -> None:
@@ -141,12 +124,12 @@ class PhotoCache:
 
     def _keep(self, key: PhotoKey, item: PhotoItem) -> None:
         before = self._kept.pop(key, None)
-        self.kept_bytes += item.num_bytes - (before.num_bytes if before else 0)
+        self.kept_bytes += _num_bytes(item) - (0 if before is None else _num_bytes(before))
         self._kept[key] = item
         # The newest stays whatever its size: somebody is looking at it.
         while self.kept_bytes > self._max_bytes and len(self._kept) > 1:
             _, old = self._kept.popitem(last=False)
-            self.kept_bytes -= old.num_bytes
+            self.kept_bytes -= _num_bytes(old)
 
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
         try:
@@ -155,15 +138,19 @@ class PhotoCache:
             return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
         return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
 
-    def _shrink(self, index: int) -> Thumbnail:
+    def _shrink(self, index: int) -> str:
         try:
             small = thumbnail(self._scene.views[index], THUMBNAIL_SIDE)
         except (ValueError, OSError):
-            return Thumbnail("")
+            return ""
         jpeg = simplejpeg.encode_jpeg(
             np.ascontiguousarray(small), quality=THUMBNAIL_QUALITY, colorspace="RGB"
         )
-        return Thumbnail("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+        return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
+
+
+def _num_bytes(item: PhotoItem) -> int:
+    return len(item) if isinstance(item, str) else item.rgb.nbytes
 
 
 BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and

@@ -49,6 +49,10 @@ class TaskStatus:
     end: Notice | None = None  # None: in progress
     file: Path | None = None  # that is complete
     num_bytes: int = 0  # of it
+    then: Callable[[Any], None] | None = None  # who asked goes on with this, where it is complete
+    worker: WorkerClient | None = None  # whose task it is, None: the training's worker's, or a process's
+    begun: int = 0  # how often the training's worker had been replaced until then
+    cancelled: bool = False  # by the user
 
     @property
     def verb(self) -> str:
@@ -88,11 +92,7 @@ class TaskBoard:
         """Call `changed` after each change of a task."""
         self._controller, self._notify, self._changed = controller, notify, changed
         self._tasks: dict[int, TaskStatus] = {}
-        self._then: dict[int, Callable[[Any], None]] = {}
-        self._workers: dict[int, WorkerClient] = {}  # of tasks that are not the training's worker's
-        self._begun: dict[int, int] = {}  # of those that are: how often it had been replaced until then
         self._files: dict[str, FileWorker] = {}  # by who asks: each does one task at a time
-        self._cancelled: set[int] = set()  # by the user
         self._numbers = count(1)
         self._lock = threading.RLock()
 
@@ -116,29 +116,26 @@ class TaskBoard:
 
     def cancel(self, number: int) -> None:
         """Let a task end; what it was writing is removed."""
-        with self._lock:
-            status, worker = self._tasks[number], self._workers.get(number)
-            self._cancelled.add(number)
+        status = self._change(number, cancelled=True)
         if isinstance(status.kind, str):
             self._files[status.kind].cancel()
         else:
-            (worker or self._controller).send(messages.CancelJob(number))
+            (status.worker or self._controller).send(messages.CancelJob(number))
 
     def close(self) -> None:
         """End the tasks on files; those of a worker end with it."""
         for files in self._files.values():
             files.close()
 
-    def _change(self, number: int, **values: Any) -> None:
+    def _change(self, number: int, **values: Any) -> TaskStatus:
         with self._lock:
-            self._tasks[number] = replace(self._tasks[number], **values)
+            status = self._tasks[number] = replace(self._tasks[number], **values)
         self._changed()
+        return status
 
     def _finish(self, number: int, end: object, notice: Notice, file: Path | None, num_bytes: int) -> None:
         """Note a task's end, tell it, and have who asked go on where it is complete."""
-        with self._lock:
-            then = self._then.pop(number, None)
-        self._change(number, end=notice, file=file, num_bytes=num_bytes)
+        then = self._change(number, end=notice, file=file, num_bytes=num_bytes).then
         self._notify(notice)
         if then is not None and isinstance(end, (messages.JobDone, TaskEnd)):
             try:
@@ -166,14 +163,10 @@ class TaskBoard:
             number = next(self._numbers)
             command = structs.replace(command, job=number)
             doing = f"{_VERBS[type(command)][0]} {output_of(command).name}"
-            status = self._tasks[number] = TaskStatus(number, type(command), doing)
-            if then is not None:
-                self._then[number] = then
-            unheard = worker is not None and worker not in self._workers.values()
-            if worker is not None:
-                self._workers[number] = worker
-            else:
-                self._begun[number] = len(self._controller.replacements)
+            unheard = worker is not None and all(each.worker is not worker for each in self._tasks.values())
+            begun = len(self._controller.replacements)
+            status = TaskStatus(number, type(command), doing, then=then, worker=worker, begun=begun)
+            self._tasks[number] = status
         if worker is not None and unheard:
             worker.subscribe(self.follow)
         (worker or self._controller).send(command)
@@ -200,21 +193,22 @@ class TaskBoard:
             self._finish(event.job, event, self._failure(status, event), None, 0)
 
     def _failure(self, status: TaskStatus, event: messages.JobCancelled | messages.JobFailed) -> Notice:
-        taken_by = self._taken_by(event)
+        taken_by = self._taken_by(status, event)
         if taken_by:
             return Notice(f"{status.doing}: cancelled", f"{taken_by}; nothing of the file was kept.")
         if isinstance(event, messages.JobFailed):
             return Notice(f"{status.doing}: failed", event.sentence, bad=True)
         return Notice(f"{status.doing}: cancelled", "Nothing of it was kept.")
 
-    def _taken_by(self, event: messages.JobCancelled | messages.JobFailed) -> str:
+    def _taken_by(self, status: TaskStatus, event: messages.JobCancelled | messages.JobFailed) -> str:
         """Return what took away the worker of a task that has ended, a clause, "" where nothing did."""
-        if event.job in self._cancelled:
+        if status.cancelled:
             return ""
-        if event.job in self._workers:
+        if status.worker is not None:
             # Nobody else ends a task of a model that is shown in place of the training's.
-            return "Its model was taken out of the view" if isinstance(event, messages.JobCancelled) else ""
-        for why in self._controller.replacements[self._begun[event.job] :]:
+            ended = isinstance(event, messages.JobCancelled)
+            return "Its model was taken out of the view" if ended else ""
+        for why in self._controller.replacements[status.begun :]:
             return f"{why}, which put the model away"
         return ""
 
@@ -231,8 +225,7 @@ class TaskBoard:
             files, number = self._files[asker], next(self._numbers)
             if not files.start(task):
                 raise ValueError("Another task is in progress.")
-            self._tasks[number] = TaskStatus(number, asker, task.title)
-            self._then[number] = then
+            self._tasks[number] = TaskStatus(number, asker, task.title, then=then)
         threading.Thread(target=self._watch, args=(number, files), name="file-task", daemon=True).start()
         self._changed()
 

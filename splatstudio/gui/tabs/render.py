@@ -19,7 +19,7 @@ from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.cameras.ready_paths import orbit_of, spiral, through
 from splatstudio.formats.free_path import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
-from splatstudio.gui.panel import FILE_HINT, Field, Hotkey, Page, Panel, when_user
+from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
 from splatstudio.gui.server.viser_private import show_node
 from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
@@ -148,9 +148,7 @@ class PictureSection(Panel):
             disabled=lambda: not self.controller.status.has_model and self.controller.preview.worker is None,
         )
         self.add(TaskBar(page, Snapshot))
-        page.hotkeys.add(
-            Hotkey(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
-        )
+        page.hotkeys.add(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
 
     def _shoot(self, client: viser.ClientHandle) -> None:
         viewpoint, controller = read_viewpoint(client.camera), self.controller
@@ -392,7 +390,7 @@ class KeyframeSection(Panel):
         handles.on_update(lambda _: drawn.show_handles(handles.value))
         for handle in (self._list, do, handles):
             self.keep(handle, visible=lambda: editor.keyframe is not None)
-        page.hotkeys.add(Hotkey("K", "Add keyframe", self._add, "Where the camera is now"))
+        page.hotkeys.add("K", "Add keyframe", self._add, "Where the camera is now")
 
     def refresh(self) -> None:
         """Show the path as it is now."""
@@ -441,7 +439,7 @@ class PreviewSection(Panel):
         place = self.gui.add_slider(
             "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
         )
-        page.hotkeys.add(Hotkey("space", "Play or stop the preview", self._toggle, "In this browser only"))
+        page.hotkeys.add("space", "Play or stop the preview", self._toggle, "In this browser only")
         when_user(play, self._press)
         when_user(place, self._scrub)
         for handle in (play, place):

@@ -456,7 +456,12 @@ class TrainPanel(Panel):
             go_on = self.button("Train on", lambda _: controller.train_more(num.value), ACCENT)
         num.on_update(lambda _: None)  # the button follows
         self.keep(folder, visible=lambda: controller.can_train_more)
-        self.keep(go_on, label=lambda: f"Train on to step {controller.status.step + num.value:,}")
+
+        def label() -> str:
+            last = controller.status.step + num.value
+            return f"Train on to step {last:,}" if controller.can_train_more else "Train on"
+
+        self.keep(go_on, label=label)
 
 
 class Setup(Panel):

@@ -14,7 +14,7 @@ from typing import Any
 
 import viser
 
-from splatstudio.gui.panel import HandleType, Hotkey, Page, Panel
+from splatstudio.gui.panel import HandleType, Page, Panel
 from splatstudio.gui.server.viser_private import dress_page, element_id
 from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr
 from splatstudio.gui.state.project import has_sky
@@ -155,7 +155,7 @@ class PhotoList:
                 tile_html(
                     element_id(button),
                     self._scene.views[index].name,
-                    picture.uri if picture else "",
+                    picture or "",
                     figure=decibels(errors, index),
                     color=css(colors[index]),
                     test=index in self._test,
@@ -327,7 +327,7 @@ class ViewPanel(Panel):
             ("B", "Previous photo", lambda view: view.walk(-1), order),
         ]
         for key, label, action, description in keys if self._parts is not None else keys[:1]:
-            self._page.hotkeys.add(Hotkey(key, label, partial(self._do, action), description))
+            self._page.hotkeys.add(key, label, partial(self._do, action), description)
 
 
 class BrowserView:

@@ -35,6 +35,12 @@ def css(color: Sequence[int]) -> str:
     return f"rgb({','.join(str(int(channel)) for channel in color)})"
 
 
+def rgb_bytes(color: Sequence[float]) -> tuple[int, int, int]:
+    """Return a colour of three parts from 0 to 1 as three bytes."""
+    red, green, blue = (round(255.0 * part) for part in color)
+    return red, green, blue
+
+
 def note_html(text: str, kind: str = "", mark: str = "note") -> str:
     """Return a sentence in small grey letters; `kind` "warning" or "bad" gives it another colour."""
     look = f"ss-note ss-{kind}" if kind else "ss-note"

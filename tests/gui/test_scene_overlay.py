@@ -142,8 +142,8 @@ def test_the_points_come_back_when_a_new_run_takes_the_model_away() -> None:
     shown: list[bool] = []
     panel: Any = object.__new__(ViewPanel)
     state = ModelState(None, False)
-    panel._page = SimpleNamespace(controller=SimpleNamespace(model_state=lambda: state))
-    panel._parts, panel._all = None, lambda: [SimpleNamespace(show_points=shown.append)]
+    panel.controller = SimpleNamespace(model_state=lambda: state)
+    panel._shared, panel._all = None, lambda: [SimpleNamespace(show_points=shown.append)]
     panel.follow(ModelLoaded(3, 60, (0.0, 0.0, 0.0), 1.0))
     panel.follow(StateChanged("ready"))
     assert shown == [False], "before the first training they are as the user has them"

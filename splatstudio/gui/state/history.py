@@ -175,11 +175,13 @@ class RunSoFar:
 
 def run_so_far(run: Run, config: TrainConfig, resume_step: int | None) -> RunSoFar:
     """Return what is known of a run that goes on from `resume_step` (None: it does not) with `config`."""
-    history = History()
-    history.load(run.metrics().rows)
-    last = _last_step(run)
+    history, rows, last, news = History(), run.metrics().rows, _last_step(run), None
+    history.load(rows)
     history.cut(last)
-    return RunSoFar(history, _offer(run, config, resume_step), newest_scores(run.path, last), last)
+    if resume_step is not None:
+        news = PlateauWatch(rows, resume_step, planned=run.config.steps, steps=config.steps).offer(config)
+    flat = None if news is None else plateau_reached(news, config)
+    return RunSoFar(history, flat, newest_scores(run.path, last), last)
 
 
 def _last_step(run: Run) -> int:
@@ -210,15 +212,3 @@ def evaluated_in(file: Path) -> Evaluated | None:
         return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _offer(run: Run, config: TrainConfig, step: int | None) -> PlateauReached | None:
-    """Return that the test score of a run stands still, where it goes on from `step` with `config`.
-
-    None where it does not, or does not go on.
-    """
-    if step is None:
-        return None
-    watch = PlateauWatch(run.metrics().rows, step, planned=run.config.steps, steps=config.steps)
-    news = watch.offer(config)
-    return None if news is None else plateau_reached(news, config)

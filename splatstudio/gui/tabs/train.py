@@ -15,7 +15,17 @@ from splatstudio.gui.panel import Field, Page, Panel
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import Curve, History
 from splatstudio.gui.state.status import GROUPS, HELP, WORDS, label_of, number_of
-from splatstudio.gui.theme import ACCENT, GOOD, MUTED, TEST_COLOR, counted, css, note_html, table_html
+from splatstudio.gui.theme import (
+    ACCENT,
+    GOOD,
+    MUTED,
+    TEST_COLOR,
+    counted,
+    css,
+    note_html,
+    rgb_bytes,
+    table_html,
+)
 from splatstudio.runtime.messages import Evaluate
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
@@ -62,7 +72,7 @@ class Plot:
         if self._handle is None or lines != self._lines:
             self.remove()
             self._add(data, lines, ranges, x_label)
-        elif not _same(data, self._data):
+        elif not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(data, self._data, strict=True)):
             self._handle.data = data
             if ranges != self._ranges:
                 self._handle.scales = _scales(ranges)
@@ -100,9 +110,9 @@ class TrainingPlots(Panel):
     refresh_seconds = 0.75  # the curves are sent whole
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        self._controller = page.controller
+        super().__init__(page)
         self._history: History | None = None
-        self._hint = page.server.gui.add_html(note_html("The curves appear when the training has begun."))
+        self._hint = self.gui.add_html(note_html("The curves appear when the training has begun."))
         blue, orange, green = css(ACCENT), css(TEST_COLOR), css(GOOD)
         loss = [PlotLine("loss", blue), PlotLine("opacities reset", orange, width=0.0, dots=5.0)]
         psnr = [PlotLine("training", blue), PlotLine("test", orange, dots=6.0)]
@@ -114,7 +124,7 @@ class TrainingPlots(Panel):
 
     def refresh(self) -> None:
         """Show new values."""
-        history = self._controller.history
+        history = self.controller.history
         if history is not self._history:
             self._history = history
             for plot in self._plots:
@@ -143,10 +153,6 @@ def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
         row[np.searchsorted(steps, own_steps)] = values
         rows.append(row)
     return tuple(rows)
-
-
-def _same(data: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> bool:
-    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(data, other, strict=True))
 
 
 def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
@@ -271,7 +277,7 @@ class SettingInput:
 
     def _displayed(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(round(255.0 * part) for part in value)
+            return rgb_bytes(value)
         text = f"{value:g}" if isinstance(value, float) else f"{value}"
         if self.path in WORDS:
             return WORDS[self.path].get(value, text)  # type: ignore[arg-type] - 0.0 is 0
@@ -375,10 +381,6 @@ class CaptureOption:
         return value_of(TrainConfig(), self.path)
 
 
-def _tells_who_sees_points(scene: Scene) -> bool:
-    return scene.format == "COLMAP" and len(scene.points) > 0
-
-
 # What can be switched on for a capture that is not ideal, before its training begins.
 CAPTURE_OPTIONS = (
     CaptureOption(
@@ -411,7 +413,7 @@ CAPTURE_OPTIONS = (
         "depth.weight",
         0.1,
         "Lets the depths of the sparse points guide the training.",
-        _tells_who_sees_points,
+        lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
         "Floaters", "shapes.min_views", 2, "Removes what fewer than two photographs show, now and then."

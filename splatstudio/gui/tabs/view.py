@@ -21,7 +21,7 @@ from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
-from splatstudio.gui.theme import css, legend_html
+from splatstudio.gui.theme import css, legend_html, rgb_bytes
 from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
     Evaluated,
@@ -239,18 +239,19 @@ class ViewPanel(Panel):
     look_seconds = 2.0  # the order of the photographs and the colours of the cameras follow after a while
 
     def __init__(self, page: Page):
-        self._page, controller = page, page.controller
+        super().__init__(page)
+        controller = self.controller
         self._sky: tuple[Path | None, bool] = (None, False)  # the model from the disk that was looked at last
         self._views: dict[int, BrowserView] = {}
         self._lock = threading.Lock()
-        self._parts: SceneParts | None = None
+        self._shared: SceneParts | None = None
         scene, photos = controller.project.scene, page.viewport.photos
         if scene is not None and photos is not None:
-            self._parts = SceneParts(scene, photos, Frustums.of_scene(scene), PhotoPsnr(scene))
+            self._shared = SceneParts(scene, photos, Frustums.of_scene(scene), PhotoPsnr(scene))
             if controller.project.run_dir is not None:
-                self._parts.psnr.load(controller.project.run_dir, controller.last_step)
+                self._shared.psnr.load(controller.project.run_dir, controller.last_step)
         # Each browser's controls go in here, beside those of the others, which it does not see.
-        self._container = page.server.gui.add_folder(None)
+        self._container = self.gui.add_folder(None)
         page.viewport.listen(self._open, self._close)
         self._add_keys()
 
@@ -265,12 +266,12 @@ class ViewPanel(Panel):
         if isinstance(event, ModelLoaded):
             for view in self._all():
                 view.show_points(False)
-        elif event == StateChanged("ready") and self._page.controller.model_state().anew:
+        elif event == StateChanged("ready") and self.controller.model_state().anew:
             for view in self._all():
                 view.show_points(True)
-        if self._parts is None:
+        if self._shared is None:
             return
-        psnr = self._parts.psnr
+        psnr = self._shared.psnr
         if isinstance(event, PhotoErrors):
             psnr.note(event.step, event.psnr)
         elif isinstance(event, Evaluated) and event.path is not None:
@@ -286,9 +287,9 @@ class ViewPanel(Panel):
 
     def _has_sky(self) -> bool:
         """Return whether the model in the view has learnt a sky, which then can be shown or hidden."""
-        path = self._page.controller.shown_path
+        path = self.controller.shown_path
         if path is None:
-            return self._page.controller.project.config.sky.enabled
+            return self.controller.project.config.sky.enabled
         if self._sky[0] != path:
             self._sky = (path, has_sky(path))
         return self._sky[1]
@@ -296,15 +297,15 @@ class ViewPanel(Panel):
     def _open(self, stream: Stream) -> None:
         dress_page(stream.client)
         with self._container:
-            view = BrowserView(self._page, stream, self._parts, partial(self._page.changed, self))
+            view = BrowserView(self.page, stream, self._shared, partial(self.page.changed, self))
         with self._lock:
             self._views[stream.client.client_id] = view
-        self._page.changed(None)
+        self.page.changed(None)
 
     def _close(self, stream: Stream) -> None:
         with self._lock:
             self._views.pop(stream.client.client_id, None)
-        self._page.changed(None)
+        self.page.changed(None)
 
     def _all(self) -> list[BrowserView]:
         with self._lock:
@@ -326,8 +327,8 @@ class ViewPanel(Panel):
             ("N", "Next photo", lambda view: view.walk(1), order),
             ("B", "Previous photo", lambda view: view.walk(-1), order),
         ]
-        for key, label, action, description in keys if self._parts is not None else keys[:1]:
-            self._page.hotkeys.add(key, label, partial(self._do, action), description)
+        for key, label, action, description in keys if self._shared is not None else keys[:1]:
+            self.page.hotkeys.add(key, label, partial(self._do, action), description)
 
 
 class BrowserView:
@@ -555,7 +556,7 @@ class BrowserView:
         learnt = "Show the sky that the model has learnt, not the background."
         sky = gui.add_checkbox("Sky", True, visible=False, hint=learnt)
         self._sky = on(sky, lambda value: self._set(sky=value))
-        background = gui.add_rgb("Background", _to_bytes(self._stream.settings.options.background))
+        background = gui.add_rgb("Background", rgb_bytes(self._stream.settings.options.background))
         on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
         times = "Times each splat's own; the model stays as it is."
         size = gui.add_slider("Splat size", 0.05, 2.0, 0.05, 1.0, hint=times)
@@ -593,8 +594,3 @@ class BrowserView:
 
     def _set(self, **changes: Any) -> None:
         self._stream.change(lambda settings: replace(settings, options=replace(settings.options, **changes)))
-
-
-def _to_bytes(color: tuple[float, float, float]) -> tuple[int, int, int]:
-    red, green, blue = (round(255.0 * value) for value in color)
-    return (red, green, blue)

@@ -22,9 +22,7 @@ from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
 from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.gui.theme import size
 from splatstudio.models.model import Model
-from splatstudio.runtime.messages import (
-    Exported,
-)
+from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded
 from splatstudio.settings.typed_path import typed_output
 

@@ -17,10 +17,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
-from splatstudio.runtime.messages import (
-    TrainJob,
-    ViewJob,
-)
+from splatstudio.runtime.messages import TrainJob, ViewJob
 from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene

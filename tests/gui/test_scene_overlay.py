@@ -20,15 +20,10 @@ from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.scene_overlay import Frustums, PathEditor, PathScene, SceneOverlay
-from splatstudio.gui.state.stream import (
-    ModelState,
-)
+from splatstudio.gui.state.stream import ModelState
 from splatstudio.gui.state.viewpoint import frustum_size
 from splatstudio.gui.tabs.view import ViewPanel
-from splatstudio.runtime.messages import (
-    ModelLoaded,
-    StateChanged,
-)
+from splatstudio.runtime.messages import ModelLoaded, StateChanged
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
 from splatstudio.settings.config import TrainConfig

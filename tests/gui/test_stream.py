@@ -14,6 +14,7 @@ import viser
 import viser.transforms
 from blob_models import ring_of_cameras
 from gui_parts import fake_camera, wait_until
+from test_photos import standing_in
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
@@ -30,11 +31,8 @@ from splatstudio.gui.state.stream import (
     ViewSettings,
     frame_request,
 )
-from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov, read_viewpoint
-from splatstudio.runtime.messages import (
-    Frame,
-    ViewOptions,
-)
+from splatstudio.gui.state.viewpoint import read_viewpoint
+from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scene import Scene
 
@@ -205,12 +203,6 @@ def test_what_two_change_at_once_both_holds() -> None:
     other.join()
     stream.close()
     assert stream.settings.options.trim == faint and stream.settings.options.splat_scale == 0.5
-
-
-def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
-    """Return the viewpoint of a browser with this canvas that was sent to `camera`."""
-    rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
-    return Viewpoint(rotation.wxyz, camera.position, fitting_fov(camera, width / height), width, height)
 
 
 def test_only_in_its_camera_is_the_photo_compared_with() -> None:

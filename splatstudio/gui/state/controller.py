@@ -261,15 +261,8 @@ class Controller(FrameSource):
                 self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
                 self.send(messages.Resume())
-            elif state == "ready":
-                self._start_first()
-            elif self._resume_step is not None:
-                self._begin(resume=True)
-            elif self.project.run_folder_taken:
-                # What a failed training left behind is neither gone on with nor overwritten.
-                self._start_anew()
             else:
-                self._begin(resume=False)
+                self._start(waiting=state == "ready")
 
     @property
     def can_start_over(self) -> bool:
@@ -293,12 +286,7 @@ class Controller(FrameSource):
         if not self.project.can_train:
             raise ValueError(f"{self.project.path} is a finished model, which cannot be trained")
         with self._lock:
-            if isinstance(self._worker.job, messages.TrainJob):
-                self._start_first()
-            elif self._resume_step is not None:
-                self._begin(resume=True)
-            else:
-                self._start_anew()
+            self._start(waiting=isinstance(self._worker.job, messages.TrainJob))
 
     @property
     def can_train_more(self) -> bool:
@@ -397,17 +385,18 @@ class Controller(FrameSource):
         under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
         return under_way and isinstance(self._worker.job, messages.TrainJob)
 
-    def _start_first(self) -> None:
-        """Start the training that the worker waits with, or another one if its settings have been changed."""
+    def _start(self, *, waiting: bool) -> None:
+        """Start the training that the worker is `waiting` with, go on with the run, or begin a new one."""
         job = self._worker.job
-        if isinstance(job, messages.TrainJob) and job.config == self.project.config:
+        if waiting and isinstance(job, messages.TrainJob) and job.config == self.project.config:
             self.send(messages.Start())
+        elif not waiting and self._resume_step is not None:
+            self._begin(resume=True)
         else:
+            if not waiting and self.project.run_folder_taken:
+                # What a failed training left behind is neither gone on with nor overwritten.
+                self._turn_to_new_run()
             self._begin(resume=False)
-
-    def _start_anew(self) -> None:
-        self._turn_to_new_run()
-        self._begin(resume=False)
 
     def _turn_to_new_run(self) -> None:
         self.project = self.project.started_over()

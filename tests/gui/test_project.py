@@ -149,7 +149,7 @@ def test_a_run_remembers_where_its_photographs_were_found(blob_folder: Path, tmp
 
 
 @pytest.fixture
-def flat_run(blob_scene: Scene) -> Run:
+def flat_run(own_folder: Path, blob_scene: Scene) -> Run:
     trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
     stopped = Run.open(Path("runs/blobs"))
     stopped.append_metrics(NEWS.row())

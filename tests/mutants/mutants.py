@@ -551,8 +551,8 @@ REST = (
     Mutant(
         "the button that pauses resumes",
         "splatstudio/gui/state/controller.py",
-        "self.send(Pause())",
-        "self.send(Resume())",
+        "self.send(messages.Pause())",
+        "self.send(messages.Resume())",
         (
             "tests/gui/test_controller.py::test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on",
         ),

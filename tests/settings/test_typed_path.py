@@ -11,8 +11,8 @@ from gui_parts import as_user, evaluate_panel
 from path_builder import random_keys
 
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.scene_overlay import PathEditor
 from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.scene_overlay import PathEditor
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.export import ExportPanel
 from splatstudio.gui.tabs.render import OutputSection

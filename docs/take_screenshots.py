@@ -17,7 +17,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Listen
+from splatstudio.gui.server.access import Listen
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]

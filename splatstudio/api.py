@@ -9,7 +9,7 @@ import numpy as np
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
-from splatstudio.gui.state.nerfview_adapter import show
+from splatstudio.gui.state.stream import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image

@@ -32,7 +32,7 @@ from splatstudio.cli.unread_output import leave_unread, nobody_reads
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.gui.server.network import THIS_MACHINE, Listen
+from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.settings.presets import PRESETS, PresetName
@@ -66,8 +66,7 @@ def open_(
         at_once: What to do without being asked in the page.
     """
     _say_starting()
-    from splatstudio.gui.app import open_studio
-    from splatstudio.gui.attached import nodes_asked_for
+    from splatstudio.gui.app import nodes_asked_for, open_studio
 
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
@@ -303,7 +302,7 @@ def attach_(
         from splatstudio.cli.attach import attach
 
         return attach(address, token, sys.stdin)
-    from splatstudio.gui.attached import open_attached
+    from splatstudio.gui.app import open_attached
 
     open_attached(address, token, network=listen, browser=browser).run_forever()
     return 0

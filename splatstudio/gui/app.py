@@ -1,31 +1,37 @@
-"""The studio: a page in the browser that steers a training in the background and shows its model live."""
+"""The studio: a page in the browser that steers a training, here or elsewhere, and shows its model live."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
+import shlex
 import signal
 import threading
+import time
 import webbrowser
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import Any, TypeVar
 
 import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.gui.dock.status import StatusPanel
+from splatstudio.files.run import PATHS_FOLDER, Run
+from splatstudio.gui.dock import StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
+from splatstudio.gui.server.access import THIS_MACHINE, Listen, advice
 from splatstudio.gui.server.gate import open_server
-from splatstudio.gui.server.network import THIS_MACHINE, Listen, advice
 from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.state.news import Milestones, News
 from splatstudio.gui.state.project import Project, on_devices, open_project
-from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.status import Choice, Notice, Status
 from splatstudio.gui.state.stream import Viewport
-from splatstudio.gui.state.tasks import TaskBoard
+from splatstudio.gui.state.tasks import Milestones, News, TaskBoard
 from splatstudio.gui.state.viewpoint import FirstView
 from splatstudio.gui.tabs.devices import DevicesPanel, RanksPanel
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
@@ -35,9 +41,14 @@ from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.gui.tabs.train import TrainPanel
 from splatstudio.gui.tabs.view import ViewPanel
 from splatstudio.gui.theme import ACCENT
-from splatstudio.runtime.messages import Close, Event, ModelLoaded, Saved
+from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.messages import Close, Event, Job, ModelLoaded, Saved, TrainJob
+from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.sentences import saved_sentence
-from splatstudio.settings.config import TrainConfig
+from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
+from splatstudio.runtime.supervisor import Plan
+from splatstudio.scene.load import load_training_scene
+from splatstudio.settings.config import TrainConfig, from_json
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 RIGHT_WIDTH = 390  # pixels
@@ -206,6 +217,9 @@ class Studio:
             self._news.tell(Notice(f"{name} may show old figures", sentence, bad=True))
 
 
+StudioType = TypeVar("StudioType", bound=Studio)
+
+
 def open_studio(
     path: str | Path,
     *,
@@ -225,30 +239,27 @@ def open_studio(
     or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)
-    say_where(studio, network)
     if train:
         try:
             studio.start_training()
         except ValueError:
             studio.close()
             raise
-    if browser:
-        show_in_browser(studio)
-    return studio
+    return told_and_shown(studio, network, browser)
 
 
-def say_where(studio: Studio, network: Listen) -> None:
-    """Print a studio's address, and what its user should know."""
+def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str = "") -> StudioType:
+    """Print a studio's address, what its user should know and `last`; open the browser where one is to."""
     print(f"The studio is open at {studio.url}", flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
-    for note in (*told, *studio.controller.project.notes):
+    for note in (*told, *studio.controller.project.notes, *filter(None, [last])):
         print(note, flush=True)
-
-
-def show_in_browser(studio: Studio) -> None:
-    """Open the default browser, where there is a display."""
-    if platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+    # Where there is no display a browser of the terminal would take it.
+    if browser and (
+        platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
         webbrowser.open(studio.url)
+    return studio
 
 
 def _light(scene: viser.SceneApi) -> None:
@@ -271,3 +282,204 @@ def last_words(status: Status, saved: Saved | None, run_dir: Path) -> str:
         return "No step was done yet, so nothing had to be saved."
     words = f"{status.message} {saved_sentence(run_dir, status.step)}".lstrip()
     return words if newest_checkpoint(run_dir) is None else f"{words} {go_on}"
+
+
+@dataclass(frozen=True, eq=False)
+class AttachedProject(Project):
+    """A run on other machines. Paths are theirs; `seen`: the run's folder is on a disk of this one, too."""
+
+    seen: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what the user calls it."""
+        return self.path.name
+
+    # It is trained, and can be evaluated, whether or not its photographs are here; who started it resumes it.
+    can_train = can_evaluate = property(lambda _: True)
+    resume_step = property(lambda _: None)
+
+    def first_job(self) -> TrainJob:
+        """Return the training."""
+        return self.training_job(resume=False)
+
+    def training_job(self, *, resume: bool) -> TrainJob:
+        """Return the training."""
+        assert self.run_dir is not None
+        scene_path = self.run_dir if self.scene is None else self.scene.path
+        return TrainJob(scene_path, self.run_dir, self.config)
+
+    def folder_of(self, kind: str) -> Path:
+        """Return where files of a kind go: in the run, but camera paths, which the page writes, are here."""
+        if kind == PATHS_FOLDER and not self.seen:
+            return Path.cwd() / f"{self.name}-{kind}"
+        return super().folder_of(kind)
+
+
+def project_of(card: RunCard) -> AttachedProject:
+    """Return the project of a training that says so of itself.
+
+    Raises ValueError with one sentence where this program does not know its settings.
+    """
+    values = json.loads(card.config)
+    config = from_json(TrainConfig, values)
+    project = AttachedProject(card.run_dir, None, None, card.run_dir, config)
+    try:
+        # A run that has just been started has written nothing of itself yet.
+        made = (card.run_dir / "run.json").exists() or not card.run_dir.parent.is_dir()
+        seen = not made or Run.open(card.run_dir).scene_path == card.scene_path
+        scene = load_training_scene(card.scene_path, config) if seen else None
+    except (ValueError, OSError):  # its folders may be somebody else's here
+        scene = None
+    if scene is None:
+        note = (
+            f"The photographs and the run folder {card.run_dir} are not on this machine: the page shows the"
+            " model without them, and what is exported or rendered stays on the training's machine."
+        )
+        return replace(project, notes=(note,))
+    return replace(project, scene=scene, seen=True, notes=scene.notes)
+
+
+class AttachedController(Controller):
+    """Steers a training that is not this studio's: it is neither started here nor ended by closing."""
+
+    elsewhere = True
+
+    def __init__(self, project: Project, notify: Callable[[Notice], None], plan: RemotePlan):
+        self._plan = plan
+        super().__init__(project, notify)
+
+    def choice(self) -> Choice:
+        """Return what the primary button says and whether it can be pressed."""
+        if self.status.state in ("starting", "loading", "training", "paused", "restarting"):
+            return super().choice()
+        return Choice("Ended", enabled=False)
+
+    # A new run is started where the machines are; this one has begun, and its processes leave at the end.
+    can_start_over = can_set_up = can_train_more = property(lambda _: False)
+
+    def _plan_for(self, job: Job) -> Plan | RemotePlan:
+        return self._plan if isinstance(job, TrainJob) else super()._plan_for(job)
+
+    def _load_history(self) -> None:
+        rows: list[dict[str, Any]] = json.loads(self._plan.line.card.rows)
+        self.history.load(rows)
+        self._show_last_figures()
+
+
+class AttachedStudio(Studio):
+    """A studio for a training elsewhere, which goes on when it is closed."""
+
+    def __init__(self, plan: RemotePlan, network: Listen = THIS_MACHINE):
+        self._serve(project_of(plan.line.card), network, partial(AttachedController, plan=plan))
+
+
+def attached_studio(dialled: Callable[[], RemoteLine], network: Listen) -> AttachedStudio:
+    """Return the studio of the training that `dialled` connects to, as often as it has to."""
+    line = dialled()
+    try:
+        return AttachedStudio(RemotePlan(line, dialled), network)
+    except BaseException:
+        line.close()
+        raise
+
+
+def open_attached(
+    address: str, token: str, *, network: Listen = THIS_MACHINE, browser: bool = True
+) -> AttachedStudio:
+    """Open the studio of the training at `address`, HOST:PORT, and print where.
+
+    Raises ValueError with one sentence where nobody answers there, the token is wrong, or the page's address
+    cannot be used.
+    """
+    studio = attached_studio(lambda: dial(address, token, frames=True), network)
+    return told_and_shown(studio, network, browser, "Closing the studio leaves the training as it is.")
+
+
+# What is for the studio, of the words of a command line; all else is for the training.
+OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
+OWN |= {"train", "no-train", "no-browser", "attach", "attach-via"}
+MAX_RESTARTS = 100  # a machine that is replaced counts, too
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """A training that several machines come together for; `host` is this one's address, as they see it."""
+
+    scene_path: Path
+    run_dir: Path
+    num_nodes: int
+    host: str
+    per_node: str = "gpu"  # ranks on each: a number, or "gpu" for one on each GPU
+    words: tuple[str, ...] = ()  # further ones for `splatstudio train`
+
+    def command(self, port: int) -> str:
+        """Return what to start on each machine, where the store is at `port` of this one."""
+        launch = ["torchrun", "--nnodes", str(self.num_nodes), "--nproc-per-node", self.per_node]
+        launch += ["--max-restarts", str(MAX_RESTARTS), "--rdzv-backend", "c10d"]
+        launch += ["--rdzv-endpoint", f"{self.host}:{port}", "--rdzv-id", self.run_dir.name]
+        launch += ["--rdzv-conf", "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3"]
+        train = ["splatstudio", "train", str(self.scene_path), "--run", str(self.run_dir), *self.words]
+        train += ["--attach-via", f"{self.host}:{port}"]
+        # Else the ranks of a restart read the addresses of those before (pytorch#135712).
+        shared = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+        return shared + shlex.join([*launch, "--no-python", "--", *train])
+
+
+def words_for_training(arguments: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Return those words of an `open` command that are settings of the training."""
+    kept, words = False, []
+    for word in arguments:
+        if word.startswith("--"):
+            kept = word[2:].partition("=")[0].replace("_", "-") not in OWN
+        if kept and Path(word) != path:
+            words.append(word)
+    return tuple(words)
+
+
+def nodes_asked_for(
+    words: Sequence[str], path: Path, run_dir: Path | None, devices: DeviceOptions, network: Listen
+) -> AttachedStudio:
+    """Open the page of what an `open` command with --nodes asks for; see `open_nodes`.
+
+    Raises ValueError with one sentence for what is missing in it.
+    """
+    if run_dir is None:
+        raise ValueError("--nodes needs --run: one folder that all machines see")
+    devices.check_spread()
+    if devices.gpus is not None:
+        raise ValueError(
+            "--gpus names those of this machine: with --nodes choose on each by CUDA_VISIBLE_DEVICES, or give"
+            " --ranks"
+        )
+    host, port = devices.meeting_at
+    kept = words_for_training(words, path)
+    per_node = "gpu" if devices.ranks is None else str(devices.ranks)
+    gathering = Gathering(path.resolve(), run_dir.resolve(), devices.nodes, host, per_node, kept)
+    return open_nodes(gathering, port, network=network, browser="--no-browser" not in words)
+
+
+def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: bool) -> AttachedStudio:
+    """Say what to start on the machines, wait for them, and open the page of their training.
+
+    Raises ValueError with one sentence for a port that cannot be had. The store lives as long as the
+    studio, and the agents of torchrun end without: their ranks save, and leave.
+    """
+    host = StoreHost(port, gathering.host)
+    print(f"Start this on each of {gathering.num_nodes} machines, which all see {gathering.run_dir}:\n")
+    print(f"  {gathering.command(host.port)}\n", flush=True)
+    print(f"The machines meet {_where(host)}, without a password: in a network that you trust.", flush=True)
+    while True:
+        try:
+            studio = attached_studio(host.dialled, network)
+            break
+        except Unreachable:
+            time.sleep(REDIAL_SECONDS)
+    last = "When this studio is closed the training saves and ends: its machines meet here."
+    return told_and_shown(studio, network, browser, last)
+
+
+def _where(host: StoreHost) -> str:
+    if host.address == EVERYWHERE:
+        return f"at port {host.port} of all networks of this machine"
+    return f"at {host.address}:{host.port} alone"

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import viser
 
+from splatstudio.formats.free_path import free_path
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import Viewport
@@ -19,22 +21,7 @@ from splatstudio.runtime.messages import Event
 
 # viser's camera moves with these, and with the arrow keys.
 CAMERA_KEYS = frozenset("WASDQE")
-
-
-@dataclass(frozen=True)
-class Hotkey:
-    """A command: the `key` that gives it, what it is called, and what it does.
-
-    `action` gets the browser that gave it, and runs in a thread of viser's pool. `key` is a capital letter or
-    one of viser's names ("space"), None for a command that is in the palette only; with `control` it is held
-    together with Ctrl (Cmd on a Mac). What is typed into a text field gives no commands.
-    """
-
-    key: str | None
-    label: str
-    action: Callable[[viser.ClientHandle], None]
-    description: str | None = None
-    control: bool = False
+FILE_HINT = "On the machine where the studio runs; folders are made as needed."
 
 
 class Hotkeys:
@@ -44,42 +31,82 @@ class Hotkeys:
         self._server = server
         self._taken: dict[tuple[str, bool], str] = {}
 
-    def add(self, hotkey: Hotkey) -> viser.CommandHandle:
+    def add(
+        self,
+        key: str | None,
+        label: str,
+        action: Callable[[viser.ClientHandle], object],
+        description: str | None = None,
+        *,
+        control: bool = False,
+    ) -> viser.CommandHandle:
         """Register a command for all browsers and return its handle: set `disabled` while it cannot be given.
 
-        Two actions on one key, or one on a key that moves the camera, are mistakes of the program.
+        `action` gets the browser that gave it, and runs in a thread of viser's pool. `key` is a capital
+        letter or one of viser's names ("space"), None for a command that is in the palette only; with
+        `control` it is held together with Ctrl (Cmd on a Mac). What is typed into a text field gives no
+        commands. Two actions on one key, or one on a key that moves the camera, are mistakes of the program.
         """
-        if hotkey.key is not None:
-            place = (hotkey.key, hotkey.control)
-            assert place not in self._taken, f"{hotkey.label}: {hotkey.key} is {self._taken[place]}"
-            assert hotkey.control or hotkey.key not in CAMERA_KEYS, f"{hotkey.key} moves the camera"
-            self._taken[place] = hotkey.label
+        if key is not None:
+            assert (key, control) not in self._taken, f"{label}: {key} is {self._taken[key, control]}"
+            assert control or key not in CAMERA_KEYS, f"{key} moves the camera"
+            self._taken[key, control] = label
         handle = self._server.gui.add_command(
-            hotkey.label,
-            description=hotkey.description,
-            hotkey=hotkey.key,  # type: ignore[arg-type] - viser lists its keys one by one
-            modifier="cmd/ctrl" if hotkey.control else None,
+            label,
+            description=description,
+            hotkey=key,  # type: ignore[arg-type] - viser lists its keys one by one
+            modifier="cmd/ctrl" if control else None,
         )
 
         @handle.on_trigger
         def _(event: viser.CommandEvent) -> None:
             if event.client is not None:
-                hotkey.action(event.client)
+                action(event.client)
 
         return handle
 
 
 class Panel:
-    """A tab of the page, built inside of the tab; it adds its keys to `Page.hotkeys`.
+    """A tab of the page or a part of one, built inside of the tab; it adds its keys to `Page.hotkeys`.
 
-    viser sends a property only when its value has changed: `refresh` may set all of them each time.
+    What a callback of a control raises is told to the user: ValueError and OSError as what was not done.
     """
 
     refresh_seconds = 0.25  # at least, between two refreshes
     look_seconds: float | None = None  # how often `look` is called; None: never
 
+    def __init__(self, page: Page):
+        self.page, self.controller, self.gui = page, page.controller, page.server.gui
+        self._parts: list[Panel | Field] = []
+        self._kept: list[tuple[Any, str, Callable[[], Any]]] = []
+
+    def add(self, part: PartType) -> PartType:
+        """Refresh a part, or a field, together with this."""
+        self._parts.append(part)
+        return part
+
+    def keep(self, handle: HandleType, **properties: Callable[[], Any]) -> HandleType:
+        """Let the named properties of a control be what these functions return, at each refresh."""
+        self._kept += [(handle, name, value) for name, value in properties.items()]
+        return handle
+
+    def button(
+        self, label: str, press: Callable[[viser.ClientHandle], object], color: Any = "gray", **settings: Any
+    ) -> viser.GuiButtonHandle:
+        """Add a button; `press` gets the browser in which it was pressed."""
+        handle = self.gui.add_button(label, color=color, **settings)
+        when_user(handle, lambda client, _: press(client))
+        return handle
+
     def refresh(self) -> None:
-        """Show what has changed; called after something has, always from the same thread."""
+        """Show what has changed; called after something has, always from the same thread.
+
+        viser sends a property only when its value has changed: all of them may be set each time.
+        """
+        for part in self._parts:
+            part.refresh()
+        for handle, name, value in self._kept:
+            setattr(handle, name, value())
 
     def look(self) -> None:
         """Look at what tells of no change, as the disk; a refresh follows."""
@@ -182,12 +209,19 @@ class Page:
     notify: Callable[[Notice], None]
     changed: Callable[[Panel | None], None]
 
+    def free(self, wanted: Path) -> Path:
+        """Return where a new file goes: what is there already stays as it is, which is told."""
+        path = free_path(wanted)
+        if path != wanted:
+            self.notify(Notice(f"Writing {path.name}", f"{wanted} exists and stays as it is."))
+        return path
+
     def refuse(self, title: str, why: ValueError | OSError | str) -> None:
         """Tell everybody what was not done, and why."""
         self.notify(Notice(title, str(why), bad=True))
 
 
-def when_user(handle: Any, action: Callable[[viser.ClientHandle, Any], None]) -> None:
+def when_user(handle: Any, action: Callable[[viser.ClientHandle, Any], object]) -> None:
     """Call `action` with the browser and the value when a user, not the program, changes a control."""
 
     def update(event: viser.GuiEvent) -> None:
@@ -205,15 +239,11 @@ class Field:
     """
 
     def __init__(
-        self,
-        handle: viser.GuiInputHandle[Any],
-        shown: Callable[[], Any],
-        take: Callable[[Any], None],
-        refused: Callable[[ValueError], None] | None = None,
+        self, handle: viser.GuiInputHandle[Any], shown: Callable[[], Any], take: Callable[[Any], object]
     ):
         """Let the control show `shown()`, None: as it is; `take` raises ValueError for what cannot be."""
         self.handle = handle
-        self._shown, self._take, self._refused = shown, take, refused
+        self._shown, self._take = shown, take
         self._last: Any = None
         when_user(handle, lambda _, value: self._update(value))
 
@@ -230,8 +260,10 @@ class Field:
             return
         try:
             self._take(value)
-        except ValueError as error:
+        except ValueError:
             self._last = None  # the control shows again what holds
-            if self._refused is None:
-                raise
-            self._refused(error)
+            raise
+
+
+PartType = TypeVar("PartType", bound="Panel | Field")
+HandleType = TypeVar("HandleType")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.modes import ColorMapName, Legend
 from splatstudio.runtime.messages import State
 
 ACCENT = (64, 160, 255)
@@ -12,6 +14,7 @@ TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
 MUTED = "#8b95a5"
 GOOD = (62, 207, 122)
 
+NUM_STOPS = 12  # of the gradient that shows a colour map
 # What the user reads, and the colour of the dot beside it.
 STATE_WORDS: dict[State, tuple[str, str]] = {
     "starting": ("Starting", "#8b95a5"),
@@ -30,6 +33,12 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
 def css(color: Sequence[int]) -> str:
     """Return a colour, three bytes, as CSS."""
     return f"rgb({','.join(str(int(channel)) for channel in color)})"
+
+
+def rgb_bytes(color: Sequence[float]) -> tuple[int, int, int]:
+    """Return a colour of three parts from 0 to 1 as three bytes."""
+    red, green, blue = (round(255.0 * part) for part in color)
+    return red, green, blue
 
 
 def note_html(text: str, kind: str = "", mark: str = "note") -> str:
@@ -73,3 +82,28 @@ def size(num_bytes: float) -> str:
 def counted(num: int, noun: str) -> str:
     """Return a number of things: "1 change", "2 changes"."""
     return f"{num:,} {noun}" if num == 1 else f"{num:,} {noun}s"
+
+
+def legend_html(legend: Legend | None, notice: str | None) -> str:
+    """Return a bar of the colours with the values of its ends, and why the picture is not as asked for."""
+    bar = ""
+    if legend is not None:
+        bar = (
+            f'<div class="ss-legend" data-splatstudio="legend"><span>{_figure(legend.low)}</span>'
+            f'<div class="bar" style="background:{_gradient(legend.color_map)}"></div>'
+            f"<span>{_figure(legend.high)}</span>"
+            f'<span class="ss-muted">{html.escape(legend.unit)}</span></div>'
+        )
+    return bar + (note_html(notice, "warning") if notice else "")
+
+
+def _gradient(name: ColorMapName) -> str:
+    """Return a colour map as a CSS gradient from left to right."""
+    table = color_table(name).numpy()
+    stops = (table[round(i * 255 / (NUM_STOPS - 1))] for i in range(NUM_STOPS))
+    return "linear-gradient(to right, " + ", ".join(f"rgb({r},{g},{b})" for r, g, b in stops) + ")"
+
+
+def _figure(value: float) -> str:
+    """Return a number with three digits that count."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -28,7 +28,7 @@ import psutil
 from playwright.sync_api import Error as PlaywrightError
 
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Listen
+from splatstudio.gui.server.access import Listen
 from splatstudio.settings.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from example_checkpoints import example
 from splatstudio.checkpoints.catalog import delete_entry, entries_of, folders_with_models
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
-from splatstudio.gui.tabs.models import facts_html
+from splatstudio.gui.tabs.evaluate import facts_html
 from splatstudio.settings.config import TrainConfig
 
 

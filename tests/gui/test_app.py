@@ -18,14 +18,10 @@ from gui_parts import MANY, TIMEOUT, trained_run
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.app import Studio, last_words, open_studio
-from splatstudio.gui.server.network import Listen
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.state.status import Status
 from splatstudio.models.model import load_model
-from splatstudio.runtime.messages import (
-    ModelLoaded,
-    Saved,
-    StateChanged,
-)
+from splatstudio.runtime.messages import ModelLoaded, Saved, StateChanged
 from splatstudio.scene.scene import Scene
 
 LOADED = ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)

@@ -17,9 +17,9 @@ from path_builder import random_keys
 
 from splatstudio.cameras.camera_path import THROUGH_KEYFRAMES, CameraPath, through
 from splatstudio.files.run import Run, new_run_path
-from splatstudio.gui.state import camera_paths
-from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathStore, plain_name
+from splatstudio.gui.state import scene_overlay
 from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.scene_overlay import Draft, PathEditor, PathStore, plain_name
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -67,7 +67,7 @@ def test_a_drag_is_one_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = editor.keyframe
     assert before is not None
     clock = iter(range(0, 1000))
-    monkeypatch.setattr(camera_paths.time, "monotonic", lambda: 0.1 * next(clock))
+    monkeypatch.setattr(scene_overlay.time, "monotonic", lambda: 0.1 * next(clock))
     for fov in np.linspace(0.5, 0.9, 30):
         editor.change_keyframe(control="fov", fov_y=float(fov))
     assert editor.keyframe is not None and editor.keyframe.fov_y == pytest.approx(0.9)
@@ -166,7 +166,7 @@ def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
     store: PathStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, release = threading.Event(), threading.Event()
-    write, written = camera_paths.write_camera_path, []
+    write, written = scene_overlay.write_camera_path, []
 
     def slow(file: Path, path: CameraPath, *rest: Any, **options: Any) -> None:
         writing.set()
@@ -174,8 +174,8 @@ def test_changes_do_not_wait_for_the_disk_and_the_newest_is_written(
         written.append((file.stem, len(path.keyframes)))
         write(file, path, *rest, **options)
 
-    monkeypatch.setattr(camera_paths, "write_camera_path", slow)
-    monkeypatch.setattr(camera_paths, "SAVE_SECONDS", 0.05)
+    monkeypatch.setattr(scene_overlay, "write_camera_path", slow)
+    monkeypatch.setattr(scene_overlay, "SAVE_SECONDS", 0.05)
     store.save_soon(CameraPath(random_keys(1, 2)), "one")
     assert writing.wait(120)
     start = time.monotonic()
@@ -193,7 +193,7 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
     store: PathStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, release = threading.Event(), threading.Event()
-    write = camera_paths.write_camera_path
+    write = scene_overlay.write_camera_path
 
     def slow(*arguments: Any, **options: Any) -> None:
         writing.set()
@@ -201,8 +201,8 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
         write(*arguments, **options)
 
     store.write(CameraPath(random_keys(1, 2)), "one", with_frames=False)
-    monkeypatch.setattr(camera_paths, "write_camera_path", slow)
-    monkeypatch.setattr(camera_paths, "SAVE_SECONDS", 0.1)
+    monkeypatch.setattr(scene_overlay, "write_camera_path", slow)
+    monkeypatch.setattr(scene_overlay, "SAVE_SECONDS", 0.1)
     store.save_soon(CameraPath(random_keys(1, 3)), "one")
     store.save_soon(CameraPath(random_keys(1, 4)), "two")
     store.save_soon(CameraPath(()), "three")  # is not kept
@@ -224,19 +224,19 @@ def test_what_is_not_on_the_disk_yet_is_there_for_who_asks(
 def test_what_a_full_disk_did_not_take_is_told_and_tried_again(
     store: PathStore, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = camera_paths.write_camera_path
+    write = scene_overlay.write_camera_path
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(camera_paths, "write_camera_path", full)
-    monkeypatch.setattr(camera_paths, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(scene_overlay, "write_camera_path", full)
+    monkeypatch.setattr(scene_overlay, "RETRY_SECONDS", 0.1)
     store.save_soon(CameraPath(random_keys(1, 3)), "one")
     store.flush()
     wait_until(lambda: told == ["The camera path one is not saved: No space left on device."])
     time.sleep(0.5)
     assert len(told) == 1, "once, however often it is tried"
-    monkeypatch.setattr(camera_paths, "write_camera_path", write)
+    monkeypatch.setattr(scene_overlay, "write_camera_path", write)
     wait_until((store.folder / "one.json").exists, "it is written")
     assert store.names() == ["one"]
     store.close()

@@ -12,7 +12,7 @@ from gui_parts import Steered, scores, trained_run
 
 from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.status import header_html
+from splatstudio.gui.dock import header_html
 from splatstudio.gui.state.controller import Controller, PreviewModel
 from splatstudio.gui.state.photos import PhotoPsnr
 from splatstudio.gui.state.project import open_project
@@ -26,6 +26,7 @@ from splatstudio.runtime.messages import (
     Start,
     Started,
     StateChanged,
+    Stop,
     TrainJob,
     ViewJob,
 )
@@ -130,7 +131,7 @@ def test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on(rest
     assert restarting.choice() == Choice("Resume") and restarting._worker.will_pause
     restarting.press_primary()
     assert restarting.choice() == Choice("Pause") and restarting._worker.will_pause is False
-    restarting.stop()
+    restarting.send(Stop())
     assert restarting._worker.will_pause
 
 
@@ -252,12 +253,9 @@ def test_a_worker_that_cannot_be_started_is_told_and_can_be_tried_again(
     assert controller.status.state == "loading" and "Start" in sent
 
 
-def test_only_a_new_run_leaves_the_model_that_was_seen(
-    blob_scene: Scene, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("noted")
+def test_only_a_new_run_leaves_the_model_that_was_seen(blob_scene: Scene, blob_folder: Path) -> None:
     trained_run(blob_scene, Path("runs/blobs"))
-    for order in ("start", "send", "close"):
-        monkeypatch.setattr(WorkerClient, order, lambda *_: None)
     controller = Controller(open_project(blob_folder, TrainConfig(), None), lambda _: None)
     loaded = ModelLoaded(3, 60, (0.0, 0.0, 0.0), 1.0)
 
@@ -301,11 +299,10 @@ def test_a_run_that_is_opened_shows_nothing_of_steps_that_no_checkpoint_has(
     assert checkpoint.name == "step_00000003"
 
 
+@pytest.mark.usefixtures("noted")
 def test_a_damaged_checkpoint_is_told_on_the_page_when_a_run_is_opened_and_resumed(
-    blob_scene: Scene, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+    blob_scene: Scene, blob_folder: Path
 ) -> None:
-    for order in ("start", "send", "close"):
-        monkeypatch.setattr(WorkerClient, order, lambda *_: None)
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
     newer = checkpoint.with_name("step_00000009")
     newer.mkdir()
@@ -330,11 +327,8 @@ def test_a_damaged_checkpoint_is_told_on_the_page_when_a_run_is_opened_and_resum
     assert len(told) == 3 and "no other checkpoint is good" in told[0].text
 
 
-def test_the_head_mixes_no_figures_of_two_runs(
-    blob_scene: Scene, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for order in ("start", "send", "close"):
-        monkeypatch.setattr(WorkerClient, order, lambda *_: None)
+@pytest.mark.usefixtures("noted")
+def test_the_head_mixes_no_figures_of_two_runs(blob_scene: Scene, blob_folder: Path) -> None:
     own, other = trained_run(blob_scene, Path("runs/blobs")), trained_run(blob_scene, Path("runs/<other>"), 5)
     Run.open(Path("runs/blobs")).append_metrics({"step": 3, "loss": 0.5, "test_psnr": 23.0})
     controller = Controller(open_project(Path("runs/blobs"), TrainConfig(), None), lambda _: None)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,19 +14,17 @@ from typing import cast
 import numpy as np
 import pytest
 from blob_models import blobs
-from gui_parts import MANY, TIMEOUT, Steered, trained_run
+from gui_parts import MANY, Steered, trained_run, wait_until
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.checkpoints.checkpoint import newest_checkpoint, verify_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gaussians.transform import transformed
-from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.history import History
 from splatstudio.gui.state.project import open_project
-from splatstudio.gui.state.status import Notice, Status
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.runtime.messages import Saved, ViewOptions
+from splatstudio.runtime.messages import Save, Saved, Stop, ViewOptions
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -35,10 +33,31 @@ from splatstudio.settings.strategy_config import DensifyConfig
 Desks = Callable[..., Steered]
 
 
-def test_the_primary_button_through_a_training(steered: Callable[..., Steered], blob_folder: Path) -> None:
+@pytest.fixture
+def ready(steered: Desks, blob_folder: Path) -> Steered:
+    """Return a training that waits for its start."""
     it = steered(blob_folder)
-    controller = it.controller
     it.wait(lambda status: status.state == "ready", "ready")
+    return it
+
+
+@pytest.fixture
+def training(ready: Steered) -> Steered:
+    """Return a training under way."""
+    ready.controller.press_primary()
+    ready.wait(lambda status: status.state == "training" and status.step > 3, "training")
+    return ready
+
+
+def saved(it: Steered) -> Path:
+    """Return the checkpoint that is written now."""
+    it.controller.send(Save())
+    it.wait(lambda _: it.controller.last_saved is not None, "saved")
+    return cast(Saved, it.controller.last_saved).path
+
+
+def test_the_primary_button_through_a_training(ready: Steered) -> None:
+    it, controller = ready, ready.controller
     assert controller.choice().label == "Start training" and not controller.can_start_over
     assert controller.model_state().step is None
     controller.press_primary()
@@ -52,25 +71,16 @@ def test_the_primary_button_through_a_training(steered: Callable[..., Steered], 
     assert controller.choice().label == "Resume" and controller.status.eta_seconds is None
     controller.press_primary()
     it.wait(lambda status: status.step > step, "going on")
-    controller.stop()
+    controller.send(Stop())
     it.wait(lambda status: status.state == "finished", "stopped")
     assert controller.choice().label == "Resume" and controller.can_start_over
     it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "it is told")
     assert len(controller.history.loss) > 1
 
 
-def test_a_killed_worker_is_failed_and_resume_goes_on(
-    steered: Callable[..., Steered], blob_folder: Path
-) -> None:
-    it = steered(blob_folder)
-    controller = it.controller
-    controller.press_primary()
-    it.wait(lambda status: status.state == "ready", "ready")
-    controller.press_primary()
-    it.wait(lambda status: status.step > 3, "training")
-    controller.save()
-    run = cast(Path, controller.project.run_dir)
-    it.wait(lambda _: newest_checkpoint(run) is not None, "saved")
+def test_a_killed_worker_is_failed_and_resume_goes_on(training: Steered) -> None:
+    it, controller = training, training.controller
+    saved(it)
     controller._worker.kill()  # which is not restarted
     status = it.wait(lambda status: status.state == "failed", "failed")
     assert "is safe" in status.message and not status.has_model
@@ -79,21 +89,14 @@ def test_a_killed_worker_is_failed_and_resume_goes_on(
     label = controller.choice().label
     assert label.startswith("Resume from step ")
     controller.press_primary()
-    saved = int(label.rpartition(" ")[2].replace(",", ""))
-    status = it.wait(lambda status: status.state == "training" and status.step > saved, "training again")
+    step = int(label.rpartition(" ")[2].replace(",", ""))
+    status = it.wait(lambda status: status.state == "training" and status.step > step, "training again")
     assert status.message == ""
 
 
-def test_a_training_whose_process_dies_goes_on_by_itself(
-    steered: Callable[..., Steered], blob_folder: Path, blob_scene: Scene
-) -> None:
-    it = steered(blob_folder)
-    controller = it.controller
-    it.wait(lambda status: status.state == "ready", "ready")
-    controller.press_primary()
-    it.wait(lambda status: status.step > 3, "training")
-    controller.save()
-    it.wait(lambda _: controller.last_saved is not None, "saved")
+def test_a_training_whose_process_dies_goes_on_by_itself(training: Steered, blob_scene: Scene) -> None:
+    it, controller = training, training.controller
+    saved(it)
     assert controller.render(1, blob_scene.cameras[0], ViewOptions()) is not None
     os.kill(controller._worker.pid, signal.SIGKILL)
     it.wait(lambda _: any("goes on by itself" in notice.text for notice in it.notices), "said so")
@@ -106,14 +109,8 @@ def test_a_training_whose_process_dies_goes_on_by_itself(
     assert (np.diff(steps) > 0).all(), "the plot goes back in time"
 
 
-def test_start_works_after_a_crash_before_any_save(
-    steered: Callable[..., Steered], blob_folder: Path
-) -> None:
-    it = steered(blob_folder)
-    controller = it.controller
-    it.wait(lambda status: status.state == "ready", "ready")
-    controller.press_primary()
-    it.wait(lambda status: status.step > 3, "training")
+def test_start_works_after_a_crash_before_any_save(training: Steered) -> None:
+    it, controller = training, training.controller
     controller._worker.kill()  # which is not restarted
     it.wait(lambda status: status.state == "failed", "failed")
     assert controller.choice().label == "Start training"
@@ -122,15 +119,9 @@ def test_start_works_after_a_crash_before_any_save(
     assert controller.project.run_dir == Path("runs/blobs-2")
 
 
-def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(
-    steered: Callable[..., Steered], blob_folder: Path
-) -> None:
-    it = steered(blob_folder)
-    controller = it.controller
-    it.wait(lambda status: status.state == "ready", "ready")
-    controller.press_primary()
-    it.wait(lambda status: status.step > 3, "training")
-    controller.stop()
+def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(training: Steered) -> None:
+    it, controller = training, training.controller
+    controller.send(Stop())
     it.wait(lambda _: any(notice.title == "Training stopped" for notice in it.notices), "stopped")
     step = controller.status.step
     os.kill(controller._worker.pid, signal.SIGKILL)
@@ -141,9 +132,7 @@ def test_a_worker_that_dies_after_the_training_leaves_buttons_that_work(
     it.wait(lambda status: status.state == "training" and status.step > step, "training again")
 
 
-def test_starting_over_leaves_the_old_run_alone(
-    steered: Callable[..., Steered], blob_folder: Path, blob_scene: Scene
-) -> None:
+def test_starting_over_leaves_the_old_run_alone(steered: Desks, blob_folder: Path, blob_scene: Scene) -> None:
     checkpoint = trained_run(blob_scene, Path("runs/blobs"))
     before = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
     it = steered(blob_folder)
@@ -156,48 +145,21 @@ def test_starting_over_leaves_the_old_run_alone(
     assert not Path("runs/blobs-2").exists()
     it.controller.press_primary()
     it.wait(lambda status: status.state == "training" and status.step > 0, "training anew")
-    it.controller.save()
-    it.wait(lambda _: newest_checkpoint(Path("runs/blobs-2")) is not None, "saved in a new folder")
+    assert saved(it).parent.parent == Path("runs/blobs-2")
     assert open_project(Path("runs/blobs-2"), TrainConfig(), None).config == replace(MANY, sh_degree=0)
     it.controller.close()
     after = {path: path.stat().st_mtime_ns for path in Path("runs/blobs").rglob("*") if path.is_file()}
     assert before == after and newest_checkpoint(Path("runs/blobs")) == checkpoint
 
 
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Controller]]:
-    """Make controllers in an empty folder; their workers are ended after the test."""
-    monkeypatch.chdir(tmp_path)
-    made: list[Controller] = []
-
-    def make(path: Path, config: TrainConfig = MANY, notices: list[Notice] | None = None) -> Controller:
-        told = [] if notices is None else notices
-        made.append(Controller(open_project(path, config, None), told.append))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for controller in made:
-        controller.close()
-
-
-def wait(controller: Controller, condition: Callable[[Status], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition(controller.status):
-        assert time.monotonic() < deadline, f"never: {what}; {controller.status}"
-        time.sleep(0.02)
-
-
 def test_a_running_training_takes_live_settings_and_refuses_the_rest(
-    control: Callable[..., Controller], blob_folder: Path
+    ready: Steered, blob_folder: Path
 ) -> None:
-    notices: list[Notice] = []
-    controller = control(blob_folder, MANY, notices)
-    wait(controller, lambda status: status.state == "ready", "ready")
+    controller, notices = ready.controller, ready.notices
     # Before the start everything can be chosen, and the training begins with it.
     controller.change_settings({"sh_degree": 0, "densify.max_gaussians": 99})
     controller.press_primary()
-    wait(controller, lambda status: status.step > 3, "training")
+    ready.wait(lambda status: status.step > 3, "training")
     with pytest.raises(ValueError, match="sh_degree is read at the start"):
         controller.change_settings({"ssim_weight": 0.5, "sh_degree": 1})
     with pytest.raises(ValueError, match=r"optim\.means_lr is nan"):
@@ -206,16 +168,16 @@ def test_a_running_training_takes_live_settings_and_refuses_the_rest(
         controller.change_settings({"steps": 1})
     assert controller.project.config.ssim_weight == 0.2, "nothing is changed where one is wrong"
     controller.change_settings({"ssim_weight": 0.5, "steps": 90_000})
-    wait(controller, lambda status: status.total_steps == 90_000, "the number of steps is the new one")
-    wait(controller, lambda _: controller.project.config.ssim_weight == 0.5, "confirmed")
+    ready.wait(lambda status: status.total_steps == 90_000, "the number of steps is the new one")
+    ready.wait(lambda _: controller.project.config.ssim_weight == 0.5, "confirmed")
 
     def times_told() -> int:
         return sum("SSIM weight is 0.5 from step" in notice.text for notice in notices)
 
-    wait(controller, lambda _: times_told() > 0, "told")
+    ready.wait(lambda _: times_told() > 0, "told")
     assert times_told() == 1
-    controller.stop()
-    wait(controller, lambda status: status.state == "finished", "stopped")
+    controller.send(Stop())
+    ready.wait(lambda status: status.state == "finished", "stopped")
     checkpoint = newest_checkpoint(Path("runs/blobs"))
     assert checkpoint is not None
     kept = verify_checkpoint(checkpoint)["config"]
@@ -226,21 +188,23 @@ def test_a_running_training_takes_live_settings_and_refuses_the_rest(
 
 
 def test_a_finished_run_opened_again_can_be_given_more_steps_and_other_settings(
-    control: Callable[..., Controller], blob_folder: Path
+    steered: Desks, blob_folder: Path
 ) -> None:
     short = TrainConfig(steps=6, eval_steps=(), save_steps=(), sh_degree=1)
-    first = control(blob_folder, short)
-    wait(first, lambda status: status.state == "ready", "ready")
+    it = steered(blob_folder, short)
+    first = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
     first.press_primary()
-    wait(first, lambda status: status.state == "finished", "all steps")
+    it.wait(lambda status: status.state == "finished", "all steps")
     assert not first.choice().enabled and first.can_train_more
     first.close()
-    second = control(blob_folder, TrainConfig())
-    wait(second, lambda status: status.state == "viewing" and status.step == 6, "the finished model")
+    again = steered(blob_folder, TrainConfig())
+    second = again.controller
+    again.wait(lambda status: status.state == "viewing" and status.step == 6, "the finished model")
     assert not second.choice().enabled and second.can_train_more
     second.change_settings({"optim.sh0_lr": 0.01})
     second.train_more(5)
-    wait(second, lambda status: status.state == "finished" and status.step == 11, "five more")
+    again.wait(lambda status: status.state == "finished" and status.step == 11, "five more")
     checkpoint = newest_checkpoint(Path("runs/blobs"))
     assert checkpoint is not None and checkpoint.name == "step_00000011"
     config = verify_checkpoint(checkpoint)["config"]
@@ -248,15 +212,14 @@ def test_a_finished_run_opened_again_can_be_given_more_steps_and_other_settings(
     assert open_project(blob_folder, TrainConfig(), None).resume_step is None, "all its steps are done"
 
 
-def test_densifications_are_told_and_found_again_on_disk(
-    control: Callable[..., Controller], blob_folder: Path
-) -> None:
+def test_densifications_are_told_and_found_again_on_disk(steered: Desks, blob_folder: Path) -> None:
     densify = DensifyConfig(start_step=10, every=10, reset_every=25, grow_grad=1e-6)
     config = TrainConfig(steps=80, eval_steps=(), save_steps=(), sh_degree=0, densify=densify)
-    controller = control(blob_folder, config)
-    wait(controller, lambda status: status.state == "ready", "ready")
+    it = steered(blob_folder, config)
+    controller = it.controller
+    it.wait(lambda status: status.state == "ready", "ready")
     controller.press_primary()
-    wait(controller, lambda status: status.state == "finished", "all steps")
+    it.wait(lambda status: status.state == "finished", "all steps")
     steps, numbers = controller.history.densified.arrays()
     assert list(steps) == [21, 31] and (np.diff(numbers) > 0).all()
     assert list(controller.history.resets.arrays()[0]) == [26]
@@ -266,22 +229,6 @@ def test_densifications_are_told_and_found_again_on_disk(
     assert np.array_equal(loaded.densified.arrays(), controller.history.densified.arrays())
     assert list(loaded.resets.arrays()[0]) == [26] and loaded.num_gaussians.last == numbers[-1]
     assert (loaded.rate.arrays()[1] > 0).all() and len(loaded.rate) > 3
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def training(steered: Desks, blob_folder: Path) -> Iterator[Steered]:
-    it = steered(blob_folder)
-    it.wait(lambda status: status.state == "ready", "ready")
-    it.controller.press_primary()
-    it.wait(lambda status: status.state == "training" and status.step > 2, "training")
-    yield it
 
 
 @pytest.fixture
@@ -305,7 +252,7 @@ def test_a_model_is_shown_while_the_training_goes_on_and_back(
     drawn: list[int] = []
     controller.preview.on_change = lambda: drawn.append(1)
     controller.view(other)
-    until(lambda: controller.preview.worker is not None and drawn, "it is read, and drawn")
+    wait_until(lambda: controller.preview.worker is not None and drawn, "it is read, and drawn")
     assert controller.preview.path == other and not controller.model_state().training
     model: Model = load_model(other).in_frame_of(blob_scene)
     expected = render_image(model.gaussians, camera, model.options).astype(int)
@@ -319,7 +266,7 @@ def test_a_model_is_shown_while_the_training_goes_on_and_back(
     assert len(drawn) > 1 and controller.preview.path is None and controller.model_state().training
     assert np.abs(seen(training, camera) - expected).max() > 20
     assert process is not None
-    until(lambda: not process.alive, "its process leaves")
+    wait_until(lambda: not process.alive, "its process leaves")
 
 
 def test_a_file_that_cannot_be_read_leaves_the_training_in_the_view(
@@ -328,8 +275,8 @@ def test_a_file_that_cannot_be_read_leaves_the_training_in_the_view(
     (tmp_path / "broken.ply").write_bytes(b"ply\nnonsense")
     controller = training.controller
     controller.view(tmp_path / "broken.ply")
-    until(lambda: training.notices and training.notices[-1].bad, "it is told")
-    until(lambda: controller.preview.path is None, "it is given up")
+    wait_until(lambda: training.notices and training.notices[-1].bad, "it is told")
+    wait_until(lambda: controller.preview.path is None, "it is given up")
     assert (
         "broken.ply" in training.notices[-1].text
         and "The training is not touched" in training.notices[-1].text
@@ -344,7 +291,7 @@ def test_a_process_that_cannot_start_is_told_and_the_one_before_stays(
 ) -> None:
     controller = training.controller
     controller.view(other)
-    until(lambda: controller.preview.worker is not None, "it is read")
+    wait_until(lambda: controller.preview.worker is not None, "it is read")
     before = controller.preview.worker
 
     def no_process(self: WorkerClient) -> WorkerClient:

@@ -43,23 +43,21 @@ def test_what_was_asked_about_is_deleted_whatever_is_chosen_now(page: Any, run: 
     for step in (10, 20):
         save_checkpoint(run, example(step))
     panel = evaluate_panel(page)
-    panel._question.ask(entry_of(panel, 10))
+    panel._ask(entry_of(panel, 10))
     panel._list.selected = entry_of(panel, 20)  # as a look at the disk may have it
     panel._answered("Delete it")
     assert steps(run) == ["step_00000020"]
 
 
-def test_what_has_changed_since_the_question_is_not_deleted(
-    page: Any, run: Path, notices: list[Notice]
-) -> None:
+def test_what_has_changed_since_the_question_is_not_deleted(page: Any, run: Path) -> None:
     save_checkpoint(run, example(10))
     panel = evaluate_panel(page)
-    panel._question.ask(entry_of(panel, 10))
+    panel._ask(entry_of(panel, 10))
     save_checkpoint(run, example(10, seed=1))
-    panel._answered("Delete it")
-    assert steps(run) == ["step_00000010"] and "has changed since you were asked" in notices[-1].text
-    panel._answered("Delete it")
-    assert steps(run) == ["step_00000010"] and notices[-1].title == "Not deleted", "nothing was asked"
+    for reason in ("has changed since you were asked", "nothing is deleted"):
+        with pytest.raises(ValueError, match=reason):
+            panel._answered("Delete it")
+        assert steps(run) == ["step_00000010"]
 
 
 def test_photos_are_compared_only_with_the_model_of_their_run_and_scene(
@@ -104,7 +102,7 @@ def test_a_file_that_exists_is_not_written_over(
 
 
 def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
-    page: Any, notices: list[Notice], blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Any, blob_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lone" / "cloud.ply"
     path.parent.mkdir()
@@ -115,12 +113,13 @@ def test_a_file_that_is_open_alone_is_compared_with_the_scene_that_is_named(
     assert named is not None
     started: list[FileTask] = []
     monkeypatch.setattr(FileWorker, "start", lambda _, task: not started.append(task))
-    assert named.button.label == "Evaluate cloud.ply" and named.button.visible
+    assert named.button_of_file.label == "Evaluate cloud.ply" and named.button_of_file.visible
     assert not panel._evaluate.visible and "name the folder of its scene below" in panel._facts.content
-    panel._evaluate_file(named)
-    assert not started and "Type the folder of the scene that cloud.ply shows" in notices[-1].text
+    assert named.file == path
+    with pytest.raises(ValueError, match=r"Type the folder of the scene that cloud\.ply shows"):
+        panel._evaluate_file(path, named.folder)
     named._field.value = str(blob_folder)
-    panel._evaluate_file(named)
+    panel._evaluate_file(path, named.folder)
     assert [task.evaluation for task in started] == [EvaluationTask(path, blob_folder)]
     assert started[0].title == "Evaluating cloud.ply"
 
@@ -135,7 +134,7 @@ def test_a_file_of_a_run_knows_its_scene_and_a_listed_one_has_a_row(page: Any, r
     assert named is not None and named._field.value == str(Run.open(run).scene_path)
     panel._list.entries = (SimpleNamespace(files=(path,)),)  # type: ignore[assignment]
     panel._show_choice()
-    assert not named.button.visible and panel._evaluate.visible
+    assert not named.button_of_file.visible and panel._evaluate.visible
 
 
 def chosen(panel: EvaluatePanel) -> tuple[str, int | None]:
@@ -164,16 +163,18 @@ def test_the_list_of_models_turns_to_the_run_of_the_page_once(page: Any, run: An
 
 @pytest.mark.parametrize("text", NAMELESS)
 def test_nothing_is_evaluated_or_exported_into_a_file_without_a_name(
-    page: Any, run: Path, notices: list[Notice], sent: list[Any], text: str
+    page: Any, run: Path, sent: list[Any], text: str
 ) -> None:
     save_checkpoint(run, example(10))
     panel = evaluate_panel(page)
     panel._exported.value = text
-    panel._do_more("Export")
-    assert not page.tasks.is_busy("evaluate") and notices[-1].title == "Not started" and notices[-1].bad
+    with pytest.raises(ValueError, match="names no file"):
+        panel._do_more("Export")
+    assert not page.tasks.is_busy("evaluate")
     export = ExportPanel(page)
     export._path.value = text
     export._format.value = "SPZ"
     export._choose()
-    export._write()
-    assert sent == [] and notices[-1].title == "Not exported" and "names no file" in notices[-1].text
+    with pytest.raises(ValueError, match="names no file"):
+        export._write()
+    assert sent == []

@@ -16,15 +16,13 @@ from splatstudio.cameras.camera_path import CameraPath
 from splatstudio.formats import FORMATS, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.camera_paths import Draft, PathEditor
+from splatstudio.gui.state.scene_overlay import Draft, PathEditor
 from splatstudio.gui.state.status import Notice, Status
 from splatstudio.gui.tabs.export import ExportPanel, TrimSection, with_ending
-from splatstudio.gui.tabs.render_output import OutputSection
+from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.gui.theme import size
 from splatstudio.models.model import Model
-from splatstudio.runtime.messages import (
-    Exported,
-)
+from splatstudio.runtime.messages import Exported
 from splatstudio.runtime.training_news import model_loaded
 from splatstudio.settings.setting import typed_output
 
@@ -65,8 +63,8 @@ def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(pa
 
 def test_the_section_tells_the_views_what_to_hide(page: Any) -> None:
     told: list[Trim] = []
-    section = TrimSection(page.server, told.append)
-    call: Callable[[], None] = section._tell
+    section = TrimSection(page, told.append)
+    call: Callable[[], None] = section._draw
     section._opacity.value = 0.3
     call()
     assert told[-1] == Trim(0.3) and section._hide.visible

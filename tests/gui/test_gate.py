@@ -19,10 +19,9 @@ from gate_client import CAMERA, TOKEN, client, get, send, wait, websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.connection import Connection
 
-from splatstudio.gui.server.access import Access
+from splatstudio.gui.server.access import Access, Listen
 from splatstudio.gui.server.allowed_messages import GateLimits
 from splatstudio.gui.server.gate import GatedConnection, GatedServer, open_server
-from splatstudio.gui.server.network import Listen
 
 PAGE_WORDS = "open the URL printed in the terminal"
 
@@ -335,7 +334,7 @@ def test_a_gate_with_a_hole_does_not_open(monkeypatch: pytest.MonkeyPatch, hole:
         monkeypatch.setattr(Access, "is_authorized", lambda *_: False)
     elif hole == "messages":
         monkeypatch.setattr(GatedConnection, "recv", websockets.asyncio.server.ServerConnection.recv)
-        monkeypatch.setattr("splatstudio.gui.server.selftest._PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr("splatstudio.gui.server.gate._PATIENCE_SECONDS", 0.3)
     else:
         # A viser that starts its web server in another way.
         other = types.SimpleNamespace(serve=websockets.asyncio.server.serve)

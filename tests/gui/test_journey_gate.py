@@ -14,8 +14,8 @@ from gate_client import TOKEN, wait
 from gui_parts import TIMEOUT
 from studio_page import CANVAS, PAGE_TEST
 
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.gate import GatedServer, open_server
-from splatstudio.gui.server.network import Listen
 
 pytestmark = PAGE_TEST
 

@@ -12,8 +12,8 @@ import viser
 from gui_parts import FakeBrowsers
 
 from splatstudio.gaussians.change import Change
-from splatstudio.gui.state.news import MAX_MISSED_SHOWN, Milestones, News
 from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.tasks import MAX_MISSED_SHOWN, Milestones, News
 from splatstudio.gui.tabs.log import TAIL_BYTES, log_html, news_html, tail
 from splatstudio.runtime.messages import Densified, Evaluated, Event, Progress, Started, StateChanged
 from splatstudio.settings.config import TrainConfig, changed

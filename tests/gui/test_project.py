@@ -17,10 +17,7 @@ from splatstudio.formats.ply import write_ply
 from splatstudio.gui.state.project import open_project
 from splatstudio.models.model import load_model
 from splatstudio.models.scoring import EvaluationTask, evaluate_task
-from splatstudio.runtime.messages import (
-    TrainJob,
-    ViewJob,
-)
+from splatstudio.runtime.messages import TrainJob, ViewJob
 from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
@@ -152,7 +149,7 @@ def test_a_run_remembers_where_its_photographs_were_found(blob_folder: Path, tmp
 
 
 @pytest.fixture
-def flat_run(blob_scene: Scene) -> Run:
+def flat_run(own_folder: Path, blob_scene: Scene) -> Run:
     trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
     stopped = Run.open(Path("runs/blobs"))
     stopped.append_metrics(NEWS.row())

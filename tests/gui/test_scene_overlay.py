@@ -19,17 +19,11 @@ from path_builder import random_keys
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.formats.ply import write_ply
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.camera_paths import PathEditor
-from splatstudio.gui.state.scene_overlay import Frustums, PathScene, SceneOverlay
-from splatstudio.gui.state.stream import (
-    ModelState,
-)
+from splatstudio.gui.state.scene_overlay import Frustums, PathEditor, PathScene, SceneOverlay
+from splatstudio.gui.state.stream import ModelState
 from splatstudio.gui.state.viewpoint import frustum_size
 from splatstudio.gui.tabs.view import ViewPanel
-from splatstudio.runtime.messages import (
-    ModelLoaded,
-    StateChanged,
-)
+from splatstudio.runtime.messages import ModelLoaded, StateChanged
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.capture_config import SkyConfig
 from splatstudio.settings.config import TrainConfig
@@ -143,8 +137,8 @@ def test_the_points_come_back_when_a_new_run_takes_the_model_away() -> None:
     shown: list[bool] = []
     panel: Any = object.__new__(ViewPanel)
     state = ModelState(None, False)
-    panel._page = SimpleNamespace(controller=SimpleNamespace(model_state=lambda: state))
-    panel._parts, panel._all = None, lambda: [SimpleNamespace(show_points=shown.append)]
+    panel.controller = SimpleNamespace(model_state=lambda: state)
+    panel._shared, panel._all = None, lambda: [SimpleNamespace(show_points=shown.append)]
     panel.follow(ModelLoaded(3, 60, (0.0, 0.0, 0.0), 1.0))
     panel.follow(StateChanged("ready"))
     assert shown == [False], "before the first training they are as the user has them"

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from gui_parts import MANY, TIMEOUT, trained_run
-from plateau_settings import ANYHOW
+from test_plateau import ANYHOW
+from test_project import NEWS, flat_run  # noqa: F401 - a fixture
 
-from splatstudio.files.run import Run
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import on_devices, open_project
-from splatstudio.gui.state.setting_names import HELP, LABELS, WORDS, label_of, setting_text
-from splatstudio.gui.state.status import Notice, Status, notice_of
-from splatstudio.gui.tabs.settings import SettingInput, SettingsForm, hint_of, live_settings
-from splatstudio.gui.tabs.train import preset_html, settings_html
+from splatstudio.gui.state.status import HELP, LABELS, WORDS, Notice, label_of, notice_of, setting_text
+from splatstudio.gui.tabs.train import (
+    SettingInput,
+    SettingsForm,
+    hint_of,
+    live_settings,
+    preset_html,
+    settings_html,
+)
 from splatstudio.runtime.messages import Job, SettingChanged, TrainJob
 from splatstudio.runtime.training_news import plateau_reached
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, declaration, value_of
-from splatstudio.settings.plateau_curve import Plateau
 from splatstudio.settings.presets import PRESETS
 from splatstudio.training import memory_plan
 from splatstudio.training.device_options import DeviceOptions
 from splatstudio.training.memory_plan import SPARE, plan_memory, sizes_of, splats_chosen, splats_wanted
-from splatstudio.training.plateau import PlateauNews
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)
 
 
 def controller_of(path: Path, config: TrainConfig, told: list[Notice], state: Any) -> Controller:
@@ -159,15 +158,8 @@ def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
     assert controller.project.config == small and told == []
 
 
-@pytest.fixture
-def flat_run(blob_scene: Scene) -> Run:
-    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
-    stopped = Run.open(Path("runs/blobs"))
-    stopped.append_metrics(NEWS.row())
-    return stopped
-
-
-def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path, flat_run: Run) -> None:
+@pytest.mark.usefixtures("flat_run")
+def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path) -> None:
     controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
     assert controller.status.flat == plateau_reached(NEWS, ANYHOW)
     assert "The test score has been flat since step 2 (17.8 dB)." in settings_html(controller)
@@ -177,8 +169,9 @@ def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path, flat_run: 
     assert done.status.flat is None, "there is nothing to stop"
 
 
+@pytest.mark.usefixtures("flat_run")
 def test_resume_takes_the_limit_of_the_command_and_what_the_page_has_changed(
-    blob_folder: Path, flat_run: Run, monkeypatch: pytest.MonkeyPatch
+    blob_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
     limited = changed(controller.project.config, "densify.max_gaussians", 4321)
@@ -257,30 +250,6 @@ def test_a_live_setting_says_in_words_what_is_no_number() -> None:
     assert setting_text("shapes.max_ratio", 4.0) == "Shapes of splats: Max ratio is 4"
 
 
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Controller]]:
-    """Make controllers in an empty folder; their workers are ended after the test."""
-    monkeypatch.chdir(tmp_path)
-    made: list[Controller] = []
-
-    def make(path: Path, config: TrainConfig = MANY, notices: list[Notice] | None = None) -> Controller:
-        told = [] if notices is None else notices
-        made.append(Controller(open_project(path, config, None), told.append))
-        made[-1].open()
-        return made[-1]
-
-    yield make
-    for controller in made:
-        controller.close()
-
-
-def wait(controller: Controller, condition: Callable[[Status], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition(controller.status):
-        assert time.monotonic() < deadline, f"never: {what}; {controller.status}"
-        time.sleep(0.02)
-
-
 def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
     config = TrainConfig()
     found = [setting.path for setting in live_settings(config)]
@@ -291,10 +260,9 @@ def test_every_live_setting_is_in_the_form_once_and_no_other() -> None:
 
 
 def test_a_preset_leaves_what_the_user_asked_for(
-    control: Callable[..., Controller], blob_folder: Path
+    blob_folder: Path,
 ) -> None:
-    controller = control(blob_folder, TrainConfig())
-    wait(controller, lambda status: status.state == "ready", "ready")
+    controller = controller_of(blob_folder, TrainConfig(), [], "ready")
     controller.change_settings({"steps": 77})
     controller.choose_preset("preview")
     config = controller.project.config

@@ -25,7 +25,7 @@ from worker_watcher import MANY, TIMEOUT
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.app import Studio
-from splatstudio.gui.server.network import Listen
+from splatstudio.gui.server.access import Listen
 from splatstudio.gui.state import controller as present_worker
 from splatstudio.runtime.channel.frame_slots import NUM_SLOTS
 from splatstudio.runtime.heartbeat import Limits

@@ -1,4 +1,4 @@
-"""The pictures of one browser: when one is asked for, how large it is, and which stays."""
+"""The pictures of one browser: when one is asked for, how large it is, which stays, and what it waits for."""
 
 from __future__ import annotations
 
@@ -13,43 +13,62 @@ import pytest
 import viser
 import viser.transforms
 from blob_models import ring_of_cameras
-from gui_parts import fake_camera
+from gui_parts import fake_camera, wait_until
+from test_photos import standing_in
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.gui.state.compare import Comparison
-from splatstudio.gui.state.nerfview_adapter import RenderFunctionSource
-from splatstudio.gui.state.photos import PhotoPixels
+from splatstudio.gui.state.photos import Comparison, PhotoPixels
 from splatstudio.gui.state.stream import (
     MIN_SCALE,
     RETRY_SECONDS,
     FrameSource,
     ModelState,
     Pace,
+    RenderFunctionSource,
     Stream,
     Viewport,
     ViewSettings,
     frame_request,
 )
-from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov, read_viewpoint
-from splatstudio.runtime.messages import (
-    Frame,
-    ViewOptions,
-)
+from splatstudio.gui.state.viewpoint import read_viewpoint
+from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scene import Scene
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
+class OneModel(FrameSource):
+    """Shows one model until it is left, and counts its pictures."""
+
+    state = ModelState(7, False)
+    num_drawn = 0
+
+    def model_state(self) -> ModelState:
+        return self.state
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        self.num_drawn += 1
+        frame = Frame(view, 1, 0, camera.width, camera.height, 7, 0.001)
+        return ReceivedFrame(frame, np.zeros((camera.height, camera.width, 3), np.uint8))
+
+    def forget(self, view: int) -> None:
+        pass
+
+
+def browser(pictures: list[str]) -> viser.ClientHandle:
+    scene = SimpleNamespace(set_background_image=lambda _: pictures.append("none"))
+    storage = SimpleNamespace(get_item=lambda _: None)
+    client = SimpleNamespace(camera=fake_camera(), client_id=7, scene=scene, local_storage=storage)
+    return cast(viser.ClientHandle, client)
+
+
 def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
     order: list[str] = []
     asked, go_on = threading.Event(), threading.Event()
 
-    class Slow:
-        def model_state(self) -> ModelState:
-            return ModelState(1, training=False)
-
+    class Slow(OneModel):
         def render(self, view: int, camera: Any, options: Any) -> None:
             asked.set()
             go_on.wait(60.0)
@@ -58,8 +77,7 @@ def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
         def forget(self, view: int) -> None:
             order.append("forgotten")
 
-    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
-    stream = Stream(client, Slow(), ViewSettings())
+    stream = Stream(browser([]), Slow(), ViewSettings())
     assert asked.wait(60.0)
     stream.close()
     go_on.set()
@@ -83,17 +101,11 @@ def test_the_pace_finds_the_scale_that_takes_the_wanted_time() -> None:
 def test_a_stream_without_pictures_does_not_spin() -> None:
     asked: list[int] = []
 
-    class Silent:
-        def model_state(self) -> ModelState:
-            return ModelState(1, training=False)
-
+    class Silent(OneModel):
         def render(self, view: int, camera: Any, options: Any) -> None:
             asked.append(view)
 
-        def forget(self, view: int) -> None: ...
-
-    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
-    stream = Stream(client, Silent(), ViewSettings())
+    stream = Stream(browser([]), Silent(), ViewSettings())
     start = time.monotonic()
     while not asked or time.monotonic() - start < 0.6:
         time.sleep(0.05)
@@ -121,23 +133,6 @@ def test_a_render_function_of_nerfviews_contract() -> None:
     assert np.allclose(camera_state.c2w[:3, 3], (0, 0, -2)) and (tab_state.viewer_width == 450)
 
 
-class OneModel(FrameSource):
-    """Shows one model until it is left."""
-
-    state = ModelState(7, False)
-
-    def model_state(self) -> ModelState:
-        return self.state
-
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
-        size = (camera.height, camera.width)
-        frame = Frame(view, 1, 0, size[1], size[0], 7, 0.001)
-        return ReceivedFrame(frame, np.zeros((*size, 3), np.uint8))
-
-    def forget(self, view: int) -> None:
-        pass
-
-
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a browser is sent."""
@@ -148,18 +143,8 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def browser(pictures: list[str]) -> viser.ClientHandle:
-    scene = SimpleNamespace(set_background_image=lambda _: pictures.append("none"))
-    storage = SimpleNamespace(get_item=lambda _: None)
-    client = SimpleNamespace(camera=fake_camera(), client_id=7, scene=scene, local_storage=storage)
-    return cast(viser.ClientHandle, client)
-
-
 def wait_for(pictures: list[str], picture: str) -> None:
-    deadline = time.monotonic() + 60.0
-    while pictures[-1:] != [picture]:
-        assert time.monotonic() < deadline, pictures
-        time.sleep(0.01)
+    wait_until(lambda: pictures[-1:] == [picture], picture)
 
 
 def test_the_picture_of_a_run_that_is_left_goes_from_the_view(pictures: list[str]) -> None:
@@ -199,24 +184,13 @@ def test_a_photograph_alone_stays_when_its_run_is_left(pictures: list[str], blob
         stream.close()
 
 
-class Nothing(FrameSource):
-    """A source without a model."""
-
-    def model_state(self) -> ModelState:
-        return ModelState(None, training=False)
-
-    def render(self, view: int, camera: Any, options: Any) -> None:
-        raise AssertionError("there is no model")
-
-    def forget(self, view: int) -> None: ...
-
-
 def test_what_two_change_at_once_both_holds() -> None:
     """A box of the View tab is ticked while the Export tab hides what is faint."""
-    client = cast(viser.ClientHandle, type("Client", (), {"camera": fake_camera(), "client_id": 7})())
-    stream = Stream(client, Nothing(), ViewSettings())
+    source = OneModel()
+    source.state = ModelState(None, training=False)
+    stream = Stream(browser([]), source, ViewSettings())
     faint = Trim(min_opacity=0.5)
-    hide = Viewport(cast(Any, SimpleNamespace(on_client_connect=id, on_client_disconnect=id)), Nothing())
+    hide = Viewport(cast(Any, SimpleNamespace(on_client_connect=id, on_client_disconnect=id)), source)
     hide._streams[7] = stream
     other = threading.Thread(target=hide.show_trim, args=(faint,))
 
@@ -229,12 +203,6 @@ def test_what_two_change_at_once_both_holds() -> None:
     other.join()
     stream.close()
     assert stream.settings.options.trim == faint and stream.settings.options.splat_scale == 0.5
-
-
-def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
-    """Return the viewpoint of a browser with this canvas that was sent to `camera`."""
-    rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
-    return Viewpoint(rotation.wxyz, camera.position, fitting_fov(camera, width / height), width, height)
 
 
 def test_only_in_its_camera_is_the_photo_compared_with() -> None:
@@ -270,3 +238,26 @@ def test_a_new_comparison_needs_no_new_picture_of_the_model() -> None:
     assert replace(look, comparison=Comparison("split", split=0.1)).draws_like(look)
     assert not replace(look, comparison=Comparison("difference")).draws_like(look)
     assert not replace(look, options=ViewOptions(mode="depth")).draws_like(look)
+
+
+def test_the_next_picture_waits_for_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(
+        "splatstudio.gui.state.stream.push_background_jpeg", lambda _, jpeg: sent.append(jpeg)
+    )
+    shown = threading.Event()
+    storage = SimpleNamespace(get_item=lambda _: shown.wait(60.0))
+    client = SimpleNamespace(camera=fake_camera(), client_id=7, local_storage=storage)
+    source = OneModel()
+    stream = Stream(cast(viser.ClientHandle, client), source, ViewSettings())
+    try:
+        wait_until(lambda: bool(sent))
+        stream.invalidate()
+        wait_until(lambda: source.num_drawn > 1)
+        time.sleep(0.3)
+        assert len(sent) == 1
+        shown.set()
+        wait_until(lambda: len(sent) > 1)
+    finally:
+        shown.set()
+        stream.close()

@@ -551,8 +551,8 @@ REST = (
     Mutant(
         "the button that pauses resumes",
         "splatstudio/gui/state/controller.py",
-        "self.send(Pause())",
-        "self.send(Resume())",
+        "self.send(messages.Pause())",
+        "self.send(messages.Resume())",
         (
             "tests/gui/test_controller.py::test_a_training_that_comes_back_can_be_told_to_stand_still_and_to_go_on",
         ),
@@ -569,9 +569,9 @@ REST = (
     Mutant(
         "the stream does not wait for the browser",
         "splatstudio/gui/state/stream.py",
-        "if self._acknowledged is None:",
-        "if self._acknowledged is None or self._shown:",
-        ("tests/gui/test_stream_answers.py::test_the_next_picture_waits_for_the_browser",),
+        "if self._acknowledged is None or",
+        "if self._acknowledged is None or self._shown or",
+        ("tests/gui/test_stream.py::test_the_next_picture_waits_for_the_browser",),
     ),
 )
 

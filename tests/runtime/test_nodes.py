@@ -21,16 +21,9 @@ import pytest
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.checkpoints.manifest import read_manifest
-from splatstudio.cli.train import train_scene
-from splatstudio.gui.attached import (
-    AttachedStudio,
-    Gathering,
-    attached_studio,
-    nodes_asked_for,
-    words_for_training,
-)
-from splatstudio.gui.server.network import THIS_MACHINE, Listen
-from splatstudio.runtime.messages import Export, ViewOptions
+from splatstudio.gui.app import AttachedStudio, Gathering, attached_studio
+from splatstudio.gui.server.access import Listen
+from splatstudio.runtime.messages import Export, Save, Stop, ViewOptions
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address
 from splatstudio.settings.config import TrainConfig
@@ -181,7 +174,7 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: step() > 30)
         assert studio.controller.project.scene is not None, "its photographs are on this machine"
         nodes.wait_until(lambda: picture_step() > 30)
-        controller.save()
+        controller.send(Save())
         nodes.wait_until(lambda: controller.last_saved is not None and controller.last_saved.step > 20)
         assert controller.last_saved is not None
         saved = controller.last_saved.step
@@ -196,7 +189,7 @@ def test_the_studio_keeps_steering_when_a_machine_dies_and_is_replaced(nodes: No
         nodes.wait_until(lambda: controller.project.config.ssim_weight == 0.3)
         controller.send(Export(tmp_path / "run" / "exports" / "a.ply", job=1))
         nodes.wait_until((tmp_path / "run" / "exports" / "a.ply").exists)
-        controller.stop()
+        controller.send(Stop())
         nodes.wait_until(lambda: controller.status.state == "ended")
     finally:
         studio.close()

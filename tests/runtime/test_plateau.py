@@ -21,7 +21,7 @@ from splatstudio.cli.terminal import event_line
 from splatstudio.distributed.rank_devices import choose_devices
 from splatstudio.evaluation.evaluate import Evaluation
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.bars import offer_text
+from splatstudio.gui.dock import offer_text
 from splatstudio.gui.state.status import Status, followed, notice_of
 from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_sentence, stopped_sentence

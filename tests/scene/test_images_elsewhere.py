@@ -15,7 +15,7 @@ from scene_builder import tiny_scene, write_blender, write_colmap, write_transfo
 from splatstudio.api import train
 from splatstudio.cli.train import _to_resume, launched_job
 from splatstudio.files.run import Run
-from splatstudio.gui.dock.status import header_html
+from splatstudio.gui.dock import header_html
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Status
 from splatstudio.scene.load import load_scene, load_training_scene

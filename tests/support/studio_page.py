@@ -17,9 +17,8 @@ import pytest
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
-from splatstudio.gui.panel import Panel
-from splatstudio.gui.server.network import Listen
-from splatstudio.gui.state.camera_paths import Draft
+from splatstudio.gui.server.access import Listen
+from splatstudio.gui.state.scene_overlay import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint
 from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.scene.scene import Scene

@@ -6,13 +6,13 @@ of a billion pixels announced, a public tunnel opened. Nothing that is not descr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import viser
+from msgspec import Meta
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class GateLimits:
     max_message_bytes: int = 4 * 2**20
     messages_per_second: float = 500.0  # a browser that sends faster is read more slowly, nothing is lost
     silent_seconds: float = 10.0  # a browser that takes nothing for so long is dropped (Linux only)
-    max_pixels: int = 16384  # width and height of a browser's view
     max_text: int = 10_000  # characters in a text field
     max_upload_bytes: int = 16 * 2**20
     max_uploads: int = 4  # at the same time, of one browser
@@ -37,33 +36,23 @@ class Unacceptable(Exception):
         self.reason = reason
 
 
-def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> Any:
+def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: str) -> Any:
     """Return the input on the page (shared, or private to this browser) with a uuid.
 
     Raises Unacceptable: there is no such input, or nobody can use it now: it is disabled or hidden.
     """
-    for gui in _guis(server, client):
-        handle = gui._gui_input_handle_from_uuid.get(uuid)
-        if handle is not None:
-            props = handle._impl.props
-            if props.disabled or not props.visible or not _containers_visible(server, handle):
-                raise Unacceptable("control off")
-            return handle
-    raise Unacceptable("control")
+    handle = _handle(server, client, "_gui_input_handle_from_uuid", uuid)
+    props = handle._impl.props
+    if props.disabled or not props.visible or not _containers_visible(server, handle):
+        raise Unacceptable("control off")
+    return handle
 
 
-def find_command(server: viser.ViserServer, client: viser.ClientHandle | None, uuid: object) -> None:
-    """Check that a uuid is that of a command of the palette which is enabled.
-
-    Raises Unacceptable: there is no such command, or it is disabled.
-    """
-    for gui in _guis(server, client):
-        handle = gui._command_handle_from_uuid.get(uuid)
-        if handle is not None:
-            if handle._impl.props.disabled:
-                raise Unacceptable("control off")
-            return
-    raise Unacceptable("control")
+def _handle(server: viser.ViserServer, client: viser.ClientHandle | None, handles: str, uuid: str) -> Any:
+    found = [getattr(gui, handles)[uuid] for gui in _guis(server, client) if uuid in getattr(gui, handles)]
+    if not found:
+        raise Unacceptable("control")
+    return found[0]
 
 
 def _guis(server: viser.ViserServer, client: viser.ClientHandle | None) -> list[Any]:
@@ -144,92 +133,85 @@ def _bounded(present: Real, value: object, low: float | None, high: float | None
     return int(bounded) if isinstance(present, Integral) else float(bounded)
 
 
-Check = Callable[[Any], bool]
-
 _FAR_AWAY = 1e9  # scene units; beyond, float32 has nothing to tell apart
 
-
-def _number(low: float, high: float) -> Check:
-    # NaN fails both comparisons.
-    return lambda value: (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
-    )
-
-
-def _integer(low: int, high: int) -> Check:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _text(max_length: int) -> Check:
-    return lambda value: isinstance(value, str) and len(value) <= max_length
+# NaN is within no bounds, and a bool is no number.
+_Coordinate = Annotated[float, Meta(ge=-_FAR_AWAY, le=_FAR_AWAY)]
+_Unit = Annotated[float, Meta(ge=-2.0, le=2.0)]
+_Screen = Annotated[float, Meta(ge=-10.0, le=10.0)]
+_Depth = Annotated[float, Meta(ge=1e-9, le=1e12)]
+_Pixels = Annotated[int, Meta(ge=1, le=16384)]  # a collapsed window has 0: nothing can be rendered for it
+_Index = Annotated[int, Meta(ge=0, le=2**31)]
+_Part = Annotated[int, Meta(ge=0, le=100_000)]
+_Id, _Name = Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=1024)]
+_LongText = Annotated[str, Meta(max_length=65_536)]
+_FileName = Annotated[str, Meta(max_length=255)]
+_Quat, _Vector = tuple[_Unit, _Unit, _Unit, _Unit], tuple[_Coordinate, _Coordinate, _Coordinate]
 
 
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
+def _or_none(kind: Any) -> Any:
+    return kind | None
 
-
-def _vector(length: int, limit: float = _FAR_AWAY, *, nonzero: bool = False) -> Check:
-    component = _number(-limit, limit)
-    return lambda value: (
-        isinstance(value, list)
-        and len(value) == length
-        and all(component(x) for x in value)
-        and (not nonzero or sum(x * x for x in value) > 1e-12)
-    )
-
-
-_NAME, _UUID, _OWNER = _text(1024), _text(64), _text(64)
-_QUAT = _vector(4, 2.0, nonzero=True)
 
 # The messages that the page of viser sends for what the studio uses, with all their fields. Left out, because
 # the studio has no use for them: forms, buttons that are held down, dragging and rectangles in the scene,
 # renders made by the browser, and the public tunnel.
-_FIELDS: dict[str, dict[str, Check]] = {
+_FIELDS: dict[str, dict[str, Any]] = {
     "ViewerCameraMessage": {
-        "wxyz": _QUAT,
-        "position": _vector(3),
-        "fov": _number(1e-3, 3.1415),
-        "near": _number(1e-9, 1e12),
-        "far": _number(1e-9, 1e12),
-        "image_height": _integer(1, 2**31),  # a collapsed window has 0: nothing can be rendered for it
-        "image_width": _integer(1, 2**31),
-        "look_at": _vector(3),
-        "up_direction": _vector(3, nonzero=True),
+        "wxyz": _Quat,
+        "position": _Vector,
+        "fov": Annotated[float, Meta(ge=1e-3, le=3.1415)],
+        "near": _Depth,
+        "far": _Depth,
+        "image_height": _Pixels,
+        "image_width": _Pixels,
+        "look_at": _Vector,
+        "up_direction": _Vector,
     },
-    "GuiUpdateMessage": {"uuid": _UUID, "updates": lambda value: isinstance(value, dict)},
-    "CommandTriggerMessage": {"uuid": _UUID},
+    "GuiUpdateMessage": {"uuid": _Id, "updates": dict[str, Any]},
+    "CommandTriggerMessage": {"uuid": _Id},
     "SceneNodeClickMessage": {
-        "name": _NAME,
-        "instance_index": _or_none(_integer(0, 2**31)),
-        "ray_origin": _vector(3),
-        "ray_direction": _vector(3),
-        "screen_pos": _vector(2, 10.0),
-        "modifier": _or_none(_text(32)),
-        "owner": _OWNER,
+        "name": _Name,
+        "instance_index": _or_none(_Index),
+        "ray_origin": _Vector,
+        "ray_direction": _Vector,
+        "screen_pos": tuple[_Screen, _Screen],
+        "modifier": _or_none(_Id),
+        "owner": _Id,
     },
-    "TransformControlsUpdateMessage": {"name": _NAME, "wxyz": _QUAT, "position": _vector(3), "owner": _OWNER},
-    "TransformControlsDragStartMessage": {"name": _NAME, "owner": _OWNER},
-    "TransformControlsDragEndMessage": {"name": _NAME, "owner": _OWNER},
+    "TransformControlsUpdateMessage": {"name": _Name, "wxyz": _Quat, "position": _Vector, "owner": _Id},
+    "TransformControlsDragStartMessage": {"name": _Name, "owner": _Id},
+    "TransformControlsDragEndMessage": {"name": _Name, "owner": _Id},
     "FileTransferStartUpload": {
-        "source_component_uuid": _UUID,
-        "transfer_uuid": _UUID,
-        "filename": _text(255),
-        "mime_type": _text(255),
-        "part_count": _integer(0, 100_000),
-        "size_bytes": _integer(0, 2**40),
+        "source_component_uuid": _Id,
+        "transfer_uuid": _Id,
+        "filename": _FileName,
+        "mime_type": _FileName,
+        "part_count": _Part,
+        "size_bytes": Annotated[int, Meta(ge=0, le=2**40)],
     },
     "FileTransferPart": {
-        "source_component_uuid": _UUID,
-        "transfer_uuid": _UUID,
-        "part_index": _integer(0, 100_000),
-        "content": lambda value: isinstance(value, bytes),
+        "source_component_uuid": _Id,
+        "transfer_uuid": _Id,
+        "part_index": _Part,
+        "content": bytes,
     },
     "LocalStorageGetItemResponseMessage": {
-        "value": _or_none(_text(65_536)),
-        "error": _or_none(_text(1024)),
-        "request_uuid": _UUID,
+        "value": _or_none(_LongText),
+        "error": _or_none(_Name),
+        "request_uuid": _Id,
     },
 }
+_KINDS = {
+    name: msgspec.defstruct(name, [*fields.items()], tag=True, forbid_unknown_fields=True)
+    for name, fields in _FIELDS.items()
+}
+
+
+class _Kind(msgspec.Struct):
+    """What any message calls itself."""
+
+    type: str
 
 
 @dataclass
@@ -257,18 +239,14 @@ class MessageFilter:
         """
         message = _decoded(raw)
         kind = message["type"]
-        if kind == "ViewerCameraMessage":
-            if max(message["image_height"], message["image_width"]) > self._limits.max_pixels:
-                raise Unacceptable("camera")
-            if not message["near"] < message["far"]:
-                raise Unacceptable("camera")
-        elif kind == "GuiUpdateMessage":
+        if kind == "GuiUpdateMessage":
             handle = find_control(server, client, message["uuid"])
             if message["updates"].keys() != {"value"}:
                 raise Unacceptable("attribute")
             message["updates"]["value"] = acceptable_value(handle, message["updates"]["value"], self._limits)
         elif kind == "CommandTriggerMessage":
-            find_command(server, client, message["uuid"])
+            if _handle(server, client, "_command_handle_from_uuid", message["uuid"])._impl.props.disabled:
+                raise Unacceptable("control off")
         elif kind == "FileTransferStartUpload":
             self._start_upload(message, server, client)
         elif kind == "FileTransferPart":
@@ -281,7 +259,6 @@ class MessageFilter:
     ) -> None:
         handle = find_control(server, client, message["source_component_uuid"])
         size, num_parts, uuid = message["size_bytes"], message["part_count"], message["transfer_uuid"]
-        guis = [server.gui] if client is None else [server.gui, client.gui]
         fine = (
             isinstance(handle, viser.GuiUploadButtonHandle)
             and _is_plain_file_name(message["filename"])
@@ -291,7 +268,7 @@ class MessageFilter:
             and (num_parts > 0) == (size > 0)
             and num_parts <= size
             # A transfer of another browser must not be taken over.
-            and all(uuid not in gui._current_file_upload_states for gui in guis)
+            and all(uuid not in gui._current_file_upload_states for gui in _guis(server, client))
         )
         if not fine:
             raise Unacceptable("upload")
@@ -319,19 +296,20 @@ def _decoded(raw: bytes | str) -> dict[str, Any]:
     """Decode a message and check its kind and the form of its fields."""
     if not isinstance(raw, bytes):
         raise Unacceptable("damaged")
+    name = ""
     try:
-        message = msgspec.msgpack.decode(raw)
+        name = msgspec.msgpack.decode(raw, type=_Kind).type
+        if name not in _KINDS:
+            raise Unacceptable("message type")
+        decoded = msgspec.msgpack.decode(raw, type=_KINDS[name])
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Unacceptable("damaged") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise Unacceptable("damaged")
-    fields = _FIELDS.get(message["type"])
-    if fields is None:
-        raise Unacceptable("message type")
-    if message.keys() != fields.keys() | {"type"}:
-        raise Unacceptable("damaged")
-    if not all(check(message[name]) for name, check in fields.items()):
-        raise Unacceptable("camera" if message["type"] == "ViewerCameraMessage" else "damaged")
+        raise Unacceptable("camera" if name == "ViewerCameraMessage" else "damaged") from error
+    message = msgspec.to_builtins(decoded, builtin_types=(bytes,))
+    directions = [message[field] for field in ("wxyz", "up_direction") if field in message]
+    if not all(sum(x * x for x in direction) > 1e-12 for direction in directions):
+        raise Unacceptable("camera" if name == "ViewerCameraMessage" else "damaged")
+    if "near" in message and not message["near"] < message["far"]:
+        raise Unacceptable("camera")
     return message
 
 

@@ -1,4 +1,4 @@
-"""The gate itself: every request and every message of a browser goes through it on the way to viser."""
+"""The gate: every request and message passes it on the way to viser. It tries itself at each start."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,15 +19,21 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import viser
 import viser._messages
 import websockets.asyncio.server
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin, Subprotocol
 
 from splatstudio.gui.server.access import (
+    THIS_MACHINE,
     Access,
+    Listen,
     Refusal,
     is_websocket,
     is_wildcard,
@@ -34,8 +41,87 @@ from splatstudio.gui.server.access import (
     page_response,
 )
 from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
-from splatstudio.gui.server.network import THIS_MACHINE, Listen
-from splatstudio.gui.server.selftest import Prober
+
+_ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
+_PATIENCE_SECONDS = 60.0  # for a message to be looked at
+
+
+class Prober:
+    """Opens WebSockets to a server with whatever headers are to be tried."""
+
+    def __init__(self, address: tuple[str, int], host: str, token: str):
+        self._address = address
+        self._host = host
+        self._token = token
+
+    def check(self, num_refused: Callable[[], int]) -> None:
+        """Check that strangers stay outside, that the token opens, and that messages are looked at.
+
+        `num_refused` returns how many messages have been refused so far. Raises RuntimeError where that does
+        not hold.
+        """
+        strangers = {
+            "without the token": self._status(token=None),
+            "with a wrong token": self._status(token="x" + self._token),
+            "from a foreign web page": self._status(origin="http://foreign.example"),
+            "under a foreign name": self._status(host=f"foreign.example:{self._address[1]}"),
+        }
+        for stranger, status in strangers.items():
+            if status not in {403, 421}:
+                raise RuntimeError(f"a browser {stranger} was answered with {status}")
+        connection, status = self._open()
+        if connection is None:
+            raise RuntimeError(f"a browser with the token was answered with {status}")
+        with connection:
+            self._check_messages(connection, num_refused)
+
+    def _check_messages(self, connection: ClientConnection, num_refused: Callable[[], int]) -> None:
+        messages = [
+            {"type": "ShareUrlRequest"},
+            {"type": "GuiUpdateMessage", "uuid": "none", "updates": {"value": 1}},
+            {"type": "CommandTriggerMessage", "uuid": "none"},
+        ]
+        wanted = num_refused() + len(messages)
+        for message in messages:
+            connection.send(msgspec.msgpack.encode(message))
+        if not self.wait(lambda: num_refused() >= wanted):
+            raise RuntimeError("a request for a public tunnel was not stopped")
+
+    def wait(self, reached: Callable[[], bool]) -> bool:
+        """Wait until something holds; tell whether it did in time."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not reached() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return reached()
+
+    def _status(self, **settings: Any) -> int:
+        connection, status = self._open(**settings)
+        if connection is not None:
+            connection.close()
+        return status
+
+    def _open(
+        self, *, host: str | None = None, origin: str | None = None, token: str | None = ""
+    ) -> tuple[ClientConnection | None, int]:
+        """Ask for a WebSocket; return the connection, if any, and the HTTP status, 0 without an answer."""
+        try:
+            connection = connect(
+                f"ws://{host or self._host}/",
+                sock=socket.create_connection(self._address, timeout=_ANSWER_SECONDS),
+                origin=Origin(origin or f"http://{self._host}"),
+                subprotocols=[Subprotocol(f"viser-v{viser.__version__}")],
+                additional_headers={}
+                if token is None
+                else {"Authorization": f"Bearer {token or self._token}"},
+                open_timeout=_ANSWER_SECONDS,
+                proxy=None,
+            )
+        except InvalidStatus as refused:
+            return None, refused.response.status_code
+        except (OSError, InvalidHandshake, TimeoutError):
+            return None, 0
+        return connection, 101
+
 
 _log = logging.getLogger(__name__)
 STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be

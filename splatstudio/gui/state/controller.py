@@ -17,46 +17,21 @@ from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.project import Project, with_preset, with_settings
 from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, followed, notice_of
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
-from splatstudio.runtime.messages import (
-    Close,
-    Command,
-    Event,
-    Failed,
-    Frame,
-    Job,
-    JobCancelled,
-    JobDone,
-    JobFailed,
-    ModelLoaded,
-    Pause,
-    Resume,
-    Save,
-    Saved,
-    SettingChanged,
-    SetView,
-    Start,
-    Started,
-    StateChanged,
-    Stop,
-    TrainJob,
-    UpdateSettings,
-    ViewJob,
-    ViewOptions,
-    Warned,
-)
-from splatstudio.runtime.supervisor import (
-    Plan,
-    ReceivedFrame,
-    SaveRetries,
-    WorkerClient,
-    plan_for,
-    retry_sentence,
-)
+from splatstudio.runtime import messages
+from splatstudio.runtime.remote_run import RemotePlan
+from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
+from splatstudio.runtime.supervisor import Plan, ReceivedFrame, WorkerClient, plan_for
 from splatstudio.settings.config import changed, value_of
 
+JOB_ENDS = (messages.JobDone, messages.JobCancelled, messages.JobFailed)
 POLL_SECONDS = 0.1  # between two looks at a training that saves before the studio closes
 
 log = logging.getLogger(__name__)
+
+
+def model_of(job: messages.Job) -> Path | None:
+    """Return the model that a job only shows, None where it trains one."""
+    return job.model_path if isinstance(job, messages.ViewJob) else None
 
 
 class PreviewModel:
@@ -75,24 +50,22 @@ class PreviewModel:
     @property
     def path(self) -> Path | None:
         """Return which model is in the view, or is about to be; None: that of the training."""
-        client = self._client
-        return client.job.model_path if client is not None and isinstance(client.job, ViewJob) else None
+        return None if (client := self._client) is None else model_of(client.job)
 
     @property
     def worker(self) -> WorkerClient | None:
         """Return whose pictures are shown; None: the training's, also while the model is still being read."""
         return self._client if self._loaded else None
 
-    def show(self, job: ViewJob, plan: Plan) -> None:
+    def show(self, job: messages.ViewJob, plan: Plan) -> None:
         """Bring a model into the view as soon as it has been read; ValueError when that cannot begin."""
         before = self._client, self._loaded
         try:
             client = WorkerClient(job, plan)
             client.subscribe(lambda event: self._follow(client, event))
             with self._lock:
-                before = self._client, self._loaded
                 # Known before it starts: the events of another one are dropped.
-                self._client, self._loaded = client, False
+                before, self._client, self._loaded = (self._client, self._loaded), client, False
             client.start()
         except OSError as error:
             log.exception("no worker for a model beside the training")
@@ -109,30 +82,26 @@ class PreviewModel:
             self.on_change()
             _close_later(old)
 
-    def close(self) -> None:
+    def end(self, *, at_once: bool = False) -> None:
         """End the worker, where there is one, and wait for it."""
-        if (old := self._take_away()) is not None:
-            old.close()
-
-    def kill(self) -> None:
-        """End the worker at once, where there is one."""
-        if (old := self._take_away()) is not None:
-            old.kill()
+        old = self._take_away()
+        if old is not None:
+            old.kill() if at_once else old.close()
 
     def _take_away(self) -> WorkerClient | None:
         with self._lock:
             old, self._client, self._loaded = self._client, None, False
         return old
 
-    def _follow(self, client: WorkerClient, event: Event) -> None:
+    def _follow(self, client: WorkerClient, event: messages.Event) -> None:
         with self._lock:
-            if client is not self._client or not isinstance(event, (ModelLoaded, Failed)):
+            if client is not self._client:
                 return
-            self._loaded = isinstance(event, ModelLoaded)
-        if isinstance(event, Failed):
+            self._loaded = self._loaded or isinstance(event, messages.ModelLoaded)
+        if isinstance(event, messages.Failed):
             self._notify(Notice("Not opened", f"{event.sentence} The training is not touched.", bad=True))
             self.leave()
-        else:
+        elif isinstance(event, messages.ModelLoaded):
             self.on_change()
 
 
@@ -151,7 +120,7 @@ class Controller(FrameSource):
         self.project = project
         self.history = History()
         self.status = Status(total_steps=project.config.steps if project.can_train else 0)
-        self.last_saved: Saved | None = None
+        self.last_saved: messages.Saved | None = None
         self.last_step: int | None = None  # of which the run that was opened has something; None: of all
         self.replacements: list[str] = []  # why the worker was replaced, each time
         self.preview = PreviewModel(notify)
@@ -159,7 +128,7 @@ class Controller(FrameSource):
         self._lock = threading.RLock()
         self._following = threading.Lock()  # news come from more than one process
         self._seq = count(1)
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: list[Callable[[messages.Event], None]] = []
         self._resume_step = project.resume_step
         self._anew = False  # whether a new run was begun, and the model that was seen last is of another one
         self._untrained = False  # whether another model is on view before the training was ever started
@@ -173,31 +142,23 @@ class Controller(FrameSource):
         """Start the worker, with what the project has to show; call it when all listeners are there."""
         self._worker.start()
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Callable[[messages.Event], None]) -> None:
         """Call `listener` with every event of the worker, after the status has taken it in."""
         self._listeners.append(listener)
 
-    def send(self, command: Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Give the worker an order."""
         self._worker.send(command)
 
-    def stop(self) -> None:
-        """Save and end the training."""
-        self.send(Stop())
-
-    def save(self) -> None:
-        """Write a checkpoint now."""
-        self.send(Save())
-
     def close(self) -> None:
         """Let the worker save what is unsaved and leave."""
-        self._worker.send(Close())  # a model beside the training does not keep it waiting
-        self.preview.close()
+        self._worker.send(messages.Close())  # a model beside the training does not keep it waiting
+        self.preview.end()
         self._worker.close()
 
     def kill(self) -> None:
         """End the worker at once; what is unsaved is lost."""
-        self.preview.kill()
+        self.preview.end(at_once=True)
         self._worker.kill()
 
     @property
@@ -226,10 +187,10 @@ class Controller(FrameSource):
         step = status.step if status.has_model else None
         return ModelState(step, status.state == "training", anew=step is None and self._anew)
 
-    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+    def render(self, view: int, camera: Camera, options: messages.ViewOptions) -> ReceivedFrame | None:
         """Return a picture of the model, None when there was none within FRAME_SECONDS."""
         seq, worker = next(self._seq), self.preview.worker or self._worker
-        worker.send(SetView(view, seq, camera, options))
+        worker.send(messages.SetView(view, seq, camera, options))
         return worker.wait_for_frame(view, seq, FRAME_SECONDS)
 
     def forget(self, view: int) -> None:
@@ -241,16 +202,13 @@ class Controller(FrameSource):
     @property
     def shown_path(self) -> Path | None:
         """Return which model from the disk is in the view, or is about to be; None: that of the training."""
-        job = self._worker.job
-        return self.preview.path or (job.model_path if isinstance(job, ViewJob) else None)
+        return self.preview.path or model_of(self._worker.job)
 
     @property
     def other_model(self) -> Path | None:
         """Return the model in the view where it is not of this project's run, None where it is."""
         job = self._worker.job
-        if not isinstance(job, ViewJob) or not self.project.can_train or self.project.owns(job):
-            return None
-        return job.model_path
+        return None if not self.project.can_train or self.project.owns(job) else model_of(job)
 
     def view(self, path: Path) -> None:
         """Show a model from the disk in place of the present one; a training in progress goes on behind it.
@@ -260,7 +218,7 @@ class Controller(FrameSource):
         with self._lock:
             scene = self.project.scene
             frame = None if scene is None else tuple(map(tuple, scene.transform.tolist()))
-            job = ViewJob(path, frame)
+            job = messages.ViewJob(path, frame)
             if self._trains and self.status.state != "finished":
                 self.preview.show(job, plan_for(job, self.project.devices))
                 return
@@ -289,7 +247,7 @@ class Controller(FrameSource):
     def _will_pause(self) -> bool | None:
         """Return of a training that is being started again whether it will stand still; else None."""
         job, state = self._worker.job, self.status.state
-        retried = isinstance(job, TrainJob) and job.attempt > 0
+        retried = isinstance(job, messages.TrainJob) and job.attempt > 0
         again = state == "restarting" or (state == "loading" and retried)
         return self._worker.will_pause if again else None
 
@@ -300,18 +258,11 @@ class Controller(FrameSource):
             if not self.choice().enabled:
                 return
             if state == "training" or self._will_pause is False:
-                self.send(Pause())
+                self.send(messages.Pause())
             elif state in ("paused", "finished") or self._will_pause:
-                self.send(Resume())
-            elif state == "ready":
-                self._start_first()
-            elif self._resume_step is not None:
-                self._begin(resume=True)
-            elif self.project.run_folder_taken:
-                # What a failed training left behind is neither gone on with nor overwritten.
-                self._start_anew()
+                self.send(messages.Resume())
             else:
-                self._begin(resume=False)
+                self._start(waiting=state == "ready")
 
     @property
     def can_start_over(self) -> bool:
@@ -335,12 +286,7 @@ class Controller(FrameSource):
         if not self.project.can_train:
             raise ValueError(f"{self.project.path} is a finished model, which cannot be trained")
         with self._lock:
-            if isinstance(self._worker.job, TrainJob):
-                self._start_first()
-            elif self._resume_step is not None:
-                self._begin(resume=True)
-            else:
-                self._start_anew()
+            self._start(waiting=isinstance(self._worker.job, messages.TrainJob))
 
     @property
     def can_train_more(self) -> bool:
@@ -356,7 +302,7 @@ class Controller(FrameSource):
             if self.can_train_more:
                 self.change_settings({"steps": self.status.step + num_steps})
                 if self._trains:
-                    self.send(Resume())
+                    self.send(messages.Resume())
                 else:
                     self._begin(resume=True)
 
@@ -365,24 +311,24 @@ class Controller(FrameSource):
 
         Returns when it has ended, has been told often enough, or has died over it.
         """
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        events: queue.SimpleQueue[messages.Event] = queue.SimpleQueue()
         self.listen(events.put)
-        self.stop()
+        self.send(messages.Stop())
         retries, warned = SaveRetries(), ""
         # The state is asked for, too: it may have ended by itself before it was told to.
         while self.unsaved or not events.empty():
             if retries.take_due():
-                self.stop()
+                self.send(messages.Stop())
             try:
                 event = events.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(event, Warned):
+            if isinstance(event, messages.Warned):
                 warned = event.sentence
-            elif isinstance(event, StateChanged) and event.state == "restarting":
+            elif isinstance(event, messages.StateChanged) and event.state == "restarting":
                 self.kill()  # it died while it saved; another one in its place has nothing more to save
                 return
-            elif isinstance(event, StateChanged) and event.unsaved:
+            elif isinstance(event, messages.StateChanged) and event.unsaved:
                 if not retries.fail():
                     return
                 if retries.num_failed == 1:
@@ -408,7 +354,7 @@ class Controller(FrameSource):
                 return
             config = self.project.config_later(values, self.status.step)
             if self._trains:
-                self.send(UpdateSettings(tuple(values.items())))
+                self.send(messages.UpdateSettings(tuple(values.items())))
                 return
             self._to_set |= values
             given = self.project.given | values.keys()
@@ -437,19 +383,20 @@ class Controller(FrameSource):
     def _trains(self) -> bool:
         """Return whether the worker has a training that can take new settings."""
         under_way = self.status.state in ("loading", "training", "paused", "finished", "restarting")
-        return under_way and isinstance(self._worker.job, TrainJob)
+        return under_way and isinstance(self._worker.job, messages.TrainJob)
 
-    def _start_first(self) -> None:
-        """Start the training that the worker waits with, or another one if its settings have been changed."""
+    def _start(self, *, waiting: bool) -> None:
+        """Start the training that the worker is `waiting` with, go on with the run, or begin a new one."""
         job = self._worker.job
-        if isinstance(job, TrainJob) and job.config == self.project.config:
-            self.send(Start())
+        if waiting and isinstance(job, messages.TrainJob) and job.config == self.project.config:
+            self.send(messages.Start())
+        elif not waiting and self._resume_step is not None:
+            self._begin(resume=True)
         else:
+            if not waiting and self.project.run_folder_taken:
+                # What a failed training left behind is neither gone on with nor overwritten.
+                self._turn_to_new_run()
             self._begin(resume=False)
-
-    def _start_anew(self) -> None:
-        self._turn_to_new_run()
-        self._begin(resume=False)
 
     def _turn_to_new_run(self) -> None:
         self.project = self.project.started_over()
@@ -472,17 +419,18 @@ class Controller(FrameSource):
         )
         if old is not None:
             self._to_set, self._untrained = {}, False
-            self.send(Start())
+            self.send(messages.Start())
             old.close()
 
-    def _new_worker(self, job: Job) -> WorkerClient:
-        return self._heard(WorkerClient(job, plan_for(job, self.project.devices)))
+    def _plan_for(self, job: messages.Job) -> Plan | RemotePlan:
+        return plan_for(job, self.project.devices)
 
-    def _heard(self, worker: WorkerClient) -> WorkerClient:
+    def _new_worker(self, job: messages.Job) -> WorkerClient:
+        worker = WorkerClient(job, self._plan_for(job))
         worker.subscribe(lambda event: self._take(worker, event))
         return worker
 
-    def _replace_worker(self, job: Job, why: str) -> WorkerClient | None:
+    def _replace_worker(self, job: messages.Job, why: str) -> WorkerClient | None:
         """Start another worker and return the one before; where it cannot start, tell it and return None.
 
         `why`, a clause as "The training was resumed", is for whoever has work with the present one.
@@ -502,32 +450,35 @@ class Controller(FrameSource):
         self.replacements.append(why)
         return old
 
-    def _take(self, worker: WorkerClient, event: Event) -> None:
+    def _take(self, worker: WorkerClient, event: messages.Event) -> None:
         """Follow an event; those of a worker that has been replaced no longer matter."""
         # The long tasks of a worker that has been replaced end as well.
-        replaced = worker is not self._worker and not isinstance(event, (JobDone, JobCancelled, JobFailed))
-        if replaced or isinstance(event, Frame):
+        if isinstance(event, messages.Frame) or (
+            worker is not self._worker and not isinstance(event, JOB_ENDS)
+        ):
             return
-        if isinstance(event, Failed) or (isinstance(event, StateChanged) and event.state == "ended"):
-            # Known before the status changes: from then on the button may be pressed.
-            self._resume_step = self.project.resume_step
+        match event:
+            case messages.Failed() | messages.StateChanged(state="ended"):
+                # Known before the status changes: from then on the button may be pressed.
+                self._resume_step = self.project.resume_step
         with self._following:
             known = event == self.status.flat  # told again after a restart, or when a run goes on
             self.status = followed(self.status, event)
             self.history.follow(event)
-            if isinstance(event, Started):
+        match event:
+            case messages.Started():
                 self._show_last_figures()
-            elif isinstance(event, ModelLoaded):
+            case messages.ModelLoaded():
                 self._anew = False
-        if isinstance(event, SettingChanged):
-            # It may only be set again after a restart.
-            known = value_of(self.project.config, event.path) == event.value
-            config = changed(self.project.config, event.path, event.value)
-            self.project = self.project if known else replace(self.project, config=config)
-        elif isinstance(event, Saved):
-            self.last_saved = event
-        elif isinstance(event, Failed):
-            log.error("%s (log: %s)", event.sentence, event.log_path)
+            case messages.SettingChanged(path=path, value=value):
+                # It may only be set again after a restart.
+                known = value_of(self.project.config, path) == value
+                if not known:
+                    self.project = replace(self.project, config=changed(self.project.config, path, value))
+            case messages.Saved():
+                self.last_saved = event
+            case messages.Failed():
+                log.error("%s (log: %s)", event.sentence, event.log_path)
         notice = None if known else notice_of(event)
         if notice is not None:
             self._notify(notice)
@@ -563,4 +514,4 @@ class Controller(FrameSource):
 
     def _show_last_figures(self) -> None:
         history = self.history
-        self.status = replace(self.status, test_psnr=history.last_test_psnr, loss=history.last_loss)
+        self.status = replace(self.status, test_psnr=history.test_psnr.newest, loss=history.loss.newest)

@@ -45,6 +45,11 @@ class Curve:
             return self._points[-1][1] if self._points else float("nan")
 
     @property
+    def newest(self) -> float | None:
+        """Return the same, None where there is none."""
+        return self.last if len(self) else None
+
+    @property
     def last_step(self) -> float:
         """Return the step of the newest value, NaN where there is none."""
         with self._lock:
@@ -87,16 +92,6 @@ class History:
         self.rate = Curve()  # steps a second
         self.densified = Curve()  # the number of splats after each densification
         self.resets = Curve()  # the loss where the opacities were reset
-
-    @property
-    def last_test_psnr(self) -> float | None:
-        """Return the newest PSNR of the test photographs, dB, None where there is none."""
-        return self.test_psnr.last if len(self.test_psnr) else None
-
-    @property
-    def last_loss(self) -> float | None:
-        """Return the newest loss, None where there is none."""
-        return self.loss.last if len(self.loss) else None
 
     def follow(self, event: Event) -> None:
         """Take in an event of the worker."""
@@ -180,11 +175,13 @@ class RunSoFar:
 
 def run_so_far(run: Run, config: TrainConfig, resume_step: int | None) -> RunSoFar:
     """Return what is known of a run that goes on from `resume_step` (None: it does not) with `config`."""
-    history = History()
-    history.load(run.metrics().rows)
-    last = _last_step(run)
+    history, rows, last, news = History(), run.metrics().rows, _last_step(run), None
+    history.load(rows)
     history.cut(last)
-    return RunSoFar(history, _offer(run, config, resume_step), newest_scores(run.path, last), last)
+    if resume_step is not None:
+        news = PlateauWatch(rows, resume_step, planned=run.config.steps, steps=config.steps).offer(config)
+    flat = None if news is None else plateau_reached(news, config)
+    return RunSoFar(history, flat, newest_scores(run.path, last), last)
 
 
 def _last_step(run: Run) -> int:
@@ -215,15 +212,3 @@ def evaluated_in(file: Path) -> Evaluated | None:
         return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _offer(run: Run, config: TrainConfig, step: int | None) -> PlateauReached | None:
-    """Return that the test score of a run stands still, where it goes on from `step` with `config`.
-
-    None where it does not, or does not go on.
-    """
-    if step is None:
-        return None
-    watch = PlateauWatch(run.metrics().rows, step, planned=run.config.steps, steps=config.steps)
-    news = watch.offer(config)
-    return None if news is None else plateau_reached(news, config)

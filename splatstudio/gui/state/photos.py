@@ -1,4 +1,4 @@
-"""The photographs that the page shows, read by threads of their own and kept within a bound of memory."""
+"""The photographs that the page shows, alone or together with the model, and how well each is shown by it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import simplejpeg
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import newest_scores
+from splatstudio.gui.state.viewpoint import Viewpoint
+from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE
+from splatstudio.rendering.modes import Legend
 from splatstudio.scene.scaling import over_background, scaled, thumbnail
 from splatstudio.scene.scene import Scene
 
@@ -33,25 +38,8 @@ class PhotoPixels:
     rgb: np.ndarray  # [H, W, 3] uint8
     problem: str = ""  # why there is none; the pixels are black then
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory it takes."""
-        return self.rgb.nbytes
 
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A small JPEG picture as a data URI; empty where the photograph cannot be read."""
-
-    uri: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory it takes."""
-        return len(self.uri)
-
-
-PhotoItem = PhotoPixels | Thumbnail
+PhotoItem = PhotoPixels | str  # a photograph, or a small picture as a data URI
 PhotoKey = tuple[object, ...]
 
 
@@ -89,10 +77,10 @@ class PhotoCache:
         assert item is None or isinstance(item, PhotoPixels)
         return item
 
-    def thumbnail(self, index: int, on_ready: Callable[[], None]) -> Thumbnail | None:
-        """Return a small picture of photograph `index`; None: not yet."""
+    def thumbnail(self, index: int, on_ready: Callable[[], None]) -> str | None:
+        """Return a small JPEG of a photograph as a data URI, "" where it cannot be read; None: not yet."""
         item = self._get(("thumbnail", index), lambda: self._shrink(index), on_ready)
-        assert item is None or isinstance(item, Thumbnail)
+        assert item is None or isinstance(item, str)
         return item
 
     def close(self) -> None:
@@ -136,12 +124,12 @@ class PhotoCache:
 
     def _keep(self, key: PhotoKey, item: PhotoItem) -> None:
         before = self._kept.pop(key, None)
-        self.kept_bytes += item.num_bytes - (before.num_bytes if before else 0)
+        self.kept_bytes += _num_bytes(item) - (0 if before is None else _num_bytes(before))
         self._kept[key] = item
         # The newest stays whatever its size: somebody is looking at it.
         while self.kept_bytes > self._max_bytes and len(self._kept) > 1:
             _, old = self._kept.popitem(last=False)
-            self.kept_bytes -= old.num_bytes
+            self.kept_bytes -= _num_bytes(old)
 
     def _read(self, index: int, size: tuple[int, int], background: tuple[float, float, float]) -> PhotoPixels:
         try:
@@ -150,15 +138,19 @@ class PhotoCache:
             return PhotoPixels(np.zeros((size[1], size[0], 3), np.uint8), str(error))
         return PhotoPixels(np.ascontiguousarray(scaled(over_background(photo, background), *size)))
 
-    def _shrink(self, index: int) -> Thumbnail:
+    def _shrink(self, index: int) -> str:
         try:
             small = thumbnail(self._scene.views[index], THUMBNAIL_SIDE)
         except (ValueError, OSError):
-            return Thumbnail("")
+            return ""
         jpeg = simplejpeg.encode_jpeg(
             np.ascontiguousarray(small), quality=THUMBNAIL_QUALITY, colorspace="RGB"
         )
-        return Thumbnail("data:image/jpeg;base64," + base64.b64encode(jpeg).decode())
+        return "data:image/jpeg;base64," + base64.b64encode(jpeg).decode()
+
+
+def _num_bytes(item: PhotoItem) -> int:
+    return len(item) if isinstance(item, str) else item.rgb.nbytes
 
 
 BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
@@ -284,3 +276,96 @@ def _scores(path: Path) -> list[tuple[Any, Any]]:
         return [(image["name"], image["psnr"]) for image in images]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+
+
+Comparing = Literal["off", "split", "blend", "difference"]
+
+DIVIDER = (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the photograph and the model are shown together.
+
+    `split` is the share of the width, from the left, that shows the photograph; `blend` the photograph's
+    share of each pixel; `gain` what the difference of each channel is multiplied with.
+    """
+
+    kind: Comparing = "off"
+    split: float = 0.5
+    blend: float = 0.5
+    gain: float = 3.0
+
+
+@dataclass(frozen=True)
+class CanvasPlace:
+    """Where the photograph lies on a canvas: its upper left corner and the sizes of both, px."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    canvas_width: int
+    canvas_height: int
+
+
+def place_of(photo_camera: Camera, viewpoint: Viewpoint, scale: float) -> CanvasPlace:
+    """Return where a photograph lies for a browser that stands in its camera, at `scale` times its canvas.
+
+    Both cameras look the same way from the same place, so each pixel of one is a shift and a stretch of the
+    other's, also where the photograph's principal point is not its middle.
+    """
+    canvas = viewpoint.camera(scale)
+    x_stretch = canvas.K[0, 0] / photo_camera.K[0, 0]
+    y_stretch = canvas.K[1, 1] / photo_camera.K[1, 1]
+    left = canvas.K[0, 2] - x_stretch * photo_camera.K[0, 2]
+    top = canvas.K[1, 2] - y_stretch * photo_camera.K[1, 2]
+    return CanvasPlace(
+        left=round(left),
+        top=round(top),
+        width=max(1, round(left + x_stretch * photo_camera.width) - round(left)),
+        height=max(1, round(top + y_stretch * photo_camera.height) - round(top)),
+        canvas_width=canvas.width,
+        canvas_height=canvas.height,
+    )
+
+
+def on_canvas(image: np.ndarray, place: CanvasPlace) -> np.ndarray:
+    """Return `image` [H, W, 3], of the photograph's size, on a black canvas; what lies beyond is cut off."""
+    canvas = np.zeros((place.canvas_height, place.canvas_width, 3), np.uint8)
+    left, top = max(0, place.left), max(0, place.top)
+    right = min(place.canvas_width, place.left + place.width)
+    bottom = min(place.canvas_height, place.top + place.height)
+    if right > left and bottom > top:
+        canvas[top:bottom, left:right] = image[
+            top - place.top : bottom - place.top, left - place.left : right - place.left
+        ]
+    return canvas
+
+
+def error_map(model: np.ndarray, photo: np.ndarray) -> tuple[np.ndarray, Legend]:
+    """Return the mean absolute difference of the channels of two pictures [H, W, 3] uint8, as colors."""
+    difference = np.abs(model.astype(np.int16) - photo.astype(np.int16)).mean(axis=2)
+    high = max(float(np.percentile(difference[::4, ::4], 98)), MIN_ERROR_RANGE)
+    places = np.minimum(difference * (255.0 / high), 255.0).round().astype(np.uint8)
+    return color_table("turbo").numpy()[places], Legend(0.0, high, "difference of 255", "turbo")
+
+
+def compared(model: np.ndarray, photo: np.ndarray, comparison: Comparison) -> np.ndarray:
+    """Return the two pictures, both [H, W, 3] uint8, as one of the same size."""
+    if comparison.kind == "split":
+        width = model.shape[1]
+        column = min(width, max(0, round(comparison.split * width)))
+        picture = model.copy()
+        picture[:, :column] = photo[:, :column]
+        if 0 < column < width:
+            picture[:, column - 1 : column + 1] = DIVIDER
+        return picture
+    if comparison.kind == "blend":
+        share = round(256.0 * comparison.blend)
+        mixed = share * photo.astype(np.uint16) + (256 - share) * model.astype(np.uint16)
+        return ((mixed + 128) >> 8).clip(0, 255).astype(np.uint8)
+    if comparison.kind == "difference":
+        difference = np.abs(model.astype(np.int16) - photo.astype(np.int16))
+        return (comparison.gain * difference).clip(0, 255).astype(np.uint8)
+    return model

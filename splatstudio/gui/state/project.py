@@ -194,12 +194,13 @@ def open_project(
     if not path.exists():
         raise ValueError(f"{path} does not exist; open a scene folder, a file of splats or a run folder")
     project = replace(_opened(path, config, run_dir, asked), given=given)
-    if project.can_train:
-        project = replace(project, notes=(*project.notes, *notes_on_settings(project.config, given)))
-    part = part_of(Path(config.init)) if config.init and project.can_train else None
-    if part is None:
+    if not project.can_train:
         return project
-    return replace(project, notes=(*project.notes, f"A new training starts from a part: {part}"))
+    notes = [*project.notes, *notes_on_settings(project.config, given)]
+    part = part_of(Path(config.init)) if config.init else None
+    if part is not None:
+        notes.append(f"A new training starts from a part: {part}")
+    return replace(project, notes=tuple(notes))
 
 
 def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collection[str]) -> Project:
@@ -457,3 +458,14 @@ def _limited(project: Project, scene: Scene, options: DeviceOptions) -> Project:
     fit = Fit(options, project.config.densify.max_gaussians, config.densify.max_gaussians)
     notes = (*notes, sentence)
     return replace(project, config=config, notes=notes, live_on_resume=(LIMIT,), fit=fit)
+
+
+def has_sky(path: Path) -> bool:
+    """Return whether the model in a checkpoint or a file has a sky; no file of another program's has."""
+    folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
+    if not (folder / "manifest.json").exists():
+        return False
+    try:
+        return config_of_checkpoint(folder).sky.enabled
+    except ValueError:  # damaged: who opens it says so
+        return False

@@ -1,34 +1,123 @@
-"""What the page knows of the training, how the worker's events change it, and what is told of them."""
+"""What the page knows of the training, how events change it, what is told, and what settings are called."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from splatstudio.gui.state.setting_names import setting_text
-from splatstudio.runtime.messages import (
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    ModelLoaded,
-    PlateauLeft,
-    PlateauReached,
-    Progress,
-    Saved,
-    SettingChanged,
-    Started,
-    State,
-    StateChanged,
-    Warned,
-)
+from splatstudio.runtime import messages
 from splatstudio.runtime.sentences import plateau_advice, plateau_words, stopped_sentence
+
+# What the groups of the configuration are called; one that is not listed is called by its name.
+GROUPS = {
+    "": "Training",
+    "optim": "Learning rates",
+    "densify": "Densification",
+    "exposure": "Exposure of photographs",
+    "poses": "Places of cameras",
+    "sky": "Sky",
+    "shapes": "Shapes of splats",
+    "dropout": "Splats left out by chance",
+    "absgrad": "Densification by absolute gradients",
+    "fast": "Densification where photographs agree",
+}
+
+# What a setting is called whose name alone says too little below its heading.
+LABELS = {
+    "eval_every": "Evaluate every",
+    "save_minutes": "Save every, min",
+    "keep": "Checkpoints kept",
+    "optim.means_lr": "Positions",
+    "optim.scales_lr": "Sizes",
+    "optim.quats_lr": "Rotations",
+    "optim.opacities_lr": "Opacities",
+    "optim.sh0_lr": "Base color",
+    "optim.shN_lr": "View-dependent color",
+    "optim.visible_only": "Visible splats only",
+    "densify.enabled": "Add and remove splats",
+    "densify.grow_grad": "Growth threshold",
+    "densify.prune_opacity": "Remove below opacity",
+    "absgrad.grow_grad": "Growth threshold",
+    "fast.grow_grad": "Growth threshold",
+    "exposure.stay": "Pull towards none",
+    "exposure.grid_smooth": "Smoothness of the grid",
+}
+
+# What a setting does, in plainer words than where it is declared, which speaks of tensors.
+HELP = {
+    "optim.means_lr": "How fast splats move, times the scene's extent. It falls until the last step.",
+    "optim.scales_lr": "How fast splats grow and shrink.",
+    "optim.quats_lr": "How fast splats turn.",
+    "optim.opacities_lr": "How fast splats become opaque or transparent.",
+    "optim.sh0_lr": "How fast the color changes that a splat shows from all sides.",
+    "optim.shN_lr": "How fast the color changes that depends on where one looks from, as gloss.",
+}
+
+# Numbers that stand for no number, and the word for each.
+WORDS: dict[str, dict[int, str]] = {
+    "eval_every": {-1: "auto", 0: "never"},
+    "save_minutes": {0: "never"},
+    "keep": {0: "all"},
+    "shapes.opacity_weight": {0: "off"},
+    "shapes.scale_weight": {0: "off"},
+    "shapes.max_scale": {0: "off"},
+    "shapes.max_ratio": {0: "off"},
+    "shapes.min_views": {0: "off"},
+    "dropout.rate": {0: "off"},
+}
+
+
+def label_of(path: str) -> str:
+    """Return what the setting with the dotted `path` is called below the heading of its group."""
+    if path in LABELS:
+        return LABELS[path]
+    name = path.rpartition(".")[2]
+    if name == "lr":
+        return "Learning rate"
+    words = name.replace("_", " ").replace("ssim", "SSIM").replace("sh ", "SH ")
+    words = words.replace("gaussians", "splats")  # as the page calls them everywhere
+    return words[:1].upper() + words[1:]
+
+
+def setting_text(path: str, value: Any) -> str:
+    """Return that a setting has this `value`, without a full stop: `Densification: Max splats is 225,000`."""
+    group = path.rpartition(".")[0]
+    heading = f"{GROUPS.get(group, group)}: " if group else ""
+    return f"{heading}{label_of(path)} is {WORDS.get(path, {}).get(value) or _written(value)}"
+
+
+def number_of(path: str, text: str, kind: type[int] | type[float]) -> int | float:
+    """Return the number that was typed for a setting, or that a word of its own stands for.
+
+    Raises ValueError, saying what can be typed, when it is neither.
+    """
+    words = WORDS.get(path, {})
+    for number, word in words.items():
+        if text.strip().lower() == word:
+            return kind(number)
+    try:
+        return kind(text)
+    except ValueError:
+        usual = "a number such as 0.001 or 1e-3" if kind is float else "a whole number"
+        allowed = " or ".join([usual, *words.values()])
+        raise ValueError(f"setting {path} must be {allowed}, not {text!r}") from None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(_written, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @dataclass(frozen=True)
 class Status:
     """What the page shows of the training; replaced as a whole, so that a reader never sees half of it."""
 
-    state: State = "starting"
+    state: messages.State = "starting"
     step: int = 0
     total_steps: int = 0
     num_gaussians: int | None = None
@@ -38,7 +127,9 @@ class Status:
     test_psnr: float | None = None
     message: str = ""  # why it failed; empty otherwise
     has_model: bool = False
-    flat: PlateauReached | None = None  # where the test score stands still, and nobody has stopped for that
+    flat: messages.PlateauReached | None = (
+        None  # where the test score stands still, and nobody has stopped for that
+    )
 
 
 @dataclass(frozen=True)
@@ -58,21 +149,21 @@ class Choice:
     enabled: bool = True
 
 
-def followed(status: Status, event: Event) -> Status:
+def followed(status: Status, event: messages.Event) -> Status:
     """Return the status after an event."""
     match event:
-        case StateChanged(state=state):
+        case messages.StateChanged(state=state):
             rate = status.steps_per_second if state == "training" else None
             # With the worker goes the model that it showed.
             has_model = status.has_model and state != "ended"
             return replace(status, state=state, steps_per_second=rate, eta_seconds=None, has_model=has_model)
-        case ModelLoaded(step=step, num_gaussians=num_gaussians):
+        case messages.ModelLoaded(step=step, num_gaussians=num_gaussians):
             return replace(status, step=step or 0, num_gaussians=num_gaussians, has_model=True)
-        case Started(step=step, total_steps=total_steps):
+        case messages.Started(step=step, total_steps=total_steps):
             # From a checkpoint of before it may never be so.
             flat = status.flat if status.flat is not None and status.flat.step <= step else None
             return replace(status, step=step, total_steps=total_steps, flat=flat)
-        case Progress():
+        case messages.Progress():
             still = status.state == "paused"  # the step that it was at may be told afterwards
             return replace(
                 status,
@@ -83,17 +174,17 @@ def followed(status: Status, event: Event) -> Status:
                 eta_seconds=None if still else event.eta_seconds,
                 loss=event.loss,
             )
-        case SettingChanged(path="steps", value=value):
+        case messages.SettingChanged(path="steps", value=value):
             return replace(status, total_steps=value)
-        case Evaluated(psnr=psnr):
+        case messages.Evaluated(psnr=psnr):
             return replace(status, test_psnr=psnr)
-        case PlateauReached(stops=stops):
+        case messages.PlateauReached(stops=stops):
             return replace(status, flat=None if stops else event)
-        case PlateauLeft():
+        case messages.PlateauLeft():
             return replace(status, flat=None)
-        case Finished(step=step):
+        case messages.Finished(step=step):
             return replace(status, step=step, flat=None)
-        case Failed(sentence=sentence):
+        case messages.Failed(sentence=sentence):
             return replace(status, state="failed", message=sentence, has_model=False)
     return status
 
@@ -126,24 +217,24 @@ def choice_of(status: Status, resume_step: int | None, untrained: bool, will_pau
     return Choice("Start training")
 
 
-def notice_of(event: Event) -> Notice | None:
+def notice_of(event: messages.Event) -> Notice | None:
     """Return what to tell the user about an event, None where the page shows it anyway."""
     match event:
-        case Saved(step=step, path=path):
+        case messages.Saved(step=step, path=path):
             return Notice(f"Saved step {step:,}", str(path))
-        case Finished(step=step, completed=True):
+        case messages.Finished(step=step, completed=True):
             return Notice("Training finished", f"All {step:,} steps are done.")
-        case Finished(step=step):
+        case messages.Finished(step=step):
             return Notice("Training stopped", f"At step {step:,}; Resume goes on from there.")
-        case PlateauReached(stops=True):
+        case messages.PlateauReached(stops=True):
             return Notice("The test score is flat", stopped_sentence(event))
-        case PlateauReached():
+        case messages.PlateauReached():
             parts = (f"{plateau_words(event)}.", plateau_advice(event), "The dock has a button to stop here.")
             return Notice("The test score is flat", " ".join(filter(None, parts)))
-        case SettingChanged(step=step, path=path, value=value):
+        case messages.SettingChanged(step=step, path=path, value=value):
             return Notice("Changed", f"{setting_text(path, value)} from step {step + 1:,} on.")
-        case Warned(sentence=sentence):
+        case messages.Warned(sentence=sentence):
             return Notice("Please note", sentence, bad=True)
-        case Failed(sentence=sentence):
+        case messages.Failed(sentence=sentence):
             return Notice("Failed", sentence, bad=True)
     return None

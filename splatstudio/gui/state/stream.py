@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import simplejpeg
@@ -22,15 +23,28 @@ from msgspec import structs
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
+from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.gate import GatedServer, open_server
 from splatstudio.gui.server.viser_private import push_background_jpeg
-from splatstudio.gui.state.compare import CanvasPlace, Comparison, compared, error_map, on_canvas, place_of
-from splatstudio.gui.state.photos import PhotoCache
+from splatstudio.gui.state.photos import (
+    CanvasPlace,
+    Comparison,
+    PhotoCache,
+    compared,
+    error_map,
+    on_canvas,
+    place_of,
+)
 from splatstudio.gui.state.viewpoint import MIN_SIDE, CameraSnap, Viewpoint, read_viewpoint
+from splatstudio.gui.theme import ACCENT
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.messages import Frame, ViewOptions
 from splatstudio.runtime.supervisor import ReceivedFrame
 from splatstudio.scene.scaling import scaled
 from splatstudio.scene.scene import Scene
+
+if TYPE_CHECKING:
+    from nerfview import CameraState, RenderTabState
 
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
 
@@ -175,14 +189,15 @@ class Stream:
         self.photo_problem = ""  # why the photograph that is compared with cannot be shown
         self._source = source
         self._photos = photos
-        self._settings = settings
-        self._viewpoint = read_viewpoint(client.camera)
+        self.settings = settings  # what this browser has chosen to see; `change` replaces it
+        self.viewpoint = read_viewpoint(client.camera)  # None before the browser has said where it looks from
         self._version = self._render_version = 1
         self._moved = time.monotonic()
         self._changed = threading.Condition()
         self._closed = False
         self.frame: Frame | None = None  # that was shown last
-        self._on_news: Callable[[], None] = lambda: None
+        # Called when a frame has another legend, or a photograph's camera is entered or left.
+        self.on_news: Callable[[], None] = lambda: None
         self._moving_pace = Pace(MOVING_TARGET, 0.5)
         self._training_pace = Pace(TRAINING_TARGET, 0.5)
         self._shown: PictureOrder | None = None
@@ -194,29 +209,12 @@ class Stream:
         self._thread = threading.Thread(target=self._run, name=f"view-{client.client_id}", daemon=True)
         self._thread.start()
 
-    @property
-    def settings(self) -> ViewSettings:
-        """Return what this browser has chosen to see."""
-        return self._settings
-
-    @property
-    def viewpoint(self) -> Viewpoint | None:
-        """Return where this browser looks from, None before it has said so."""
-        return self._viewpoint
-
-    def listen(self, on_news: Callable[[], None]) -> None:
-        """Call `on_news` when a frame has another legend, or a photograph's camera is entered or left."""
-        self._on_news = on_news
-
     def change(self, alter: Callable[[ViewSettings], ViewSettings]) -> None:
         """Draw the model as `alter` makes of the present settings; nobody else changes it in between."""
         with self._changed:
-            before = self._settings
-            self._settings = settings = alter(before)
-            self._version += 1
-            if not settings.draws_like(before):
-                self._render_version += 1
-            self._changed.notify_all()
+            before = self.settings
+            self.settings = settings = alter(before)
+            self._changes(drawn=not settings.draws_like(before))
         if before.splats and not settings.splats:
             self.client.scene.set_background_image(None)
 
@@ -227,17 +225,21 @@ class Stream:
             return
         turned = self.camera_snap is not None and self.camera_snap.moved(viewpoint)
         with self._changed:
-            self._viewpoint = viewpoint
+            self.viewpoint = viewpoint
             self._moved = time.monotonic()
         self.invalidate()
         if turned:
-            self._on_news()
+            self.on_news()
 
     def invalidate(self) -> None:
         """Show a new picture although the camera rests: the model or the way it is drawn has changed."""
+        self._changes(drawn=True)
+
+    def _changes(self, *, drawn: bool) -> None:
+        """Order another picture; `drawn`: of the model, too, not only of the photograph beside it."""
         with self._changed:
             self._version += 1
-            self._render_version += 1
+            self._render_version += drawn
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -273,7 +275,7 @@ class Stream:
                 colorsubsampling="420" if order.moving else "444",
             )
             with self._changed:
-                if self._closed or not self._settings.splats:
+                if self._closed or not self.settings.splats:
                     continue
             push_background_jpeg(self.client, jpeg)
             self._acknowledged = self._ack_pool.submit(self._await_two_answers)
@@ -281,7 +283,7 @@ class Stream:
             if frame is not None:
                 before, self.frame = self.frame, frame
                 if before is None or (before.legend, before.notice) != (frame.legend, frame.notice):
-                    self._on_news()
+                    self.on_news()
         # Once more: `close` may have come while a picture was being asked for.
         self._source.forget(self.client.client_id)
 
@@ -316,11 +318,13 @@ class Stream:
         # A worker that shows a finished model has no photographs to compare it with; here they are.
         no_error = request.options.mode == "error" and frame is not None and frame.legend is None
         if settings.comparison.kind != "off" or no_error:
-            photo = self._photos.pixels(request.photo, size, settings.options.background, self._recompose)
+            photo = self._photos.pixels(
+                request.photo, size, settings.options.background, partial(self._changes, drawn=False)
+            )
             problem = photo.problem if photo is not None else ""
             if problem != self.photo_problem:
                 self.photo_problem = problem
-                self._on_news()
+                self.on_news()
             if photo is not None and not photo.problem:
                 if no_error and image is not None and frame is not None:
                     image, legend = error_map(image, photo.rgb)
@@ -328,11 +332,6 @@ class Stream:
                 image = photo.rgb if image is None else compared(image, photo.rgb, settings.comparison)
         blank = np.zeros((size[1], size[0], 3), np.uint8)
         return on_canvas(blank if image is None else image, place), frame
-
-    def _recompose(self) -> None:
-        with self._changed:
-            self._version += 1
-            self._changed.notify_all()
 
     def _learn(self, order: PictureOrder, seconds: float) -> None:
         now = time.monotonic()
@@ -365,8 +364,8 @@ class Stream:
 
     def _due(self, now: float) -> tuple[PictureOrder | None, float]:
         """Return the picture that is due now, or None and after how many seconds to ask again."""
-        state, viewpoint, shown = self._source.model_state(), self._viewpoint, self._shown
-        settings = self._settings
+        state, viewpoint, shown = self._source.model_state(), self.viewpoint, self._shown
+        settings = self.settings
         here = self.camera_snap.here if self.camera_snap is not None else None
         standing = None if here is None or self.camera_snap is None else (here, self.camera_snap.camera(here))
         photo_alone = standing is not None and settings.comparison.kind != "off"
@@ -394,16 +393,11 @@ class Stream:
 
     def _browser_is_ready(self) -> bool:
         """Wait until the browser has shown the last picture; False when this one is out of date by then."""
-        if self._acknowledged is None:
-            return True
-        answered, _ = wait([self._acknowledged], timeout=ACK_SECONDS)
-        if answered:
+        if self._acknowledged is None or wait([self._acknowledged], timeout=ACK_SECONDS).done:
             return True
         # A tab in the background or a broken line: nothing is rendered until it answers.
-        while not self._closed:
-            answered, _ = wait([self._acknowledged], timeout=0.5)
-            if answered:
-                break
+        while not self._closed and not wait([self._acknowledged], timeout=0.5).done:
+            pass
         return False
 
     def _await_two_answers(self) -> None:
@@ -501,3 +495,83 @@ class Viewport:
             stream.close()
             for _, on_close in self._listeners:
                 on_close(stream)
+
+
+RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
+
+
+class RenderFunctionSource(FrameSource):
+    """Pictures made by a function in this process; `revision` is raised to have them drawn again."""
+
+    def __init__(self, render_fn: RenderFunction):
+        # nerfview takes four seconds to import, which only those pay who bring a function of its kind.
+        from nerfview import CameraState, RenderTabState
+
+        self._render_fn = render_fn
+        self._camera_state = CameraState
+        self._tab_state = RenderTabState
+        self.revision = 0
+
+    def model_state(self) -> ModelState:
+        """Return that there is always something to see."""
+        return ModelState(self.revision, training=False)
+
+    def render(self, view: int, camera: Camera, options: ViewOptions) -> ReceivedFrame | None:
+        """Call the function; its image is uint8, or float in 0..1, [H, W, 3]. The options are not for it."""
+        start = time.monotonic()
+        state = self._camera_state(
+            fov=camera.fov_y,
+            aspect=camera.K[1, 1] / camera.K[0, 0] * camera.width / camera.height,
+            c2w=camera.camera_to_world,
+        )
+        tab = self._tab_state(viewer_width=camera.width, viewer_height=camera.height)
+        result = self._render_fn(state, tab)
+        image = np.asarray(result[0] if isinstance(result, tuple) else result)
+        if image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"the render function returned an image of shape {image.shape}, not [H, W, 3]")
+        if image.dtype != np.uint8:
+            image = (np.clip(image, 0.0, 1.0) * 255.0).round().astype(np.uint8)
+        height, width = image.shape[:2]
+        frame = Frame(view, 0, 0, width, height, self.revision, time.monotonic() - start)
+        return ReceivedFrame(frame, np.ascontiguousarray(image))
+
+    def forget(self, view: int) -> None:
+        """Do nothing: nothing is kept for a view."""
+
+
+class RenderFunctionViewer:
+    """A page that shows a render function; `refresh` after what it draws has changed, `close` at the end."""
+
+    def __init__(self, gated: GatedServer, source: RenderFunctionSource):
+        self._gated = gated
+        self._source = source
+        self._viewport = Viewport(gated.server, source)
+        self.url = gated.url
+
+    def refresh(self) -> None:
+        """Draw everybody's picture again."""
+        self._source.revision += 1
+        self._viewport.model_changed()
+
+    def close(self) -> None:
+        """End the page."""
+        self._viewport.close()
+        self._gated.stop()
+
+
+def show(
+    render_fn: RenderFunction, *, host: str = "127.0.0.1", port: int | None = None
+) -> RenderFunctionViewer:
+    """Show `render_fn(nerfview.CameraState, nerfview.RenderTabState) -> image` in a browser page.
+
+    The function is called in threads of this process, for each browser on its own, with the size wanted in
+    the tab state's viewer_width and viewer_height. A pair (image, depth) is taken too; the depth is not used.
+    Raises ValueError when the address cannot be used.
+    """
+    source = RenderFunctionSource(render_fn)
+    gated = open_server(Listen(host, "auto" if port is None else port))
+    gated.server.gui.configure_theme(
+        dark_mode=True, show_logo=False, show_share_button=False, brand_color=ACCENT
+    )
+    gated.server.gui.set_panel_label("splatstudio")
+    return RenderFunctionViewer(gated, source)

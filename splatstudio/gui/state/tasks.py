@@ -1,43 +1,37 @@
-"""The long tasks of the page, of a worker or of a process of its own: how far each is, and its end."""
+"""The long tasks of the page, how far each is and how it ended, and all that the studio has told."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+import viser
 from msgspec import structs
 
+from splatstudio.error_text import first_line
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.theme import duration, size
+from splatstudio.gui.theme import ACCENT, duration, size
+from splatstudio.runtime import messages
 from splatstudio.runtime.file_tasks import FileTask, FileWorker, TaskEnd
-from splatstudio.runtime.messages import (
-    CancelJob,
-    Event,
-    Export,
-    JobCancelled,
-    JobCommand,
-    JobDone,
-    JobFailed,
-    JobProgress,
-    RenderPath,
-    Snapshot,
-)
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.runtime.tasks import num_bytes, output_of
+from splatstudio.training.data.resolution import divisor_at, sh_degree_at
 
 WATCH_SECONDS = 0.25  # between two looks at how far a task on files is
 
 # While it is done, and afterwards.
-_VERBS: dict[type[JobCommand], tuple[str, str]] = {
-    Export: ("Exporting", "Exported"),
-    RenderPath: ("Rendering", "Rendered"),
-    Snapshot: ("Rendering", "Rendered"),
+_VERBS: dict[type[messages.JobCommand], tuple[str, str]] = {
+    messages.Export: ("Exporting", "Exported"),
+    messages.RenderPath: ("Rendering", "Rendered"),
+    messages.Snapshot: ("Rendering", "Rendered"),
 }
 
 
@@ -55,6 +49,10 @@ class TaskStatus:
     end: Notice | None = None  # None: in progress
     file: Path | None = None  # that is complete
     num_bytes: int = 0  # of it
+    then: Callable[[Any], None] | None = None  # who asked goes on with this, where it is complete
+    worker: WorkerClient | None = None  # whose task it is, None: the training's worker's, or a process's
+    begun: int = 0  # how often the training's worker had been replaced until then
+    cancelled: bool = False  # by the user
 
     @property
     def verb(self) -> str:
@@ -94,11 +92,7 @@ class TaskBoard:
         """Call `changed` after each change of a task."""
         self._controller, self._notify, self._changed = controller, notify, changed
         self._tasks: dict[int, TaskStatus] = {}
-        self._then: dict[int, Callable[[Any], None]] = {}
-        self._workers: dict[int, WorkerClient] = {}  # of tasks that are not the training's worker's
-        self._begun: dict[int, int] = {}  # of those that are: how often it had been replaced until then
         self._files: dict[str, FileWorker] = {}  # by who asks: each does one task at a time
-        self._cancelled: set[int] = set()  # by the user
         self._numbers = count(1)
         self._lock = threading.RLock()
 
@@ -122,40 +116,40 @@ class TaskBoard:
 
     def cancel(self, number: int) -> None:
         """Let a task end; what it was writing is removed."""
-        with self._lock:
-            status, worker = self._tasks[number], self._workers.get(number)
-            self._cancelled.add(number)
+        status = self._change(number, cancelled=True)
         if isinstance(status.kind, str):
             self._files[status.kind].cancel()
         else:
-            (worker or self._controller).send(CancelJob(number))
+            (status.worker or self._controller).send(messages.CancelJob(number))
 
     def close(self) -> None:
         """End the tasks on files; those of a worker end with it."""
         for files in self._files.values():
             files.close()
 
-    def _change(self, number: int, **values: Any) -> None:
+    def _change(self, number: int, **values: Any) -> TaskStatus:
         with self._lock:
-            self._tasks[number] = replace(self._tasks[number], **values)
+            status = self._tasks[number] = replace(self._tasks[number], **values)
         self._changed()
+        return status
 
     def _finish(self, number: int, end: object, notice: Notice, file: Path | None, num_bytes: int) -> None:
         """Note a task's end, tell it, and have who asked go on where it is complete."""
-        with self._lock:
-            then = self._then.pop(number, None)
-        self._change(number, end=notice, file=file, num_bytes=num_bytes)
+        then = self._change(number, end=notice, file=file, num_bytes=num_bytes).then
         self._notify(notice)
-        if then is not None and isinstance(end, (JobDone, TaskEnd)):
-            then(end)
+        if then is not None and isinstance(end, (messages.JobDone, TaskEnd)):
+            try:
+                then(end)
+            except ValueError as error:
+                self._notify(Notice("Not done", str(error), bad=True))
             self._changed()
 
     # ---- tasks of a worker
 
     def submit(
         self,
-        command: JobCommand,
-        then: Callable[[JobDone], None] | None = None,
+        command: messages.JobCommand,
+        then: Callable[[messages.JobDone], None] | None = None,
         worker: WorkerClient | None = None,
     ) -> TaskStatus | None:
         """Send a task to `worker`, by default the training's; `then` is called when it is done.
@@ -169,71 +163,71 @@ class TaskBoard:
             number = next(self._numbers)
             command = structs.replace(command, job=number)
             doing = f"{_VERBS[type(command)][0]} {output_of(command).name}"
-            status = self._tasks[number] = TaskStatus(number, type(command), doing)
-            if then is not None:
-                self._then[number] = then
-            unheard = worker is not None and worker not in self._workers.values()
-            if worker is not None:
-                self._workers[number] = worker
-            else:
-                self._begun[number] = len(self._controller.replacements)
+            unheard = worker is not None and all(each.worker is not worker for each in self._tasks.values())
+            begun = len(self._controller.replacements)
+            status = TaskStatus(number, type(command), doing, then=then, worker=worker, begun=begun)
+            self._tasks[number] = status
         if worker is not None and unheard:
             worker.subscribe(self.follow)
         (worker or self._controller).send(command)
         self._changed()
         return status
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: messages.Event) -> None:
         """Take in an event of a worker."""
-        if not isinstance(event, (JobProgress, JobDone, JobCancelled, JobFailed)):
+        if not isinstance(
+            event, (messages.JobProgress, messages.JobDone, messages.JobCancelled, messages.JobFailed)
+        ):
             return
         status = self._tasks.get(event.job)
         if status is None:
             return
-        if isinstance(event, JobProgress):
+        if isinstance(event, messages.JobProgress):
             self._change(event.job, done=event.done, total=event.total, eta_seconds=event.eta_seconds)
-        elif isinstance(event, JobDone):
-            verb, path = _VERBS[cast(type[JobCommand], status.kind)][1], event.path
+        elif isinstance(event, messages.JobDone):
+            verb, path = _VERBS[cast(type[messages.JobCommand], status.kind)][1], event.path
             text = f"{path}. {event.note}" if event.note else str(path)
             notice = Notice(f"{verb} {path.name} ({size(event.num_bytes)})", text, bad=bool(event.note))
             self._finish(event.job, event, notice, path, event.num_bytes)
         else:
             self._finish(event.job, event, self._failure(status, event), None, 0)
 
-    def _failure(self, status: TaskStatus, event: JobCancelled | JobFailed) -> Notice:
-        taken_by = self._taken_by(event)
+    def _failure(self, status: TaskStatus, event: messages.JobCancelled | messages.JobFailed) -> Notice:
+        taken_by = self._taken_by(status, event)
         if taken_by:
             return Notice(f"{status.doing}: cancelled", f"{taken_by}; nothing of the file was kept.")
-        if isinstance(event, JobFailed):
+        if isinstance(event, messages.JobFailed):
             return Notice(f"{status.doing}: failed", event.sentence, bad=True)
         return Notice(f"{status.doing}: cancelled", "Nothing of it was kept.")
 
-    def _taken_by(self, event: JobCancelled | JobFailed) -> str:
+    def _taken_by(self, status: TaskStatus, event: messages.JobCancelled | messages.JobFailed) -> str:
         """Return what took away the worker of a task that has ended, a clause, "" where nothing did."""
-        if event.job in self._cancelled:
+        if status.cancelled:
             return ""
-        if event.job in self._workers:
+        if status.worker is not None:
             # Nobody else ends a task of a model that is shown in place of the training's.
-            return "Its model was taken out of the view" if isinstance(event, JobCancelled) else ""
-        for why in self._controller.replacements[self._begun[event.job] :]:
+            ended = isinstance(event, messages.JobCancelled)
+            return "Its model was taken out of the view" if ended else ""
+        for why in self._controller.replacements[status.begun :]:
             return f"{why}, which put the model away"
         return ""
 
     # ---- tasks on files, in a process of their own; a training goes on meanwhile
 
-    def start(self, asker: str, task: FileTask, then: Callable[[TaskEnd], None]) -> bool:
-        """Begin a task on files, and call `then` at its end; False while another one of `asker` goes on."""
+    def start(self, asker: str, task: FileTask, then: Callable[[TaskEnd], None]) -> None:
+        """Begin a task on files, and call `then` at its end.
+
+        Raises ValueError while another one of `asker` goes on.
+        """
         with self._lock:
             if asker not in self._files:
                 self._files[asker] = FileWorker(lambda task, end: self._file_task_ended(asker, task, end))
             files, number = self._files[asker], next(self._numbers)
             if not files.start(task):
-                return False
-            self._tasks[number] = TaskStatus(number, asker, task.title)
-            self._then[number] = then
+                raise ValueError("Another task is in progress.")
+            self._tasks[number] = TaskStatus(number, asker, task.title, then=then)
         threading.Thread(target=self._watch, args=(number, files), name="file-task", daemon=True).start()
         self._changed()
-        return True
 
     def _watch(self, number: int, files: FileWorker) -> None:
         shown = None
@@ -272,3 +266,168 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:
     assert end.output is not None
     splats = f" ({end.num_gaussians:,} splats)" if end.num_gaussians is not None else ""
     return Notice(f"Written {end.output.name}{splats}", str(end.output))
+
+
+NUM_KEPT = 200
+MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
+
+
+@dataclass(frozen=True)
+class NewsItem:
+    """Something that was told, and when."""
+
+    time: datetime
+    notice: Notice
+
+
+class News:
+    """Tells every browser; what is told while none is open waits for the next. Any thread may call."""
+
+    def __init__(self, server: viser.ViserServer, changed: Callable[[], None] = lambda: None):
+        """Call `changed` after each thing that is told or noted."""
+        self._server, self._changed = server, changed
+        self._items: deque[NewsItem] = deque(maxlen=NUM_KEPT)
+        self._missed: list[Notice] = []
+        self._stays: tuple[Notice, list[viser.NotificationHandle]] | None = None  # what was told last
+        self._lock = threading.Lock()
+        server.on_client_connect(self._catch_up)
+
+    @property
+    def items(self) -> tuple[NewsItem, ...]:
+        """Return what was told last, the newest at the end."""
+        with self._lock:
+            return tuple(self._items)
+
+    def tell(self, notice: Notice) -> None:
+        """Show a notice in every browser, and keep it.
+
+        What goes wrong again and again, as a save on a full disk, is shown once: its newest time.
+        """
+        with self._lock:
+            clients = list(self._server.get_clients().values())
+            self._items.append(NewsItem(datetime.now(), notice))
+            if not clients:
+                others = [missed for missed in self._missed if missed != notice]
+                self._missed = [*others, notice][-NUM_KEPT:]
+            before, self._stays = self._stays, None
+        if before is not None and before[0] == notice:
+            for handle in before[1]:
+                handle.remove()
+        shown = [_show(client, notice, stays=notice.bad) for client in clients]
+        with self._lock:
+            self._stays = (notice, shown) if notice.bad else None
+        self._changed()
+
+    def note(self, notice: Notice) -> None:
+        """Keep a notice for the Log tab, without showing it to anybody."""
+        with self._lock:
+            self._items.append(NewsItem(datetime.now(), notice))
+        self._changed()
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell of what a button, a field or a key did not do because of `error`."""
+        if isinstance(error, (ValueError, OSError)):  # what the user did, or what his disk did
+            self.tell(Notice("Not done", str(error), bad=True))
+            return
+        sentence = (
+            f"{type(error).__name__}: {first_line(error)}. Nothing else is touched; it is a mistake of the"
+        )
+        self.tell(Notice("Not done", f"{sentence} studio's, and the terminal has the details.", bad=True))
+
+    def _catch_up(self, client: viser.ClientHandle) -> None:
+        """Tell the first who comes what happened while nobody watched."""
+        with self._lock:
+            missed, self._missed = self._missed, []
+        # What went wrong is said before what went well, and the newest of each.
+        chosen = sorted(missed, key=lambda notice: notice.bad)[-MAX_MISSED_SHOWN:]
+        for notice in missed:
+            if any(notice is other for other in chosen):
+                _show(client, notice, stays=True)
+        if len(missed) > len(chosen):
+            more = f"{len(missed) - len(chosen):,} more messages while nobody watched"
+            _show(client, Notice(more, "They are in the Log tab."), stays=True)
+
+
+def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> viser.NotificationHandle:
+    return client.add_notification(
+        notice.title,
+        notice.text,
+        auto_close_seconds=None if stays else 8.0,
+        color="red" if notice.bad else ACCENT,
+    )
+
+
+NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
+COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photographs are divided, as they are told
+
+
+class Milestones:
+    """Follows the worker's events, and notes what is worth a line; each thing once."""
+
+    def __init__(self, trained: Controller, note: Callable[[Notice], None]):
+        self._trained = trained
+        self._note = note
+        self._num_train = 0
+        self._told_splats = 0
+        self._full = False  # whether it was told that the limit on the splats is reached
+        self._degree = 0
+        self._coarseness = 1
+
+    def follow(self, event: messages.Event) -> None:
+        """Take in an event of the worker, after the status has."""
+        match event:
+            case messages.Started():
+                self._begin(event)
+            case messages.Densified():
+                self._grow(event)
+            case messages.Progress(step=step):
+                self._refine(step)
+            case messages.Evaluated(step=step, psnr=psnr, ssim=ssim) if (
+                self._trained.status.state == "training"
+            ):
+                self._tell(step, f"test PSNR {psnr:.2f} dB, SSIM {ssim:.4f}")
+            case messages.StateChanged(state="paused", unsaved=False):
+                self._tell(self._trained.status.step, "paused")
+
+    def _tell(self, step: int, what: str) -> None:
+        self._note(Notice(f"Step {step:,}: {what}", ""))
+
+    def _begin(self, event: messages.Started) -> None:
+        config = self._trained.project.config
+        self._num_train, self._told_splats, self._full = event.num_train, event.num_gaussians, False
+        self._degree = sh_degree_at(event.step, config, event.num_train)
+        self._coarseness = _coarseness(divisor_at(event.step, config))
+        verb = "goes on" if event.step else "begins"
+        photos = f"{event.num_train:,} photos to learn from, {event.num_test:,} for the test"
+        self._tell(event.step, f"training {verb} with {event.num_gaussians:,} splats; {photos}")
+        if self._coarseness > 1:
+            self._tell(event.step, f"photos at about 1/{self._coarseness} of their size at first")
+
+    def _grow(self, event: messages.Densified) -> None:
+        told = self._told_splats
+        if event.change.opacities_reset:
+            self._tell(event.step, "opacities lowered, so that what is not needed can go")
+        if not told / NOTABLE_GROWTH < event.num_gaussians < told * NOTABLE_GROWTH:
+            verb = "grown" if event.num_gaussians > told else "thinned"
+            self._tell(event.step, f"{verb} from {told:,} to {event.num_gaussians:,} splats")
+            self._told_splats = event.num_gaussians
+        if event.change.capped and not self._full:
+            self._full = True
+            self._tell(event.step, f"the limit on the number of splats is reached, {event.num_gaussians:,}")
+
+    def _refine(self, step: int) -> None:
+        config = self._trained.project.config
+        coarseness = _coarseness(divisor_at(step, config))
+        if coarseness < self._coarseness:
+            size = "in full size" if coarseness == 1 else f"at about 1/{coarseness} of their size"
+            self._tell(step, f"photos {size} from here on")
+        self._coarseness = coarseness
+        degree = sh_degree_at(step, config, self._num_train)
+        if degree > self._degree:
+            self._tell(step, f"colors depend more on the view from here on (SH degree {degree})")
+        self._degree = degree
+
+
+def _coarseness(divisor: float) -> int:
+    """Return the nearest of COARSENESSES that is not below `divisor`."""
+    return next((each for each in COARSENESSES if divisor <= each), COARSENESSES[-1])

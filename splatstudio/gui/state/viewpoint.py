@@ -108,24 +108,19 @@ class CameraSnap:
         self._client = client
         self._scene = scene
         self._lock = threading.Lock()
-        self._wanted: int | None = None
+        self.last: int | None = None  # the photograph whose camera the browser was last sent to
         self._sent = 0.0
         self._here = False
 
     @property
-    def last(self) -> int | None:
-        """Return the photograph whose camera the browser was last sent to, None before the first."""
-        return self._wanted
-
-    @property
     def here(self) -> int | None:
         """Return the photograph whose camera the browser stands in, None where it stands elsewhere."""
-        return self._wanted if self._here else None
+        return self.last if self._here else None
 
     @property
     def on_the_way(self) -> bool:
         """Return whether the browser was just sent and has not told yet that it is there."""
-        return not self._here and self._wanted is not None and time.monotonic() - self._sent < ARRIVAL_SECONDS
+        return not self._here and self.last is not None and time.monotonic() - self._sent < ARRIVAL_SECONDS
 
     def camera(self, index: int) -> Camera:
         """Return the camera of photograph `index`."""
@@ -136,8 +131,8 @@ class CameraSnap:
         camera = self.camera(index)
         with self._lock:
             # Who is there already may have nothing to tell.
-            self._here = self._here and index == self._wanted
-            self._wanted, self._sent = index, time.monotonic()
+            self._here = self._here and index == self.last
+            self.last, self._sent = index, time.monotonic()
         # The cameras' common point of attention is the origin of the scene's frame.
         distance = max(float(np.linalg.norm(camera.position)), 0.1 * self._scene.extent)
         fly_to(self._client, camera, distance)
@@ -154,9 +149,9 @@ class CameraSnap:
         """Take in where the browser is now; return whether it has just entered or left the camera."""
         with self._lock:
             before = self._here
-            self._here = self._wanted is not None and self._matches(self.camera(self._wanted), viewpoint)
+            self._here = self.last is not None and self._matches(self.camera(self.last), viewpoint)
             entered, here = self._here and not before, self._here
-            wanted = self._wanted
+            wanted = self.last
         if here and wanted is not None and not entered:
             self._refit(self.camera(wanted), viewpoint)
         return here != before
@@ -208,16 +203,11 @@ class FirstView:
         self._server = server
         self._position = np.array([0.0, -3.0, 1.0])
         self._target = np.zeros(3)
-        self._up: Axis = up
+        self.up: Axis = up  # for who has not chosen another one
         self._fov = FOV
         self._own_up: dict[int, Axis] = {}  # by the browsers that have chosen another one
         self._announced: Axis | None = None
         server.on_client_disconnect(self._left)
-
-    @property
-    def up(self) -> Axis:
-        """Return the axis that is up for who has not chosen another one."""
-        return self._up
 
     def of_scene(self, scene: Scene) -> None:
         """Stand where the first photograph was taken, a little ahead of its camera so as not to see it."""
@@ -225,7 +215,7 @@ class FirstView:
         forward = camera.viewmat[2, :3]
         # The cameras' common point of attention is the origin of the scene's frame.
         distance = max(float(np.linalg.norm(camera.position)), 0.1 * scene.extent)
-        self._up = "+z"
+        self.up = "+z"
         self._fov = max(camera.fov_y, NARROWEST_FOV)
         self._position = camera.position + 1.2 * frustum_size(positions, scene.extent) * forward
         # Where nobody else is to be seen from there, as when all stand in a row, step back behind the others.
@@ -239,7 +229,7 @@ class FirstView:
     def of_model(self, center: tuple[float, float, float], radius: float) -> None:
         """Stand in front of a model of this size, a little above it."""
         self._target = np.array(center)
-        self._position = _in_front(self._target, radius, self._up)
+        self._position = _in_front(self._target, radius, self.up)
         self._announce()
         self.show_all()
 
@@ -256,8 +246,8 @@ class FirstView:
 
     def show(self, client: viser.ClientHandle) -> None:
         """Move a browser's camera here, upright as that browser wants it."""
-        up, position = self._own_up.get(client.client_id, self._up), self._position
-        if up != self._up:
+        up, position = self._own_up.get(client.client_id, self.up), self._position
+        if up != self.up:
             radius = float(np.linalg.norm(position - self._target)) / math.hypot(1.0, 2.8)
             position = _in_front(self._target, radius, up)
         with client.atomic():
@@ -271,13 +261,13 @@ class FirstView:
 
     def _announce(self) -> None:
         # Not sent again when it is the same: it would bring the browsers back that have moved their camera.
-        if self._announced != self._up:
-            self._announced = self._up
-            self._server.scene.set_up_direction(self._up)
+        if self._announced != self.up:
+            self._announced = self.up
+            self._server.scene.set_up_direction(self.up)
         camera = self._server.initial_camera
         camera.position = self._position
         camera.look_at = self._target
-        camera.up = _vector(self._up)
+        camera.up = _vector(self.up)
         camera.fov = self._fov
 
 

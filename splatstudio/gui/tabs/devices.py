@@ -12,7 +12,7 @@ import viser
 from splatstudio.devices.monitor import DeviceMonitor, DeviceReading, Field
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.status import Status
-from splatstudio.gui.tabs.plot import Plot, PlotLine, round_end
+from splatstudio.gui.tabs.train import Plot, PlotLine, round_end
 from splatstudio.gui.theme import ACCENT, css, note_html
 from splatstudio.runtime.messages import Event, RankFigures, figures_after
 
@@ -61,15 +61,32 @@ def rank_rows(status: Status, num_ranks: int, told: tuple[RankFigures, ...] = ()
     return (RankRow(status.num_gaussians // max(num_ranks, 1), 1.0 / rate if rate else None),) * num_ranks
 
 
-class DevicesPanel(Panel):
+class RanksPanel(Panel):
+    """The tab of a training elsewhere: what each rank has to do, and where it runs."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        self._told: tuple[RankFigures, ...] = ()
+        self._rows = self.gui.add_html("", order=0.0)
+
+    def follow(self, event: Event) -> None:
+        """Take in what each rank has to do."""
+        self._told = figures_after(event, self._told)
+
+    def refresh(self) -> None:
+        """Show the figures that were told last."""
+        self._rows.content = ranks_html(self._told) + balance_html(self._told)
+
+
+class DevicesPanel(RanksPanel):
     """A row a device, and one of its quantities over the last minutes, a line a device."""
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        gui, self._page, self._controller = page.server.gui, page, page.controller
+        super().__init__(page)
+        gui, self._rows.content = self.gui, note_html("Asking the driver …")
         self._monitor = DeviceMonitor(
-            lambda: self._controller.pids, history_length=int(HISTORY_SECONDS / SAMPLE_SECONDS)
+            lambda: self.controller.pids, history_length=int(HISTORY_SECONDS / SAMPLE_SECONDS)
         )
-        self._rows = gui.add_html(note_html("Asking the driver …"), order=0.0)
         self._choice = gui.add_dropdown(
             "Plot",
             tuple(QUANTITIES),
@@ -78,16 +95,11 @@ class DevicesPanel(Panel):
         )
         self._choice.on_update(lambda _: None)  # the plot follows
         self._plot = Plot(page.server, tab, "", order=2.0)
-        self._told: tuple[RankFigures, ...] = ()
         self._measured = frozenset[Field](("utilization",))
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.
         self._sampler = threading.Thread(target=self._sample, name="devices", daemon=True)
         self._sampler.start()
-
-    def follow(self, event: Event) -> None:
-        """Take in what each rank has to do."""
-        self._told = figures_after(event, self._told)
 
     def refresh(self) -> None:
         """Show the last sample."""
@@ -95,7 +107,7 @@ class DevicesPanel(Panel):
         if not readings:
             return
         self._offer(readings)
-        ranks = rank_rows(self._controller.status, len(self._controller.pids), told)
+        ranks = rank_rows(self.controller.status, len(self.controller.pids), told)
         self._rows.content = devices_html(readings, ranks) + balance_html(told)
         quantity = QUANTITIES[self._choice.value]
         history = self._monitor.history(quantity.field)
@@ -129,25 +141,9 @@ class DevicesPanel(Panel):
     def _sample(self) -> None:
         while not self._stopped.is_set():
             self._monitor.sample()
-            self._page.changed(self)
+            self.page.changed(self)
             self._stopped.wait(SAMPLE_SECONDS)
         self._monitor.close()
-
-
-class RanksPanel(Panel):
-    """The tab of a training elsewhere: what each rank has to do, and where it runs."""
-
-    def __init__(self, page: Page):
-        self._told: tuple[RankFigures, ...] = ()
-        self._rows = page.server.gui.add_html("", order=0.0)
-
-    def follow(self, event: Event) -> None:
-        """Take in what each rank has to do."""
-        self._told = figures_after(event, self._told)
-
-    def refresh(self) -> None:
-        """Show the figures that were told last."""
-        self._rows.content = ranks_html(self._told) + balance_html(self._told)
 
 
 def ranks_html(told: tuple[RankFigures, ...]) -> str:

@@ -6,26 +6,174 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import viser
 
-from splatstudio.checkpoints.catalog import CatalogEntry
+from splatstudio.checkpoints.catalog import (
+    CatalogEntry,
+    bytes_of,
+    content_mark,
+    delete_entry,
+    entries_of,
+    folders_with_models,
+)
 from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
 from splatstudio.evaluation.lpips import short_notes
 from splatstudio.files.run import Run
-from splatstudio.formats import format_to_write, free_path
-from splatstudio.gui.dock.bars import PreviewBar, TaskBar
+from splatstudio.formats import format_to_write
+from splatstudio.gui.dock import PreviewBar, TaskBar
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Notice
-from splatstudio.gui.tabs.models import DeleteQuestion, ModelList, facts_html
-from splatstudio.gui.theme import ACCENT, note_html, table_html
+from splatstudio.gui.theme import ACCENT, note_html, size, table_html
 from splatstudio.models.model import run_folder_of
-from splatstudio.models.scoring import EvaluationTask, Scored
+from splatstudio.models.scoring import EvaluationTask
 from splatstudio.runtime.file_tasks import FileTask, TaskEnd
 from splatstudio.runtime.messages import Event, Saved
 from splatstudio.settings.setting import typed_output, typed_path
+
+PER_PAGE = 6
+COLORS = {
+    "complete": (74, 82, 94),
+    "part": (160, 115, 30),
+    "damaged": (170, 60, 60),
+}  # what is not stands out
+KEEP_IT, DELETE_IT = "Keep it", "Delete it"
+
+
+def row_label(entry: CatalogEntry) -> str:
+    """Return a model as a row of the list says it."""
+    ranks = f" · {entry.num_ranks} ranks" if entry.num_ranks > 1 else ""
+    psnr = f" · {entry.psnr:.2f} dB" if entry.psnr is not None else ""
+    return f"Step {entry.step:,}{ranks} · {size(entry.num_bytes)} · {entry.state}{psnr}"
+
+
+def facts_html(entry: CatalogEntry | None, file: Path | None = None) -> str:
+    """Return what is known of the chosen model as HTML; everything from outside is escaped.
+
+    `file` is the model that is open where it is one alone, of which no scene is known.
+    """
+    if entry is None and file is not None:
+        return note_html(
+            f"No runs here. To compare {file.name} with photographs, name the folder of its scene below."
+        )
+    if entry is None:
+        return note_html("No models here yet: a checkpoint appears when it is saved.")
+    sizes = [(file.name, bytes_of(file)) for file in entry.files]
+    files = [f"{name}  {'not readable' if num is None else size(num)}" for name, num in sizes]
+    rows = [
+        ("Step", f"{entry.step:,}"),
+        ("State", f"{entry.state}: {entry.reason}" if entry.reason else entry.state),
+        ("Splats", "" if entry.num_gaussians is None else f"{entry.num_gaussians:,}"),
+        ("Files", "\n".join(files) or "none"),
+        ("Folder", str(entry.path if not entry.is_gsplat else entry.owner)),
+    ]
+    return table_html([row for row in rows if row[1]], mark="entry")
+
+
+class ModelList(Panel):
+    """A folder of runs, one of them, and its models, newest first. `lock` guards it and who acts on it."""
+
+    def __init__(self, page: Page, lock: threading.RLock, on_select: Callable[[CatalogEntry], None]):
+        """Build the fields and rows; `on_select` is called when another model is selected."""
+        super().__init__(page)
+        self._lock, self._on_select = lock, on_select
+        self.entries: tuple[CatalogEntry, ...] = ()
+        self.selected: CatalogEntry | None = None
+        self.stale = True  # whether to look at the disk at the next refresh: something was written
+        self._folders: tuple[Path, ...] = ()
+        self._turned = 0  # pages of the list
+        self._turned_to: Path | None = None  # the page's own run, once it was chosen by itself
+        self._refused = ""  # the folder that was said to be none
+        self._root = self.gui.add_text(
+            "Folder", str(self._first_root()), hint="Of runs, or of results of gsplat's trainer."
+        )
+        self._run = self.gui.add_dropdown("Run", list[str](["–"]))
+        self._rows = [
+            self.button(f"Model {i + 1}", partial(self._pick, i), visible=False) for i in range(PER_PAGE)
+        ]
+        pager = self.gui.add_button_group("Page", ("‹ Later", "Earlier ›"), visible=False)
+        self.keep(pager, visible=lambda: len(self.entries) > PER_PAGE)
+        for control in (self._root, self._run):
+            when_user(control, lambda *_: self._look_elsewhere())
+        when_user(pager, lambda _, button: self._turn(1 if button.startswith("Earlier") else -1))
+
+    def refresh(self) -> None:
+        """Show what is there; look at the disk where something was written."""
+        super().refresh()
+        if self.stale:
+            self.scan()
+        page = self.entries[self._turned * PER_PAGE :][:PER_PAGE]
+        for number, row in enumerate(self._rows):
+            row.visible = number < len(page)
+            if row.visible:
+                row.label = row_label(page[number])
+                row.color = ACCENT if page[number] == self.selected else COLORS[page[number].state]
+
+    def scan(self) -> None:
+        """Look at the disk, and keep what was selected where it is still there."""
+        self.stale = False
+        self._folders = folders = self._folders_there()
+        names = tuple(folder.resolve().name for folder in folders) or ("–",)
+        if names != self._run.options:
+            self._run.options = names
+        self._turn_to_own()
+        chosen = next((folder for folder in folders if folder.resolve().name == self._run.value), None)
+        self.entries = () if chosen is None else entries_of(chosen)
+        if self.selected is not None:
+            path = self.selected.path
+            self._select(next((entry for entry in self.entries if entry.path == path), None))
+        if self.selected is None and self.entries:
+            self._select(self.entries[0])
+
+    def _look_elsewhere(self) -> None:
+        """List what is in the folder and the run that are chosen now."""
+        with self._lock:
+            self._turned, self.selected = 0, None
+            self.scan()
+
+    def _first_root(self) -> Path:
+        project = self.controller.project
+        if project.run_dir is not None:
+            return project.run_dir.parent
+        return project.path if project.path.is_dir() else project.path.parent
+
+    def _folders_there(self) -> tuple[Path, ...]:
+        typed = self._root.value.strip() or "."
+        try:
+            return folders_with_models(typed_path(typed))
+        except ValueError as error:
+            if typed != self._refused:  # this is looked at again and again
+                self.page.refuse("Nothing to list", error)
+                self._refused = typed
+            return ()
+
+    def _turn_to_own(self) -> None:
+        """Choose the run of this page once there is a model in it; afterwards the user chooses."""
+        own = self.controller.project.run_dir
+        if own is None or own == self._turned_to:
+            return
+        if own.resolve() in map(Path.resolve, self._folders) and entries_of(own):
+            self._turned_to, self.selected, self._turned = own, None, 0
+            self._run.value = own.resolve().name
+
+    def _turn(self, step: int) -> None:
+        with self._lock:
+            self._turned = min(max(self._turned + step, 0), max(0, len(self.entries) - 1) // PER_PAGE)
+
+    def _pick(self, place: int, _: viser.ClientHandle) -> None:
+        with self._lock:
+            page = self.entries[self._turned * PER_PAGE :]
+            if place < len(page):
+                self._select(page[place])
+
+    def _select(self, entry: CatalogEntry | None) -> None:
+        before, self.selected = self.selected, entry
+        if entry is not None and (before is None or before.path != entry.path):
+            self._on_select(entry)
+
 
 FILES = "evaluate"  # the kind of this tab's tasks
 OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
@@ -36,6 +184,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "None": (),
 }
 NUM_WORST = 8
+NO_SCORES = note_html("Not evaluated yet.")
 TITLES = {
     "psnr": "PSNR",
     "ssim": "SSIM",
@@ -55,36 +204,29 @@ class EvaluatePanel(Panel):
 
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
         """Build the tab; `compare` brings a browser to a photograph and compares it with the model."""
-        self._page = page
-        self._lock = threading.RLock()
+        super().__init__(page)
+        gui, self._lock = self.gui, threading.RLock()
         self._opened: Path | None = None  # the folder of the model that was opened here last
         self._described: object = None  # what the facts are of
-        gui = page.server.gui
-        self._list = ModelList(page, self._lock, self._selected_another)
+        self._asked: tuple[CatalogEntry, object] | None = None  # about what to delete, and its mark then
+        self._list = self.add(ModelList(page, self._lock, self._selected_another))
         self._facts = gui.add_html("")
-        self._scene = NamedScene(page) if page.controller.project.scene is None else None
-        self._evaluate = gui.add_button(
-            "Evaluate", color=ACCENT, disabled=True, hint="Compares with the test photos of its scene."
+        self._scene = NamedScene(page, self._evaluate_file) if self.controller.project.scene is None else None
+        compares = "Compares with the test photos of its scene."
+        self._evaluate = self.button(
+            "Evaluate", lambda _: self._start_evaluation(), ACCENT, disabled=True, hint=compares
         )
-        self._merge = gui.add_button(
-            "Merge", visible=False, color="gray", hint="Joins the files of all ranks into one."
+        joins = "Joins the files of all ranks into one."
+        self._merge = self.button(
+            "Merge", lambda _: self._write(self._merged.value, "Merging"), visible=False, hint=joins
         )
         self._more = gui.add_button_group(
             "Model", (OPEN, EXPORT, DELETE), visible=False, hint="Delete asks first."
         )
-        self._preview = PreviewBar(page)
-        self._question = DeleteQuestion(page)
-        self._bar = TaskBar(page, FILES)
-        self._add_measures(gui)
-        self._scores = ScoresSection(page, compare)
-        self._evaluate.on_click(lambda _: self._start_evaluation())
-        if (named := self._scene) is not None:
-            named.button.on_click(lambda _: self._evaluate_file(named))
-        self._merge.on_click(lambda _: self._write(self._merged.value, "Merging"))
-        when_user(self._more, lambda _, button: self._do_more(button))
-        when_user(self._question.buttons, lambda _, answer: self._answered(answer))
-
-    def _add_measures(self, gui: viser.GuiApi) -> None:
+        self.add(PreviewBar(page))
+        self._question = gui.add_html("", visible=False)
+        self._answers = gui.add_button_group("Delete?", (KEEP_IT, DELETE_IT), visible=False)
+        self._bar = self.add(TaskBar(page, FILES))
         with gui.add_folder("Measures and files", expand_by_default=False):
             self._lpips = gui.add_dropdown(
                 "LPIPS", tuple(NETWORKS), initial_value="Both", hint="Where the network's weights are there."
@@ -96,6 +238,9 @@ class EvaluatePanel(Panel):
                 "Merged file", "", hint="Its ending says the format; none: a checkpoint."
             )
             self._exported = gui.add_text("Export file", "", hint="Its ending says the format.")
+        self._scores = ScoresSection(page, compare)
+        when_user(self._more, lambda _, button: self._do_more(button))
+        when_user(self._answers, lambda _, answer: self._answered(answer))
 
     def look(self) -> None:
         """Look for models that have come or gone."""
@@ -109,14 +254,12 @@ class EvaluatePanel(Panel):
     def refresh(self) -> None:
         """Show what is chosen, and how far the work is."""
         with self._lock:
-            self._list.refresh()
-            self._bar.refresh()
-            self._preview.refresh()
+            super().refresh()
             self._scores.allow(self._shown_folder())
             self._show_choice()
 
     def _show_choice(self) -> None:
-        entry, busy, file = self._list.selected, self._page.tasks.is_busy(FILES), None
+        entry, busy, file = self._list.selected, self.page.tasks.is_busy(FILES), None
         if self._scene is not None:
             listed = any(self._scene.file in each.files for each in self._list.entries)
             file = None if listed else self._scene.file
@@ -133,7 +276,7 @@ class EvaluatePanel(Panel):
         self._more.visible = entry is not None and not busy
 
     def _selected_another(self, entry: CatalogEntry) -> None:
-        self._question.withdraw()
+        self._ask(None)
         place = entry.owner / "exports"
         name = entry.owner.resolve().name
         self._merged.value = str(place / f"{name}-{entry.step}-merged{'.pt' if entry.is_gsplat else '.ply'}")
@@ -142,7 +285,7 @@ class EvaluatePanel(Panel):
 
     def _shown_folder(self) -> Path | None:
         """Return the run, or the folder of results, of the model in the view."""
-        controller = self._page.controller
+        controller = self.controller
         project, other = controller.project, controller.preview.path
         if other is not None:
             return run_folder_of(other) or folder_of_model(other)
@@ -158,22 +301,15 @@ class EvaluatePanel(Panel):
     def _start_evaluation(self) -> None:
         with self._lock:
             entry = self._list.selected
-            if entry is None:
-                return
-            try:
+            if entry is not None:
                 evaluation = self._evaluation_of(entry)
-            except ValueError as error:
-                self._page.refuse("Not started", error)
-                return
-            output = self._output(self._merged.value) if entry.num_ranks > 1 else None
-            if entry.num_ranks == 1 or output is not None:
+                output = self._output(self._merged.value) if entry.num_ranks > 1 else None
                 self._measure(f"Evaluating step {entry.step:,}", evaluation, _files(entry), output)
 
     def _evaluation_of(self, entry: CatalogEntry) -> EvaluationTask:
         if not entry.is_gsplat:
             return EvaluationTask(entry.path)  # its run knows scene, size and split
-        project = self._page.controller.project
-        scene, config = project.scene, project.config
+        scene, config = self.controller.project.scene, self.controller.project.config
         typed = None if self._scene is None else self._scene.folder
         folder = typed if scene is None else scene.path
         if folder is None:
@@ -181,18 +317,10 @@ class EvaluatePanel(Panel):
         split: dict[str, Any] = {"test_every": config.test_every, "images": config.images}
         return EvaluationTask(entry.path, folder, config.downscale, merge=True, **split)
 
-    def _evaluate_file(self, named: NamedScene) -> None:
+    def _evaluate_file(self, file: Path, scene: Path | None) -> None:
         """Compare the file that is open alone with the scene that was typed, or with that of its run."""
-        file = named.file
-        if file is None:
-            return
-        try:
-            scene = named.folder
-            if scene is None and run_folder_of(file) is None:
-                raise ValueError(f"Type the folder of the scene that {file.name} shows into Scene.")
-        except ValueError as error:
-            self._page.refuse("Not started", error)
-            return
+        if scene is None and run_folder_of(file) is None:
+            raise ValueError(f"Type the folder of the scene that {file.name} shows into Scene.")
         self._measure(f"Evaluating {file.name}", EvaluationTask(file, scene), (file,), None)
 
     def _measure(
@@ -207,66 +335,77 @@ class EvaluatePanel(Panel):
             if entry is None:
                 return
             if button == DELETE:
-                self._question.ask(entry)
+                self._ask(entry)
             elif entry.state != "complete":
-                self._page.refuse(f"Step {entry.step:,} is {entry.state}", entry.reason)
+                raise ValueError(f"Step {entry.step:,} is {entry.state}: {entry.reason}")
             elif button == EXPORT:
                 self._write(self._exported.value, "Exporting")
             elif not (entry.is_gsplat and entry.num_ranks > 1):
                 self._show_model(entry.path, entry.owner)
-            elif (output := self._output(self._merged.value)) is not None:
+            else:
                 # A rank's file alone is no model to look at.
-                task = FileTask(f"Merging step {entry.step:,} to open it", entry.files, output)
-                self._start(task, then_open=True)
+                title, output = f"Merging step {entry.step:,} to open it", self._output(self._merged.value)
+                self._start(FileTask(title, entry.files, output), then_open=True)
 
     def _write(self, output: str, verb: str) -> None:
         with self._lock:
-            entry, path = self._list.selected, self._output(output)
-            if entry is not None and path is not None:
-                self._start(FileTask(f"{verb} step {entry.step:,}", _files(entry), path))
+            entry = self._list.selected
+            if entry is not None:
+                self._start(FileTask(f"{verb} step {entry.step:,}", _files(entry), self._output(output)))
 
-    def _output(self, text: str) -> Path | None:
-        """Return what was typed, by a name that is free; None, and told, where it cannot be written."""
-        try:
-            path = typed_output(text)
-            if path.suffix:
-                format_to_write(path)
-        except ValueError as error:
-            self._page.refuse("Not started", error)
-            return None
-        free = free_path(path)
-        if free != path:
-            self._page.notify(Notice(f"Writing {free.name}", f"{path} exists and stays as it is."))
-        return free
+    def _output(self, text: str) -> Path:
+        """Return what was typed, by a name that is free. Raises ValueError where it cannot be written."""
+        path = typed_output(text)
+        if path.suffix:
+            format_to_write(path)
+        return self.page.free(path)
 
     def _start(self, task: FileTask, *, then_open: bool = False) -> None:
-        if not self._page.tasks.start(FILES, task, lambda end: self._ended(task, end, then_open)):
-            self._page.refuse("Not started", "Another task is in progress.")
+        self.page.tasks.start(FILES, task, lambda end: self._ended(task, end, then_open))
 
     def _ended(self, task: FileTask, end: TaskEnd, then_open: bool) -> None:
         owner = folder_of_model(task.paths[0])
         with self._lock:
             if end.scored is not None:
-                self._scores.show(end.scored, owner)
+                self._scores.show(end.scored.evaluation, end.scored.step, owner)
             self._list.stale = True
         if end.scored is not None and end.scored.file is not None:
-            self._page.controller.take_scores(end.scored.file)
+            self.controller.take_scores(end.scored.file)
         if then_open and end.output is not None:
             self._show_model(end.output, owner)
 
     def _show_model(self, path: Path, owner: Path) -> None:
-        try:
-            self._page.controller.view(path)
-        except ValueError as error:
-            self._page.refuse("Not opened", error)
-            return
-        if self._page.controller.preview.path is None:
+        self.controller.view(path)
+        if self.controller.preview.path is None:
             self._opened = owner
+
+    def _ask(self, entry: CatalogEntry | None) -> None:
+        """Ask whether a model, as it is now, shall be deleted; None: ask no more."""
+        self._question.visible = self._answers.visible = entry is not None
+        self._asked = None
+        if entry is not None:
+            what = f"step {entry.step:,} of {entry.owner.name} ({size(entry.num_bytes)})"
+            self._question.content = note_html(f"Delete {what} for good?")
+            self._asked = (entry, content_mark(entry))
 
     def _answered(self, answer: str) -> None:
         with self._lock:
-            self._question.answer(answer)
-            self._list.scan()
+            asked = self._asked
+            self._ask(None)
+            try:
+                if answer == DELETE_IT:
+                    self._delete(asked)
+            finally:
+                self._list.scan()
+
+    def _delete(self, asked: tuple[CatalogEntry, object] | None) -> None:
+        if asked is None:
+            raise ValueError("Another model was chosen: nothing is deleted. Ask again.")
+        entry, mark = asked
+        if content_mark(entry) != mark:
+            raise ValueError(f"{entry.path} has changed since you were asked: look at it, and ask again.")
+        delete_entry(entry)
+        self.page.notify(Notice(f"Deleted step {entry.step:,}", str(entry.path)))
 
 
 def _files(entry: CatalogEntry) -> tuple[Path, ...]:
@@ -279,23 +418,26 @@ def folder_of_model(path: Path) -> Path:
     return folder.parent if folder.name == "ckpts" else folder
 
 
-class NamedScene:
+class NamedScene(Panel):
     """The scene that a page without one compares its models with, and a button for the file that is open."""
 
-    def __init__(self, page: Page):
-        gui, self._controller = page.server.gui, page.controller
+    def __init__(self, page: Page, evaluate: Callable[[Path, Path | None], None]):
+        """Build both; `evaluate` is given the open file and the scene, None where none was typed."""
+        super().__init__(page)
         self._offered: Path | None = None
-        self._field = gui.add_text(
-            "Scene",
-            "",
-            hint="The folder of the scene that the models show: its test photos are compared with.",
+        shows = "The folder of the scene that the models show: its test photos are compared with."
+        self._field = self.gui.add_text("Scene", "", hint=shows)
+        self.button_of_file = self.button(
+            "Evaluate the open file",
+            lambda _: evaluate(self.file, self.folder) if self.file is not None else None,
+            ACCENT,
+            visible=False,
         )
-        self.button = gui.add_button("Evaluate the open file", color=ACCENT, visible=False)
 
     @property
     def file(self) -> Path | None:
         """Return the file that is open alone, as a .ply of another program; None: something else is."""
-        path = self._controller.project.path
+        path = self.controller.project.path
         return path if path.is_file() else None
 
     @property
@@ -306,11 +448,11 @@ class NamedScene:
 
     def offer(self, file: Path | None, *, busy: bool) -> None:
         """Offer to evaluate the open `file`, where there is one and nothing else is under way."""
-        self.button.visible = file is not None and not busy
+        self.button_of_file.visible = file is not None and not busy
         if file is None or file == self._offered:
             return
         self._offered = file
-        self.button.label = f"Evaluate {file.name}"
+        self.button_of_file.label = f"Evaluate {file.name}"
         if not self._field.value:
             self._field.value = _scene_of(file)
 
@@ -326,41 +468,37 @@ def _scene_of(file: Path) -> str:
         return ""  # the user can say it
 
 
-class ScoresSection:
+class ScoresSection(Panel):
     """Means and the worst photographs of one evaluation.
 
     A click on a photograph compares it with the model in the view, which must be of the same run and scene.
     """
 
     def __init__(self, page: Page, compare: Callable[[viser.ClientHandle, int], None]):
-        gui = page.server.gui
-        self._scene = scene = page.controller.project.scene
+        super().__init__(page)
+        self._scene = scene = self.controller.project.scene
         self._indices = {} if scene is None else {view.name: i for i, view in enumerate(scene.views)}
         self._compare = compare
         self._names: list[str] = []
         self._against: ComparedWith | None = None
         self._owner: Path | None = None  # the run or the folder of results whose model was evaluated
         self._in_view: Path | None = None  # that of the model in the view
-        with gui.add_folder("Scores"):
-            self._means = gui.add_html(note_html("Not evaluated yet."))
-            rows = range(NUM_WORST)
-            self._rows = [gui.add_button(f"Photo {i + 1}", color="gray", visible=False) for i in rows]
-            self._reason = gui.add_html("", visible=False)
-        for place, row in enumerate(self._rows):
-            when_user(row, lambda client, _, place=place: self._visit(client, place))
-
-    def show(self, scored: Scored, owner: Path) -> None:
-        """Show what an evaluation of a model of `owner`, a run or a folder of results, just gave."""
-        self._draw(scored.evaluation, scored.step, owner)
+        with self.gui.add_folder("Scores"):
+            self._means = self.gui.add_html(NO_SCORES)
+            self._rows = [
+                self.button(f"Photo {i + 1}", partial(self._visit, i), visible=False)
+                for i in range(NUM_WORST)
+            ]
+            self._reason = self.gui.add_html("", visible=False)
 
     def show_file(self, file: Path | None, owner: Path) -> None:
         """Show the scores that lie in a file of the run `owner`; none where there is no good one."""
         try:
             values = json.loads(file.read_bytes()) if file is not None else {}
-            self._draw(evaluation_from_json(values), values.get("step"), owner)
+            self.show(evaluation_from_json(values), values.get("step"), owner)
         except (OSError, ValueError, AttributeError):
             self._names, self._against = [], None
-            self._means.content = note_html("Not evaluated yet.")
+            self._means.content = NO_SCORES
             for row in self._rows:
                 row.visible = False
 
@@ -385,7 +523,8 @@ class ScoresSection:
             return "Another model is in the view: open this one to go to its photos."
         return ""
 
-    def _draw(self, evaluation: Evaluation, step: int | None, owner: Path) -> None:
+    def show(self, evaluation: Evaluation, step: int | None, owner: Path) -> None:
+        """Show the scores of a model of `owner`, a run or a folder of results."""
         rows = [] if step is None else [("Step", f"{step:,}")]
         rows += [(TITLES[name], _figure(name, getattr(evaluation, name))) for name in evaluation.measured]
         rows += [
@@ -403,7 +542,7 @@ class ScoresSection:
             if row.visible:
                 row.label = f"{worst[place].name} · {worst[place].psnr:.2f} dB"
 
-    def _visit(self, client: viser.ClientHandle, place: int) -> None:
+    def _visit(self, place: int, client: viser.ClientHandle) -> None:
         if place < len(self._names) and not self._why_not():
             index = self._indices.get(self._names[place])
             if index is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import viser
 
-from splatstudio.formats import FORMATS, Format, format_of, free_path
+from splatstudio.formats import FORMATS, Format, format_of
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
-from splatstudio.gui.dock.bars import TaskBar
-from splatstudio.gui.panel import Page, Panel
-from splatstudio.gui.state.status import Notice
+from splatstudio.gui.dock import TaskBar
+from splatstudio.gui.panel import FILE_HINT, Page, Panel
 from splatstudio.gui.theme import ACCENT, size, table_html
 from splatstudio.runtime.messages import Event, Export, Exported, ModelLoaded
 from splatstudio.settings.setting import typed_output
@@ -26,16 +26,14 @@ class ExportPanel(Panel):
     """Where to write, the Export button, and the download of what was written."""
 
     def __init__(self, page: Page):
-        gui, self._page, self._controller = page.server.gui, page, page.controller
-        has_scene = self._controller.project.scene is not None
-        self._suggested = str(self._controller.project.export_path(None))
+        super().__init__(page)
+        gui, has_scene = self.gui, self.controller.project.scene is not None
+        self._suggested = str(self.controller.project.export_path(None))
         self._format = gui.add_dropdown("Format", tuple(CHOICES))
         self._facts = gui.add_html("")
-        self._path = gui.add_text(
-            "File", self._suggested, hint="On the machine where the studio runs; folders are made as needed."
-        )
+        self._path = gui.add_text("File", self._suggested, hint=FILE_HINT)
         with gui.add_folder("Leave out", expand_by_default=False):
-            self._trim = TrimSection(page.server, page.viewport.show_trim)
+            self._trim = self.add(TrimSection(page, page.viewport.show_trim))
         self._upright = gui.add_checkbox(
             "Stand upright",
             False,
@@ -55,13 +53,19 @@ class ExportPanel(Panel):
             hint="The shortest axis of each splat: on the side of the nearest photograph's camera, or "
             "without a scene away from the model's middle. Else 0.",
         )
-        self._export = gui.add_button("Export PLY", color=ACCENT, disabled=True)
-        self._bar = TaskBar(page, Export)
-        self._sh_degree = self._controller.project.config.sh_degree  # until a model is loaded
+        export = self.button("Export PLY", lambda _: self._write(), ACCENT, disabled=True)
+        self.add(TaskBar(page, Export))
+        self._sh_degree = self.controller.project.config.sh_degree  # until a model is loaded
         self._written: Exported | None = None
         self._format.on_update(lambda _: self._choose())
         self._upright.on_update(lambda _: None)  # the facts change
-        self._export.on_click(lambda _: self._write())
+        self.keep(
+            export,
+            label=lambda: f"Export {self._chosen.name}",
+            disabled=lambda: not self.controller.status.has_model,
+        )
+        self.keep(self._normals, visible=lambda: self._chosen.has_normals)
+        self.keep(self._facts, content=lambda: table_html(self._rows()))
 
     @property
     def _chosen(self) -> Format:
@@ -69,17 +73,15 @@ class ExportPanel(Panel):
 
     def refresh(self) -> None:
         """Show what an export would hold now, and how far one is."""
-        self._bar.refresh()
-        self._export.disabled = not self._controller.status.has_model
-        self._facts.content = table_html(self._rows())
-        step = self._controller.status.step or None
-        suggestion = with_ending(str(self._controller.project.export_path(step)), self._chosen)
+        super().refresh()
+        step = self.controller.status.step or None
+        suggestion = with_ending(str(self.controller.project.export_path(step)), self._chosen)
         if self._path.value == self._suggested:
             # Only a path that the user did not touch follows the step.
             self._suggested = self._path.value = suggestion
 
     def _rows(self) -> list[tuple[str, str]]:
-        chosen, num, upright = self._chosen, self._controller.status.num_gaussians, self._upright.value
+        chosen, num, upright = self._chosen, self.controller.status.num_gaussians, self._upright.value
         rows = [("For", chosen.purpose)]
         if chosen.loses:
             rows += [("Loses", chosen.loses)]
@@ -89,7 +91,7 @@ class ExportPanel(Panel):
             rows += [("Size", f"{about}{size(chosen.estimated_bytes(num, self._sh_degree))}")]
         if not chosen.is_page:
             rows += [("Coordinates", "upright, as here" if upright else "those of the scene's own files")]
-        elif self._controller.project.scene is not None:
+        elif self.controller.project.scene is not None:
             rows += [("Begins", "where the first photo was taken")]
         if self._written is not None:
             rows += [("Last file", f"{self._written.path.name}: {self._written.num_gaussians:,} splats")]
@@ -107,48 +109,36 @@ class ExportPanel(Panel):
             self._written = event
 
     def _choose(self) -> None:
-        chosen = self._chosen
-        self._export.label = f"Export {chosen.name}"
-        self._normals.visible = chosen.has_normals
         untouched = self._path.value == self._suggested
-        self._path.value = with_ending(self._path.value, chosen)
+        self._path.value = with_ending(self._path.value, self._chosen)
         if untouched:
             self._suggested = self._path.value
 
     def _write(self) -> None:
         self._path.value = with_ending(self._path.value.strip(), self._chosen)
-        scene, cameras = self._controller.project.scene, ()
+        scene, cameras, wishes = self.controller.project.scene, (), {}
         if scene is not None and self._cameras.value:
             cameras = tuple((view.name, view.camera) for view in scene.views)
-        try:
-            wanted = typed_output(self._path.value)
-        except ValueError as error:
-            self._page.refuse("Not exported", error)
-            return
-        path = free_path(wanted)
-        if path != wanted:
-            self._page.notify(Notice(f"Writing {path.name}", f"{wanted} exists and stays as it is."))
-        wishes = {}
+        path = self.page.free(typed_output(self._path.value))
         if scene is not None:
             eyes = tuple(tuple(camera.position.tolist()) for camera in scene.cameras)
             wishes = {"first": scene.cameras[0], "eyes": eyes}
         normals = self._normals.value and self._chosen.has_normals
         command = Export(path, self._trim.trim, self._upright.value, cameras, normals=normals, **wishes)
-        self._page.tasks.submit(command)
+        self.page.tasks.submit(command)
 
 
-class TrimSection:
+class TrimSection(Panel):
     """What is left out of an export: faint splats, and what lies outside of a box drawn in the scene.
 
     `show` is told what the views hide, so that they show what the file will hold.
     """
 
-    def __init__(self, server: viser.ViserServer, show: Callable[[Trim], None]):
-        gui = server.gui
-        self._show = show
+    def __init__(self, page: Page, show: Callable[[Trim], None]):
+        super().__init__(page)
+        gui, self._show = self.gui, show
         self._told = KEEP_ALL
         self._telling = threading.Lock()  # viser calls from several threads: what is newest is told last
-        self._scene = server.scene
         self._opacity = gui.add_slider(
             "Fainter than", 0.0, 0.95, 0.01, 0.0, hint="Splats less opaque than this are left out."
         )
@@ -162,9 +152,8 @@ class TrimSection:
         )
         self._box: viser.LineSegmentsHandle | None = None
         self._touched = False
-        self._crop.on_update(lambda _: self._draw())
-        self._opacity.on_update(lambda _: self._tell())
-        self._hide.on_update(lambda _: self._tell())
+        for control in (self._opacity, self._crop, self._hide):
+            control.on_update(lambda _: self._draw())
         for corner in (self._from, self._to):
             corner.on_update(self._move)
 
@@ -185,7 +174,7 @@ class TrimSection:
         self._touched = self._touched or event.client is not None
         self._draw()
 
-    def _tell(self) -> None:
+    def _draw(self) -> None:
         with self._telling:
             trim = self.trim
             self._hide.visible = not trim.keeps_all
@@ -193,22 +182,18 @@ class TrimSection:
             if hidden != self._told:
                 self._told = hidden
                 self._show(hidden)
-
-    def _draw(self) -> None:
-        self._tell()
         shown = self._crop.value
         self._from.visible = self._to.visible = shown
         if self._box is not None and not shown:
             self._box.remove()
             self._box = None
         if shown:
-            corners = np.array([self._from.value, self._to.value])
-            choice = np.array([(i & 1, i >> 1 & 1, i >> 2) for i in range(8)])
-            points = corners[choice, np.arange(3)]
-            edges = [(i, i | bit) for i in range(8) for bit in (1, 2, 4) if not i & bit]
-            lines = points[edges].astype(np.float32)
-            self._box = self._scene.add_line_segments(
-                "/crop/box", lines, BOX_COLOR, thickness=2.0, thickness_units="screen"
+            low, high = np.array([self._from.value, self._to.value])
+            corners = [np.array(corner) for corner in itertools.product(*zip(low, high, strict=True))]
+            # An edge joins two corners that differ in one coordinate.
+            edges = [(a, b) for a, b in itertools.combinations(corners, 2) if (a != b).sum() == 1]
+            self._box = self.page.server.scene.add_line_segments(
+                "/crop/box", np.array(edges, np.float32), BOX_COLOR, thickness=2.0, thickness_units="screen"
             )
 
 

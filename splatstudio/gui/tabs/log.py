@@ -10,8 +10,8 @@ from pathlib import Path
 
 import viser
 
-from splatstudio.gui.panel import Page, Panel, when_user
-from splatstudio.gui.state.news import News, NewsItem
+from splatstudio.gui.panel import Page, Panel
+from splatstudio.gui.state.tasks import News, NewsItem
 from splatstudio.gui.theme import note_html
 
 NUM_LINES = 200
@@ -29,22 +29,21 @@ class LogPanel(Panel):
     look_seconds = 1.0
 
     def __init__(self, page: Page, news: News):
-        gui = page.server.gui
-        self._controller, self._news = page.controller, news
-        self._told = gui.add_html("")
-        self._text = gui.add_html("")
-        self._follow = gui.add_checkbox(
+        super().__init__(page)
+        self._news = news
+        self._told = self.gui.add_html("")
+        self._text = self.gui.add_html("")
+        self._follow = self.gui.add_checkbox(
             "Follow", True, hint="Off: the text stands still, to be read or copied."
         )
-        download = gui.add_button("Download the log", color="gray")
-        when_user(download, lambda client, _: self._send(client))
-        self._place = gui.add_html("")
+        self.button("Download the log", self._send)
+        self._place = self.gui.add_html("")
         self._lines: list[str] = []
         self._read: tuple[Path, int, int] | None = None  # which file, as large and as new as it was then
 
     def look(self) -> None:
         """Read the end of the log again when it has grown."""
-        path = self._controller.log_path
+        path = self.controller.log_path
         if not self._follow.value:
             return
         try:
@@ -64,7 +63,7 @@ class LogPanel(Panel):
         self._place.content = note_html(str(self._read[0])) if self._read is not None else ""
 
     def _send(self, client: viser.ClientHandle) -> None:
-        path = self._controller.log_path
+        path = self.controller.log_path
         if path.exists():
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))

@@ -1,23 +1,185 @@
-"""The Render tab: a camera path made of keyframes, its motion, its preview, its file and its video."""
+"""The Render tab: a camera path of keyframes, its motion, preview, file and video, and single pictures."""
 
 from __future__ import annotations
 
 import math
 import tempfile
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import viser
 
-from splatstudio.cameras.camera_path import CameraPath, Keyframe, orbit_of, spiral, through
+from splatstudio.cameras.camera_path import MAX_SIZE, CameraPath, Keyframe, VideoQuality
 from splatstudio.cameras.path_file import read_camera_path
-from splatstudio.gui.panel import Field, Hotkey, Page, Panel, when_user
-from splatstudio.gui.state.camera_paths import Draft, PathEditor, PathPreviews, PathStore, plain_name
-from splatstudio.gui.state.scene_overlay import ROOT, PathScene
+from splatstudio.cameras.ready_paths import orbit_of, spiral, through
+from splatstudio.formats.free_path import free_path
+from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
+from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
+from splatstudio.gui.server.viser_private import show_node
+from splatstudio.gui.state.scene_overlay import ROOT, Draft, PathEditor, PathScene, PathStore, plain_name
 from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, read_viewpoint
-from splatstudio.gui.tabs.render_output import OutputSection, PictureSection
 from splatstudio.gui.theme import ACCENT
+from splatstudio.models.video import check_output
+from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
+from splatstudio.settings.typed_path import typed_output
+
+CUSTOM, PHOTO = "Custom", "As the photographs"
+SIZES = {
+    "720p (1280 × 720)": (1280, 720),
+    "1080p (1920 × 1080)": (1920, 1080),
+    "4K (3840 × 2160)": (3840, 2160),
+    "Square (1080 × 1080)": (1080, 1080),
+    "Upright (1080 × 1920)": (1080, 1920),
+}
+FORMATS: dict[str, tuple[str, VideoQuality]] = {
+    "MP4 (H.264), best": (".mp4", "full"),
+    "MP4 (H.264), small": (".mp4", "small"),
+    "WebM (VP9), best": (".webm", "full"),
+    "WebM (VP9), small": (".webm", "small"),
+    "PNG frames in a folder": ("", "full"),
+}
+ENDINGS = {ending for ending, _ in FORMATS.values()}
+SHOWN = "As your browser shows the model: mode, background and splat scale of the View tab."
+PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
+
+
+class OutputSection(Panel):
+    """Size, rate and format of the frames, the Render button, and how far it is."""
+
+    def __init__(self, page: Page, editor: PathEditor):
+        super().__init__(page)
+        gui, scene, self._editor = self.gui, self.controller.project.scene, editor
+        self._sizes = dict(SIZES)
+        if scene is not None:
+            camera = scene.cameras[0]
+            self._sizes[PHOTO] = (camera.width // 2 * 2, camera.height // 2 * 2)
+        self._asked_custom = False
+        size = gui.add_dropdown("Size", (*self._sizes, CUSTOM))
+        custom = gui.add_vector2("Pixels", (1280, 720), min=(2, 2), max=(MAX_SIZE, MAX_SIZE), step=2)
+        fps = gui.add_number("Frame rate", 30.0, min=1.0, max=240.0, step=1.0, hint="Frames a second.")
+        self.add(Field(size, self._named_size, self._choose_size))
+        self.add(
+            Field(custom, lambda: (float(editor.path.width), float(editor.path.height)), self._choose_pixels)
+        )
+        self.add(
+            Field(fps, lambda: float(editor.path.fps), lambda value: self._change("fps", fps=float(value)))
+        )
+        self.keep(custom, visible=lambda: self._named_size() == CUSTOM)
+        self._format = gui.add_dropdown("Format", tuple(FORMATS))
+        self._suggested = self._suggestion()
+        self._named_for: object = None  # what the file is named for
+        self._file = gui.add_text("File", self._suggested, hint=FILE_HINT)
+        self._render = self.button("Render", self._start, ACCENT, disabled=True)
+        self.add(TaskBar(page, RenderPath))
+        self._format.on_update(lambda _: self._follow_name())
+
+    def refresh(self) -> None:
+        """Show the path's format and the task as they are now."""
+        super().refresh()
+        num, has_model = len(self._editor.path.frame_times), self.controller.status.has_model
+        self._render.label = f"Render {num:,} frames" if num else "Render"
+        self._render.disabled = not (num and has_model)
+        self._render.hint = SHOWN if has_model else "There is no model yet: start the training first."
+        named_for = (self._editor.draft, has_model, self.controller.project)
+        # Also where a file of this name was written: the next one shall not silently take its place.
+        if named_for != self._named_for or self._suggestion() != self._suggested:
+            self._named_for = named_for
+            self._follow_name()
+
+    def _change(self, control: str, **values: Any) -> None:
+        self._editor.change_path(control=control, **values)
+
+    def _named_size(self) -> str:
+        size = (self._editor.path.width, self._editor.path.height)
+        named = next((name for name, each in self._sizes.items() if each == size), CUSTOM)
+        return CUSTOM if self._asked_custom else named
+
+    def _choose_size(self, name: str) -> None:
+        self._asked_custom = name == CUSTOM
+        if name != CUSTOM:
+            width, height = self._sizes[name]
+            self._editor.change_path(width=width, height=height)
+
+    def _choose_pixels(self, size: tuple[float, float]) -> None:
+        width, height = (max(2, round(side)) for side in size)
+        self._change("size", width=width, height=height)
+
+    def _suggestion(self) -> str:
+        ending, _ = FORMATS[self._format.value]
+        folder = self.controller.project.folder_of("renders")
+        return str(free_path(folder / f"{self._editor.draft.name}{ending}"))
+
+    def _follow_name(self) -> None:
+        """Let the file's name follow the path's and the format; what the user typed only the format."""
+        suggestion, typed = self._suggestion(), Path(self._file.value.strip())
+        if typed.name and self._file.value != self._suggested:
+            ending, _ = FORMATS[self._format.value]
+            known = typed.suffix.lower() in ENDINGS
+            self._file.value = str(typed.with_suffix(ending) if known else typed)
+        else:
+            self._suggested = self._file.value = suggestion
+
+    def _start(self, client: viser.ClientHandle) -> None:
+        path = self._editor.path
+        if not path.keyframes:
+            return
+        wanted = typed_output(self._file.value)
+        check_output(wanted)
+        output = self.page.free(wanted) if wanted.suffix else wanted
+        _, quality = FORMATS[self._format.value]
+        self.page.tasks.submit(RenderPath(path, output, quality, options_of(self.page, client)))
+
+
+class PictureSection(Panel):
+    """One picture of what a browser sees, with as many pixels as wanted, sent to that browser."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        self._side = self.gui.add_dropdown(
+            "Picture size", tuple(PICTURE_SIDES), initial_value="4K", hint="In the shape of your window."
+        )
+        self._take = self.keep(
+            self.button("Take a picture", self._shoot, disabled=True),
+            disabled=lambda: not self.controller.status.has_model and self.controller.preview.worker is None,
+        )
+        self.add(TaskBar(page, Snapshot))
+        page.hotkeys.add(None, "Take a picture", self._shoot, "Of what this browser shows, to its disk")
+
+    def _shoot(self, client: viser.ClientHandle) -> None:
+        viewpoint, controller = read_viewpoint(client.camera), self.controller
+        if viewpoint is None:
+            return
+        side = PICTURE_SIDES[self._side.value]
+        scale = 1.0 if side is None else side / max(viewpoint.width, viewpoint.height)
+        size = round(viewpoint.width * scale), round(viewpoint.height * scale)
+        step = controller.model_state().step
+        name = f"picture-{step}" if step else "picture"
+        output = free_path(controller.project.folder_of("renders") / f"{name}.png")
+        self.page.tasks.submit(
+            Snapshot(viewpoint.camera(1.0).resized(*size), output, options_of(self.page, client)),
+            then=lambda done: _send(client, done),
+            worker=controller.preview.worker,
+        )
+
+
+def _send(client: viser.ClientHandle, done: JobDone) -> None:
+    if done.num_bytes < MAX_DOWNLOAD_BYTES:
+        download(client, done.path)
+
+
+def options_of(page: Page, client: viser.ClientHandle) -> ViewOptions | None:
+    """Return how a browser sees the model, without the comparison with one photograph."""
+    stream = page.viewport.stream(client)
+    if stream is None:
+        return None
+    options = stream.settings.options
+    return replace(options, mode="color" if options.mode == "error" else options.mode, photo=None)
+
 
 EMPTY, ORBIT, SPIRAL, PHOTOS = "Empty", "Orbit", "Spiral", "Photos"
 GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Delete"
@@ -31,41 +193,38 @@ class RenderPanel(Panel):
     """Keyframes, path, preview and output. The path is one for all browsers, and saved with the run."""
 
     def __init__(self, page: Page):
-        gui, project = page.server.gui, page.controller.project
-        self._page = page
-        self._store = PathStore(project, lambda problem: page.refuse("Not saved", problem))
-        self._editor = PathEditor(self._last_path())
+        super().__init__(page)
+        gui, scene = self.gui, self.controller.project.scene
+        self._store = PathStore(self.controller.project, lambda problem: page.refuse("Not saved", problem))
+        self._editor = editor = PathEditor(self._last_path())
         size, distance = 0.2, 3.0
-        if project.scene is not None:
-            positions = positions_of(project.scene)
-            size = KEYFRAME_SIZE * frustum_size(positions, project.scene.extent)
+        if scene is not None:
+            positions = positions_of(scene)
+            size = KEYFRAME_SIZE * frustum_size(positions, scene.extent)
             # The cameras' common point of attention is the origin of the scene's frame.
-            distance = float(np.median(np.linalg.norm(positions, axis=1))) or project.scene.extent
-        self._drawn = PathScene(page.server, self._editor, size)
+            distance = float(np.median(np.linalg.norm(positions, axis=1))) or scene.extent
+        self._drawn = PathScene(page.server, editor, size)
         # Nodes of their own, so that all that lies below can be hidden at once.
         for name in (CAMERAS, CROP):
             page.server.scene.add_frame(name, show_axes=False)
         self._previews = PathPreviews(page.server, distance, (ROOT, CAMERAS, CROP))
-        choice = PathChoice(page, self._editor, self._store)
-        keyframes = KeyframeSection(page, self._editor, self._drawn, distance)
-        preview = PreviewSection(page, self._editor, self._previews)
+        self.add(PathChoice(page, editor, self._store))
+        self.add(KeyframeSection(page, editor, self._drawn, distance))
+        self.add(PreviewSection(page, editor, self._previews))
         with gui.add_folder("Video"):
-            output = OutputSection(page, self._editor)
+            self.add(OutputSection(page, editor))
         with gui.add_folder("Motion and lens", expand_by_default=False):
-            details = KeyframeDetails(gui, self._editor)
-            motion = MotionSection(gui, self._editor, self._drawn)
+            self.add(MotionSection(page, editor, self._drawn))
         with gui.add_folder("Picture", expand_by_default=False):
-            picture = PictureSection(page)
+            self.add(PictureSection(page))
         with gui.add_folder("Path file", expand_by_default=False):
-            FileSection(page, self._editor, self._store)
-        self._sections = (choice, keyframes, preview, output, details, motion, picture)
-        self._editor.listen(self._changed)
+            FileSection(page, editor, self._store)
+        editor.listen(self._changed)
 
     def refresh(self) -> None:
         """Show what has changed, in the tab and in the scene."""
-        self._store.follow(self._page.controller.project)
-        for section in self._sections:
-            section.refresh()
+        self._store.follow(self.controller.project)
+        super().refresh()
         self._drawn.redraw()
 
     def close(self) -> None:
@@ -75,7 +234,7 @@ class RenderPanel(Panel):
 
     def _changed(self, draft: Draft) -> None:
         self._store.save_soon(draft.path, draft.name)
-        self._page.changed(self)
+        self.page.changed(self)
 
     def _last_path(self) -> Draft:
         """Return the path that was changed last; a damaged one is passed over and named."""
@@ -83,30 +242,109 @@ class RenderPanel(Panel):
             try:
                 path = self._store.read(name)
             except ValueError as error:
-                self._page.refuse("A camera path is left aside", error)
+                self.page.refuse("A camera path is left aside", error)
                 continue
             return Draft(path, 0 if path.keyframes else None, name)
         return Draft(name=self._store.unused("path"))
 
 
-class PathChoice:
+STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
+# What is put back after a preview, in this order: who looks at a point turns to it.
+VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
+
+
+class PathPreviews:
+    """Paths played in browsers: their own cameras move, nobody else's.
+
+    `hidden` are nodes that would stand before a camera on the path.
+    """
+
+    def __init__(self, server: viser.ViserServer, distance: float, hidden: tuple[str, ...]):
+        self._distance = distance  # of what the mouse turns around, world units
+        self._server = server
+        self._hidden = hidden
+        self._players: dict[int, tuple[threading.Event, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        server.on_client_disconnect(self._left)
+
+    def play(self, client: viser.ClientHandle, path: CameraPath) -> None:
+        """Move this browser along the path, and at the end of an open one back."""
+        self.stop(client)
+        stopped = threading.Event()
+        player = threading.Thread(target=self._run, args=(client, path, stopped), name="preview", daemon=True)
+        with self._lock:
+            self._players[client.client_id] = (stopped, player)
+        player.start()
+
+    def stop(self, client: viser.ClientHandle) -> bool:
+        """Let this browser stand where it stood before; return whether it was moving."""
+        player = self._forget(client.client_id)
+        if player is not None:
+            player.join(2.0)
+        return player is not None
+
+    def show(self, client: viser.ClientHandle, path: CameraPath, seconds: float) -> None:
+        """Move this browser to a second of the path, and leave it there."""
+        self.stop(client)
+        fly_to(client, path.camera_at(seconds), self._distance)
+
+    def close(self) -> None:
+        """End all previews."""
+        for client_id in tuple(self._players):
+            self._forget(client_id)
+
+    def _left(self, client: viser.ClientHandle) -> None:
+        self._forget(client.client_id)
+
+    def _forget(self, client_id: int) -> threading.Thread | None:
+        with self._lock:
+            stopped, player = self._players.pop(client_id, (None, None))
+        if stopped is not None:
+            stopped.set()
+        return player
+
+    def _run(self, client: viser.ClientHandle, path: CameraPath, stopped: threading.Event) -> None:
+        before = {name: getattr(client.camera, name) for name in VIEW}
+        for name in self._hidden:
+            show_node(client, name, False)
+        began = time.monotonic()
+        while not stopped.wait(STEP_SECONDS) and self._is_here(client):
+            seconds = time.monotonic() - began
+            if path.loop:
+                seconds %= path.duration
+            elif seconds > path.duration:
+                self._forget(client.client_id)
+                break
+            fly_to(client, path.camera_at(seconds), self._distance)
+        if self._is_here(client):
+            for name in self._hidden:
+                show_node(client, name, True)
+            with client.atomic():
+                for name, value in before.items():
+                    setattr(client.camera, name, value)
+
+    def _is_here(self, client: viser.ClientHandle) -> bool:
+        return client.client_id in self._server.get_clients()
+
+
+class PathChoice(Panel):
     """Which of the saved paths is open, and new ones, ready-made or empty."""
 
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
-        gui, scene = page.server.gui, page.controller.project.scene
-        self._page, self._editor, self._store = page, editor, store
+        super().__init__(page)
+        scene, self._editor, self._store = self.controller.project.scene, editor, store
         cameras = scene.cameras if scene is not None else ()
-        self._choice = gui.add_dropdown(
+        self._choice = self.gui.add_dropdown(
             "Path", (editor.draft.name,), hint="Every change is saved at once, beside the run."
         )
-        self._open = Field(self._choice, lambda: editor.draft.name, self._read, self._refuse)
+        self.add(Field(self._choice, lambda: editor.draft.name, self._read))
         ready: dict[str, Callable[[], CameraPath]] = {
             ORBIT: lambda: orbit_of(cameras),
             SPIRAL: lambda: spiral(cameras),
             PHOTOS: lambda: through(cameras),
         }
         self._ready = {EMPTY: self._empty} | (ready if cameras else {})
-        new = gui.add_button_group(
+        new = self.gui.add_button_group(
             "New", tuple(self._ready), hint="Orbit, spiral and photos follow the photographs' cameras."
         )
         when_user(new, lambda _, kind: self._make(kind))
@@ -116,10 +354,7 @@ class PathChoice:
         options = tuple(dict.fromkeys([self._editor.draft.name, *self._store.names()]))
         if set(self._choice.options) != set(options):
             self._choice.options = options
-        self._open.refresh()
-
-    def _refuse(self, error: ValueError) -> None:
-        self._page.refuse("Not opened", error)
+        super().refresh()
 
     def _read(self, name: str) -> None:
         self._store.flush()
@@ -128,46 +363,41 @@ class PathChoice:
     def _make(self, kind: str) -> None:
         self._store.flush()
         name = "path" if kind == EMPTY else kind.lower()
-        try:
-            self._editor.load(self._ready[kind](), self._store.unused(name))
-        except ValueError as error:
-            self._page.refuse("Not made", error)
+        self._editor.load(self._ready[kind](), self._store.unused(name))
 
     def _empty(self) -> CameraPath:
         old = self._editor.path
         return CameraPath((), width=old.width, height=old.height, fps=old.fps)
 
 
-class KeyframeSection:
+class KeyframeSection(Panel):
     """The list of keyframes, and what is done most often with the selected one."""
 
     def __init__(self, page: Page, editor: PathEditor, drawn: PathScene, distance: float):
-        gui = page.server.gui
-        self._editor, self._drawn, self._distance = editor, drawn, distance
-        add = gui.add_button(
-            "Add keyframe (K)", color=ACCENT, hint="Where your camera is now, after the chosen keyframe."
-        )
-        self._list = gui.add_dropdown(
+        super().__init__(page)
+        self._editor, self._distance = editor, distance
+        where = "Where your camera is now, after the chosen keyframe."
+        self.button("Add keyframe (K)", self._add, ACCENT, hint=where)
+        self._list = self.gui.add_dropdown(
             "Keyframe", list[str]([NO_KEYFRAME]), hint="Or click on one in the scene."
         )
-        self._chosen = Field(self._list, self._label, self._choose)
-        self._do = gui.add_button_group("", (GO, SET, EARLIER, LATER, DELETE), visible=False)
-        self._handles = gui.add_checkbox(
+        self.add(Field(self._list, self._label, self._choose))
+        do = self.gui.add_button_group("", (GO, SET, EARLIER, LATER, DELETE), visible=False)
+        handles = self.gui.add_checkbox(
             "Move by handles", False, hint="Arrows and rings in the scene move and turn the chosen keyframe."
         )
-        when_user(add, lambda client, _: self._add(client))
-        when_user(self._do, self._press)
-        self._handles.on_update(lambda _: drawn.show_handles(self._handles.value))
-        page.hotkeys.add(Hotkey("K", "Add keyframe", self._add, "Where the camera is now"))
+        when_user(do, self._press)
+        handles.on_update(lambda _: drawn.show_handles(handles.value))
+        for handle in (self._list, do, handles):
+            self.keep(handle, visible=lambda: editor.keyframe is not None)
+        page.hotkeys.add("K", "Add keyframe", self._add, "Where the camera is now")
 
     def refresh(self) -> None:
         """Show the path as it is now."""
         labels = keyframe_labels(self._editor.path) or (NO_KEYFRAME,)
         if self._list.options != labels:
             self._list.options = labels
-        there = self._editor.keyframe is not None
-        self._list.visible = self._do.visible = self._handles.visible = there
-        self._chosen.refresh()
+        super().refresh()
 
     def _label(self) -> str | None:
         draft = self._editor.draft
@@ -197,25 +427,23 @@ class KeyframeSection:
             editor.change_keyframe(camera_to_world=here.camera_to_world, fov_y=here.fov_y)
 
 
-class PreviewSection:
+class PreviewSection(Panel):
     """The path played in one browser, and a place on it."""
 
     def __init__(self, page: Page, editor: PathEditor, previews: PathPreviews):
-        gui = page.server.gui
+        super().__init__(page)
         self._editor, self._previews = editor, previews
-        self._play = gui.add_button_group(
+        play = self.gui.add_button_group(
             "Preview", (PLAY, STOP), hint="Moves the camera of your browser only; Stop brings it back."
         )
-        self._place = gui.add_slider(
+        place = self.gui.add_slider(
             "Position", 0.0, 100.0, 0.1, 0.0, hint="Per cent of the path: moves your browser's camera there."
         )
-        page.hotkeys.add(Hotkey("space", "Play or stop the preview", self._toggle, "In this browser only"))
-        when_user(self._play, self._press)
-        when_user(self._place, self._scrub)
-
-    def refresh(self) -> None:
-        """Show what can be played."""
-        self._play.visible = self._place.visible = len(self._editor.path.keyframes) > 1
+        page.hotkeys.add("space", "Play or stop the preview", self._toggle, "In this browser only")
+        when_user(play, self._press)
+        when_user(place, self._scrub)
+        for handle in (play, place):
+            self.keep(handle, visible=lambda: len(editor.path.keyframes) > 1)
 
     def _press(self, client: viser.ClientHandle, button: str) -> None:
         if button == STOP:
@@ -233,122 +461,104 @@ class PreviewSection:
             self._previews.show(client, path, path.duration * percent / 100.0)
 
 
-class KeyframeDetails:
-    """When the selected keyframe is reached, and its lens."""
+class MotionSection(Panel):
+    """When the selected keyframe is reached and its lens, how all are joined, and the step back."""
 
-    def __init__(self, gui: viser.GuiApi, editor: PathEditor):
-        self._editor = editor
+    def __init__(self, page: Page, editor: PathEditor, drawn: PathScene):
+        super().__init__(page)
+        gui, self._editor = self.gui, editor
         seconds = gui.add_number(
             "Arrives after", 2.0, min=0.05, max=3600.0, step=0.1, hint="From the keyframe before to this one."
         )
         fov = gui.add_slider("Field of view", 5.0, 120.0, 0.5, 50.0, hint="Vertical, in degrees.")
-        self._seconds = Field(
-            seconds,
-            lambda: self._of(lambda key: round(key.seconds or editor.path.default_seconds, 3)),
-            lambda value: editor.change_keyframe(control="seconds", seconds=float(value)),
-        )
-        self._fov = Field(
-            fov,
-            lambda: self._of(lambda key: round(min(max(math.degrees(key.fov_y), 5.0), 120.0), 1)),
-            lambda value: editor.change_keyframe(control="fov", fov_y=math.radians(value)),
-        )
-
-    def _of(self, value: Callable[[Keyframe], float]) -> float | None:
-        keyframe = self._editor.keyframe
-        return None if keyframe is None else value(keyframe)
-
-    def refresh(self) -> None:
-        """Show the selected keyframe as it is now."""
-        draft = self._editor.draft
-        there, path = draft.selected is not None, draft.path
-        self._fov.handle.visible = there
-        # The first keyframe of an open path has none before it.
-        follows = bool(draft.selected) or path.loop or len(path.keyframes) == 1
-        self._seconds.handle.visible = there and follows
-        self._seconds.refresh()
-        self._fov.refresh()
-
-
-class MotionSection:
-    """How the keyframes are joined, and the step back."""
-
-    def __init__(self, gui: viser.GuiApi, editor: PathEditor, drawn: PathScene):
-        self._editor = editor
-        duration = gui.add_number(
-            "Duration (s)",
-            2.0,
-            min=0.1,
-            max=36000.0,
-            step=0.1,
-            hint="Of the whole path; all times are stretched.",
-        )
+        stretches = "Of the whole path; all times are stretched."
+        duration = gui.add_number("Duration (s)", 2.0, min=0.1, max=36000.0, step=0.1, hint=stretches)
         tension = gui.add_slider(
             "Tension", -1.0, 1.0, 0.05, 0.0, hint="0: round through the keyframes; 1: slows down at each."
         )
         loop = gui.add_checkbox("Loop", False, hint="Lead from the last keyframe back to the first.")
         shown = gui.add_checkbox("Show the path", True, hint="In the scene, to all who watch.")
         shown.on_update(lambda _: drawn.show(shown.value))
-        self._undo = gui.add_button("Undo", color="gray", hint="Takes the last change of the path back.")
-        self._undo.on_click(lambda _: editor.undo())
-        self._duration = Field(
-            duration,
-            lambda: round(editor.path.duration, 3) if editor.path.keyframes else None,
-            lambda value: editor.change_duration(float(value)) if editor.path.keyframes else None,
+        undo = self.button("Undo", lambda _: editor.undo(), hint="Takes the last change of the path back.")
+        self.keep(undo, disabled=lambda: not editor.can_undo)
+
+        def num() -> int:
+            return len(editor.path.keyframes)
+
+        self._field(
+            seconds,
+            # The first keyframe of an open path has none before it.
+            lambda: (
+                editor.keyframe is not None and bool(editor.draft.selected or editor.path.loop or num() == 1)
+            ),
+            lambda: self._of(lambda key: round(key.seconds or editor.path.default_seconds, 3)),
+            lambda value: editor.change_keyframe(control="seconds", seconds=float(value)),
         )
-        self._tension = Field(
+        self._field(
+            fov,
+            lambda: editor.keyframe is not None,
+            lambda: self._of(lambda key: round(min(max(math.degrees(key.fov_y), 5.0), 120.0), 1)),
+            lambda value: editor.change_keyframe(control="fov", fov_y=math.radians(value)),
+        )
+        self._duration = self._field(
+            duration,
+            lambda: num() > 0,
+            lambda: round(editor.path.duration, 3) if num() else None,
+            lambda value: editor.change_duration(float(value)) if num() else None,
+        )
+        self._field(
             tension,
+            lambda: num() > 1,
             lambda: editor.path.tension,
             lambda value: editor.change_path(control="tension", tension=float(value)),
         )
-        self._loop = Field(loop, lambda: editor.path.loop, lambda value: editor.change_path(loop=value))
+        self._field(
+            loop, lambda: num() > 1, lambda: editor.path.loop, lambda value: editor.change_path(loop=value)
+        )
 
-    def refresh(self) -> None:
-        """Show the path as it is now."""
-        num = len(self._editor.path.keyframes)
-        self._tension.handle.visible = self._loop.handle.visible = num > 1
-        self._duration.handle.visible = num > 0
-        self._undo.disabled = not self._editor.can_undo
-        for field in (self._duration, self._tension, self._loop):
-            field.refresh()
+    def _field(
+        self,
+        handle: Any,
+        visible: Callable[[], bool],
+        shown: Callable[[], Any],
+        take: Callable[[Any], object],
+    ) -> Field:
+        self.keep(handle, visible=visible)
+        return self.add(Field(handle, shown, take))
+
+    def _of(self, value: Callable[[Keyframe], float]) -> float | None:
+        keyframe = self._editor.keyframe
+        return None if keyframe is None else value(keyframe)
 
 
-class FileSection:
+class FileSection(Panel):
     """Path files from and for other programs."""
 
     def __init__(self, page: Page, editor: PathEditor, store: PathStore):
-        gui = page.server.gui
-        self._page, self._editor, self._store = page, editor, store
-        self._upload = gui.add_upload_button(
+        super().__init__(page)
+        self._editor, self._store = editor, store
+        upload = self.gui.add_upload_button(
             "Open a path file", color="gray", hint="A camera_path.json of the studio or of nerfstudio."
         )
-        save = gui.add_button("Download the path file", color="gray")
-        self._upload.on_upload(lambda _: self._take())
-        when_user(save, lambda client, _: self._send(client))
+        upload.on_upload(lambda _: self._take(upload.value))
+        self.button("Download the path file", self._send)
 
-    def _take(self) -> None:
-        file = self._upload.value
+    def _take(self, file: viser.UploadedFile) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "uploaded.json"
             path.write_bytes(file.content)
             try:
                 loaded = read_camera_path(path, self._store.transform)
             except ValueError as error:
-                self._page.refuse("Not opened", str(error).replace(str(path), file.name))
-                return
+                raise ValueError(str(error).replace(str(path), file.name)) from None
         self._store.flush()
         self._editor.load(loaded, self._store.unused(plain_name(Path(file.name).stem)))
 
     def _send(self, client: viser.ClientHandle) -> None:
         draft = self._editor.draft
-        if not draft.path.keyframes:
-            return
-        try:
+        if draft.path.keyframes:
             file = self._store.write(draft.path, draft.name, with_frames=True)
-            content = file.read_bytes()
-        except OSError as error:
-            self._page.refuse("Not saved", f"{draft.name}: {error.strerror or error}")
-            return
-        client.send_file_download(file.name, content, save_immediately=True)
+            client.send_file_download(file.name, file.read_bytes(), save_immediately=True)
 
 
 def keyframe_labels(path: CameraPath) -> tuple[str, ...]:

@@ -2,25 +2,356 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import viser
+from viser import uplot
 
 from splatstudio.gui.panel import Field, Page, Panel
 from splatstudio.gui.state.controller import Controller
-from splatstudio.gui.tabs.plot import TrainingPlots
-from splatstudio.gui.tabs.settings import SettingsForm
-from splatstudio.gui.theme import ACCENT, note_html, table_html
+from splatstudio.gui.state.history import Curve, History
+from splatstudio.gui.state.status import GROUPS, HELP, WORDS, label_of, number_of
+from splatstudio.gui.theme import (
+    ACCENT,
+    GOOD,
+    MUTED,
+    TEST_COLOR,
+    counted,
+    css,
+    note_html,
+    rgb_bytes,
+    table_html,
+)
 from splatstudio.runtime.messages import Evaluate
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, declaration, value_of
+from splatstudio.settings.notes import switched_off
 from splatstudio.settings.presets import PRESETS, nearest_preset
+from splatstudio.settings.setting import Setting
+from splatstudio.settings.strategy_config import unread_settings
 from splatstudio.training.memory_plan import splats_chosen
 from splatstudio.training.plateau import evaluation_interval
+
+PLOT_HEIGHT = 94
+PADDING = (8, 24, 0, 0)  # room for the topmost number, and for the last one
+GRID = "rgba(255,255,255,0.07)"
+
+Ranges = tuple[tuple[float, float], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class PlotLine:
+    """How one row of values is drawn, px; with `width` 0 there are only dots."""
+
+    label: str
+    color: str
+    width: float = 1.6
+    dots: float = 0.0  # diameter
+
+
+class Plot:
+    """One chart that appears with its first data and is sent again only when that has changed."""
+
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, title: str, order: float):
+        self._gui = server.gui
+        self._tab = tab
+        self._title = title
+        self._order = order  # charts appear after the rest of the tab, but above it
+        self._handle: viser.GuiUplotHandle | None = None
+        self._data: tuple[np.ndarray, ...] = ()
+        self._lines: list[PlotLine] = []
+        self._ranges: Ranges | None = None
+
+    def show(self, data: tuple[np.ndarray, ...], lines: list[PlotLine], ranges: Ranges, x_label: str) -> None:
+        """Show rows of values over the first row of `data` (NaN: none), with `ranges` of the two axes."""
+        if self._handle is None or lines != self._lines:
+            self.remove()
+            self._add(data, lines, ranges, x_label)
+        elif not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(data, self._data, strict=True)):
+            self._handle.data = data
+            if ranges != self._ranges:
+                self._handle.scales = _scales(ranges)
+        self._data, self._lines, self._ranges = data, lines, ranges
+
+    def _add(self, data: tuple[np.ndarray, ...], lines: list[PlotLine], ranges: Ranges, x_label: str) -> None:
+        series = [uplot.Series(label=x_label)]
+        for line in lines:
+            points = uplot.Series_Points(show=line.dots > 0, size=line.dots or 4, fill=line.color)
+            look = {"stroke": line.color, "width": line.width, "spanGaps": line.width > 0, "points": points}
+            series.append(uplot.Series(label=line.label, **look))
+        with self._tab:
+            self._handle = self._gui.add_uplot(
+                data=data,
+                series=tuple(series),
+                title=self._title,
+                scales=_scales(ranges),
+                axes=(_axis(24, 50), _axis(42, 16)),
+                legend=uplot.Legend(show=False),
+                height=PLOT_HEIGHT,
+                padding=PADDING,
+                order=self._order,
+            )
+
+    def remove(self) -> None:
+        """Take the chart away."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+
+
+class TrainingPlots(Panel):
+    """How loss, PSNR, the number of splats and the speed develop."""
+
+    refresh_seconds = 0.75  # the curves are sent whole
+
+    def __init__(self, page: Page, tab: viser.GuiTabHandle):
+        super().__init__(page)
+        self._history: History | None = None
+        self._hint = self.gui.add_html(note_html("The curves appear when the training has begun."))
+        blue, orange, green = css(ACCENT), css(TEST_COLOR), css(GOOD)
+        loss = [PlotLine("loss", blue), PlotLine("opacities reset", orange, width=0.0, dots=5.0)]
+        psnr = [PlotLine("training", blue), PlotLine("test", orange, dots=6.0)]
+        splats = [PlotLine("splats", blue), PlotLine("densified", green, width=0.0, dots=4.0)]
+        titles = ("Loss (orange: opacities reset)", "PSNR, dB (orange: test)")
+        titles += ("Splats, thousands (green: densified)", "Steps a second")
+        self._lines = (loss, psnr, splats, [PlotLine("it/s", blue)])
+        self._plots = [Plot(page.server, tab, title, order=-4.0 + i) for i, title in enumerate(titles)]
+
+    def refresh(self) -> None:
+        """Show new values."""
+        history = self.controller.history
+        if history is not self._history:
+            self._history = history
+            for plot in self._plots:
+                plot.remove()
+        self._hint.visible = len(history.loss) < 2
+        curves: list[tuple[list[Curve], float, Callable[[tuple[np.ndarray, ...]], Ranges]]] = [
+            ([history.loss, history.resets], 1.0, lambda data: axis_ranges(data, 0.1)),
+            ([history.train_psnr, history.test_psnr], 1.0, lambda data: axis_ranges(data, 5.0)),
+            ([history.num_gaussians, history.densified], 1e-3, from_zero),
+            ([history.rate], 1.0, from_zero),
+        ]
+        for plot, lines, (rows, scale, ranges) in zip(self._plots, self._lines, curves, strict=True):
+            steps, *values = joined(rows)
+            if len(steps) > 1:
+                data = (steps, *(scale * row for row in values))
+                plot.show(data, lines, ranges(data), "step")
+
+
+def joined(curves: list[Curve]) -> tuple[np.ndarray, ...]:
+    """Return one row of steps and one row of values a curve, NaN where a curve has no value at a step."""
+    arrays = [curve.arrays() for curve in curves]
+    steps = np.unique(np.concatenate([steps for steps, _ in arrays]))
+    rows = [steps]
+    for own_steps, values in arrays:
+        row = np.full(len(steps), np.nan)
+        row[np.searchsorted(steps, own_steps)] = values
+        rows.append(row)
+    return tuple(rows)
+
+
+def axis_ranges(data: tuple[np.ndarray, ...], y_unit: float) -> Ranges:
+    """Return round ends of the x and the y axis that hold all of `data`; NaN values are omitted.
+
+    They change seldom while a curve grows: 0 to 100, 200, 300, 500 ... steps, and multiples of `y_unit`.
+    """
+    steps, values = data[0], np.concatenate(data[1:])
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
+    bottom = np.floor(low / y_unit) * y_unit
+    top = max(np.ceil(high / y_unit) * y_unit, bottom + y_unit)
+    return (0.0, round_end(max(steps[-1], 100.0))), (float(bottom), float(top))
+
+
+def from_zero(data: tuple[np.ndarray, ...]) -> Ranges:
+    """Return round ends of the x and the y axis, both from 0, that hold all of `data`."""
+    values = np.concatenate(data[1:])
+    top = float(np.nanmax(values, initial=0.0))
+    return (0.0, round_end(max(data[0][-1], 100.0))), (0.0, round_end(top) if top > 0 else 1.0)
+
+
+def round_end(value: float) -> float:
+    """Return the next of 1, 2, 3, 5, 10 times a power of ten, `value` at least."""
+    decade = 10.0 ** np.floor(np.log10(max(value, 1e-9)))
+    return float(next(decade * factor for factor in (1.0, 2.0, 3.0, 5.0, 10.0) if decade * factor >= value))
+
+
+def _scales(ranges: Ranges) -> dict[str, uplot.Scale]:
+    # Fixed ranges. Left to itself, the page keeps the x range relative to the data, and a chart that gets new
+    # data before it was first drawn shows a range far from them for good; a NaN would empty the y range.
+    x, y = ranges
+    return {"x": uplot.Scale(time=False, range=x), "y": uplot.Scale(range=y)}
+
+
+def _axis(size: int, space: int) -> uplot.Axis:
+    return uplot.Axis(
+        font="10px system-ui, sans-serif",
+        space=space,
+        stroke=MUTED,
+        size=size,
+        grid=uplot.Axis_Grid(stroke=GRID, width=1),
+        ticks=uplot.Axis_Ticks(stroke=GRID, width=1),
+    )
+
+
+@dataclass(frozen=True)
+class LiveSetting:
+    """A setting that a running training takes: its group, its dotted path, and what is declared of it."""
+
+    group: str
+    path: str
+    declared: Setting
+
+
+def live_settings(config: Any, group: str = "") -> Iterator[LiveSetting]:
+    """Yield the live settings of a configuration in the order of their declaration, groups last."""
+    groups = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        path = f"{group}.{field.name}" if group else field.name
+        if is_dataclass(value):
+            groups.append((value, path))
+        elif "setting" in field.metadata and field.metadata["setting"].live:
+            yield LiveSetting(group, path, field.metadata["setting"])
+    for value, path in groups:
+        yield from live_settings(value, path)
+
+
+class SettingInput:
+    """One setting of the form: it shows the run's value until the user enters another one."""
+
+    def __init__(self, gui: viser.GuiApi, setting: LiveSetting, value: Any):
+        self.path = setting.path
+        self._kind = type(value)
+        self._shown = self._displayed(value)
+        label, hint = label_of(setting.path), hint_of(setting)
+        low, high = setting.declared.low, setting.declared.high
+        self.handle: viser.GuiInputHandle[Any]
+        if isinstance(value, bool):
+            self.handle = gui.add_checkbox(label, value, hint=hint)
+        elif isinstance(value, int) and setting.path not in WORDS:
+            least, most = (None if bound is None else int(bound) for bound in (low, high))
+            self.handle = gui.add_number(label, value, min=least, max=most, step=1, hint=hint)
+        elif isinstance(value, tuple):
+            self.handle = gui.add_rgb(label, self._shown, hint=hint)
+        else:
+            # As text: a learning rate of 1.6e-4 has no sensible step.
+            self.handle = gui.add_text(label, self._shown, hint=hint)
+        self.handle.on_update(lambda _: None)  # Apply follows what is entered
+
+    @property
+    def edited(self) -> bool:
+        """Return whether it shows another value than the run has."""
+        return self.handle.value != self._shown
+
+    def read(self) -> Any:
+        """Return what was entered. Raises ValueError when it is no number."""
+        value = self.handle.value
+        if self._kind is tuple:
+            return tuple(part / 255.0 for part in value)
+        if not isinstance(value, str):
+            return value
+        return number_of(self.path, value, int if self._kind is int else float)
+
+    def show(self, value: Any) -> None:
+        """Show the run's value, unless the user has begun to enter another one."""
+        untouched, self._shown = not self.edited, self._displayed(value)
+        if untouched or self._means(value):
+            self.reset()
+
+    def reset(self) -> None:
+        """Show the run's value."""
+        self.handle.value = self._shown
+
+    def _means(self, value: Any) -> bool:
+        """Return whether what was entered is this value, as 2e-4 is 0.0002."""
+        try:
+            return self._displayed(self.read()) == self._displayed(value)
+        except ValueError:
+            return False
+
+    def _displayed(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return rgb_bytes(value)
+        text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        if self.path in WORDS:
+            return WORDS[self.path].get(value, text)  # type: ignore[arg-type] - 0.0 is 0
+        return text if isinstance(value, float) else value
+
+
+class SettingsForm(Panel):
+    """All live settings in a folder, below the button that applies what was changed."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        gui, self._config = self.gui, self.controller.project.config
+        self._inputs: list[SettingInput] = []
+        self._headings: dict[str, viser.GuiHtmlHandle] = {}
+        with gui.add_folder("Live settings", expand_by_default=False):
+            self._apply = self.button("Apply", lambda _: self._send(), None, disabled=True)
+            self._undo = self.button("Undo", lambda _: self._reset(), visible=False)
+            self._answer = gui.add_html("")
+            for setting in live_settings(self._config):
+                group = setting.group
+                if group not in self._headings:
+                    heading = f'<div class="ss-heading">{GROUPS.get(group, group)}</div>'
+                    self._headings[group] = gui.add_html(heading)
+                value = value_of(self._config, setting.path)
+                self._inputs.append(SettingInput(gui, setting, value))
+
+    def refresh(self) -> None:
+        """Follow the run's settings, offer what it reads, and Apply where something was entered."""
+        config, paths = self.controller.project.config, [each.path for each in self._inputs]
+        if config is not self._config:
+            self._config = config
+            for each in self._inputs:
+                each.show(value_of(config, each.path))
+        # Nothing is offered that would change nothing.
+        offered = {*paths}.difference(unread_settings(config.strategy, paths), switched_off(config, paths))
+        for each in self._inputs:
+            each.handle.visible = each.path in offered
+        for group, heading in self._headings.items():
+            heading.visible = any(path.rpartition(".")[0] == group for path in offered)
+        num = len(self._edited)
+        self._apply.label = f"Apply {counted(num, 'change')}" if num else "Apply"
+        self._apply.disabled = num == 0
+        self._undo.visible = num > 0
+
+    @property
+    def _edited(self) -> list[SettingInput]:
+        return [each for each in self._inputs if each.edited]
+
+    def _send(self) -> None:
+        try:
+            self.controller.change_settings({each.path: each.read() for each in self._edited})
+        except ValueError as error:
+            self._answer.content = note_html(f"Not changed: {error}.", "bad", mark="refusal")
+        else:
+            self._answer.content = ""
+
+    def _reset(self) -> None:
+        for each in self._inputs:
+            each.reset()
+        self._answer.content = ""
+
+
+def hint_of(setting: LiveSetting) -> str:
+    """Return what is said of a setting to who points at it: what it does, its range, and its own name."""
+    declared, words = setting.declared, WORDS.get(setting.path)
+    low, high = declared.low, declared.high
+    if words is not None:
+        allowed = f" Type a number or: {', '.join(words.values())}."
+    elif low is not None and high is not None:
+        allowed = f" From {low:g} to {high:g}."
+    else:
+        allowed = "" if low is None else f" At least {low:g}."
+    return f"{HELP.get(setting.path, declared.help)}{allowed} Also called {setting.path}."
+
 
 DOWNSCALES = (1, 2, 4, 8)
 PRECISIONS = {
@@ -48,10 +379,6 @@ class CaptureOption:
     def off(self) -> bool | int | float:
         """Return the setting's value where the option is off."""
         return value_of(TrainConfig(), self.path)
-
-
-def _tells_who_sees_points(scene: Scene) -> bool:
-    return scene.format == "COLMAP" and len(scene.points) > 0
 
 
 # What can be switched on for a capture that is not ideal, before its training begins.
@@ -86,7 +413,7 @@ CAPTURE_OPTIONS = (
         "depth.weight",
         0.1,
         "Lets the depths of the sparse points guide the training.",
-        _tells_who_sees_points,
+        lambda scene: scene.format == "COLMAP" and len(scene.points) > 0,  # it tells who sees each point
     ),
     CaptureOption(
         "Floaters", "shapes.min_views", 2, "Removes what fewer than two photographs show, now and then."
@@ -103,139 +430,116 @@ class TrainPanel(Panel):
     """What a new training takes, Evaluate, live settings, the facts of the run; `plots` are a panel, too."""
 
     def __init__(self, page: Page, tab: viser.GuiTabHandle):
-        gui, controller = page.server.gui, page.controller
-        self._controller = controller
+        super().__init__(page)
+        controller, project = self.controller, self.controller.project
         # A training that was started elsewhere needs no setting up, nor are its photographs always here.
-        scene = controller.project.scene
-        self._setup = Setup(page, scene) if scene is not None else None
-        self._more = MoreSteps(page)
+        if project.scene is not None:
+            self.add(Setup(page, project.scene))
+        self._add_more_steps()
         self.plots = TrainingPlots(page, tab)
-        self._evaluate = gui.add_button(
-            "Evaluate now",
-            color="gray",
-            hint="Compares the model with the photographs that are held out for the test.",
-            visible=False,
-        )
-        self._evaluate.on_click(lambda _: controller.send(Evaluate()))
-        self._form = SettingsForm(page)
+        compares = "Compares the model with the photographs that are held out for the test."
+        evaluate = self.button("Evaluate now", lambda _: controller.send(Evaluate()), hint=compares)
+        self.keep(evaluate, visible=lambda: self._can_evaluate)
+        self.add(SettingsForm(page))
         # Open where there are no curves yet that it would push away.
-        with gui.add_folder("About this run", expand_by_default=controller.project.model_path is None):
-            self._facts = gui.add_html("")
+        with self.gui.add_folder("About this run", expand_by_default=project.model_path is None):
+            self.keep(self.gui.add_html(""), content=lambda: settings_html(controller))
 
-    def refresh(self) -> None:
-        """Show what has changed."""
-        project, status = self._controller.project, self._controller.status
-        active = status.state in ("training", "paused", "finished")
-        self._evaluate.visible = active and project.can_evaluate
-        if self._setup is not None:
-            self._setup.refresh()
-        self._more.refresh()
-        self._form.refresh()
-        self._facts.content = settings_html(self._controller)
+    @property
+    def _can_evaluate(self) -> bool:
+        active = self.controller.status.state in ("training", "paused", "finished")
+        return active and self.controller.project.can_evaluate
+
+    def _add_more_steps(self) -> None:
+        """Offer, where all that was planned is done, a number of further steps, and the button for them."""
+        controller, folder = self.controller, self.gui.add_folder(None, visible=False)
+        with folder:
+            num = self.gui.add_number("More steps", max(1, controller.project.config.steps // 2), min=1)
+            go_on = self.button("Train on", lambda _: controller.train_more(num.value), ACCENT)
+        num.on_update(lambda _: None)  # the button follows
+        self.keep(folder, visible=lambda: controller.can_train_more)
+
+        def label() -> str:
+            last = controller.status.step + num.value
+            return f"Train on to step {last:,}" if controller.can_train_more else "Train on"
+
+        self.keep(go_on, label=label)
 
 
-class Setup:
+class Setup(Panel):
     """What can be chosen before a training begins: preset, length, numbers, sizes, options of the capture."""
 
     def __init__(self, page: Page, scene: Scene):
-        gui, self._page, self._controller, self._scene = page.server.gui, page, page.controller, scene
-        config = self._controller.project.config
+        super().__init__(page)
+        gui, self._scene, config = self.gui, scene, self.controller.project.config
         self._chosen = nearest_preset(config).name  # whose settings hold
         size = (scene.cameras[0].width * config.downscale, scene.cameras[0].height * config.downscale)
         downscales = sorted({*DOWNSCALES, config.downscale})
-        self._sizes = {_size_label(size, downscale): downscale for downscale in downscales}
-        labels = {downscale: label for label, downscale in self._sizes.items()}
-        self._folder = gui.add_folder(None)
+        sizes = {_size_label(size, downscale): downscale for downscale in downscales}
+        labels = {downscale: label for label, downscale in sizes.items()}
+        self._folder, cap = gui.add_folder(None), "densify.max_gaussians"
         with self._folder:
-            preset = gui.add_dropdown(
-                "Preset",
-                tuple(PRESETS),
-                initial_value=self._chosen,
-                hint="A set of settings for one wish; each of them can still be changed.",
+            self._field(
+                gui.add_dropdown(
+                    "Preset",
+                    tuple(PRESETS),
+                    initial_value=self._chosen,
+                    hint="A set of settings for one wish; each of them can still be changed.",
+                ),
+                lambda _: self._chosen,
+                self._choose_preset,
             )
             self._description = gui.add_html("")
-            steps = gui.add_number(
-                "Steps", config.steps, min=1, step=1000, hint="More can be added when they are done."
-            )
-            cap = gui.add_number(
-                "Max splats",
-                config.densify.max_gaussians,
-                min=1,
-                step=100_000,
-                hint=declaration(TrainConfig, "densify.max_gaussians").help,
-            )
-            photos = gui.add_dropdown(
-                "Photographs",
-                tuple(self._sizes),
-                initial_value=labels[config.downscale],
-                hint="Smaller ones train faster and show less detail.",
-            )
-            self._fields = [
-                self._field(preset, lambda _: self._chosen, self._choose_preset),
-                self._setting(steps, "steps"),
-                self._setting(cap, "densify.max_gaussians"),
-                self._field(
-                    photos,
-                    lambda config: labels.get(config.downscale),
-                    lambda label: self._change("downscale", self._sizes[label]),
+            more = "More can be added when they are done."
+            self._setting(gui.add_number("Steps", config.steps, min=1, step=1000, hint=more), "steps")
+            limit, hint = config.densify.max_gaussians, declaration(TrainConfig, cap).help
+            self._setting(gui.add_number("Max splats", limit, min=1, step=100_000, hint=hint), cap)
+            self._field(
+                gui.add_dropdown(
+                    "Photographs",
+                    tuple(sizes),
+                    initial_value=labels[config.downscale],
+                    hint="Smaller ones train faster and show less detail.",
                 ),
-            ]
+                lambda config: labels.get(config.downscale),
+                lambda label: self._change("downscale", sizes[label]),
+            )
             with gui.add_folder("This capture", expand_by_default=bool(options_on(config))):
                 for option in CAPTURE_OPTIONS:
                     if option.suits(scene) or option.is_on(config):
                         box = gui.add_checkbox(option.label, option.is_on(config), hint=option.hint)
-                        self._fields.append(self._field(box, option.is_on, partial(self._switch, option)))
+                        self._field(box, option.is_on, partial(self._switch, option))
 
-    def _field(self, handle: Any, shown: Callable[[TrainConfig], Any], take: Callable[[Any], None]) -> Field:
-        """Return a field of the settings; what is refused is told, and the field shows again what holds."""
-        return Field(
-            handle,
-            lambda: shown(self._controller.project.config),
-            lambda value: take(value) if self._controller.can_set_up else None,
-            lambda error: self._page.refuse("Not changed", error),
+    def _field(self, handle: Any, shown: Callable[[TrainConfig], Any], take: Callable[[Any], None]) -> None:
+        """Let a control show and change the settings; it shows again what holds where one is refused."""
+        self.add(
+            Field(
+                handle,
+                lambda: shown(self.controller.project.config),
+                lambda value: take(value) if self.controller.can_set_up else None,
+            )
         )
 
-    def _setting(self, handle: Any, path: str) -> Field:
-        return self._field(handle, lambda config: value_of(config, path), partial(self._change, path))
+    def _setting(self, handle: Any, path: str) -> None:
+        self._field(handle, lambda config: value_of(config, path), partial(self._change, path))
 
     def refresh(self) -> None:
         """Offer this only before the start, with the settings as they are now."""
-        self._folder.visible = self._controller.can_set_up
-        if not self._controller.can_set_up:
-            return
-        for field in self._fields:
-            field.refresh()
-        config = self._controller.project.config
-        self._description.content = preset_html(self._chosen, config, self._scene)
+        self._folder.visible = self.controller.can_set_up
+        if self.controller.can_set_up:
+            super().refresh()
+            config = self.controller.project.config
+            self._description.content = preset_html(self._chosen, config, self._scene)
 
     def _choose_preset(self, name: str) -> None:
-        self._controller.choose_preset(name)
+        self.controller.choose_preset(name)
         self._chosen = name
 
     def _change(self, path: str, value: Any) -> None:
-        self._controller.change_settings({path: value})
+        self.controller.change_settings({path: value})
 
     def _switch(self, option: CaptureOption, on: bool) -> None:
         self._change(option.path, option.value if on else option.off)
-
-
-class MoreSteps:
-    """When all steps are done: how many more, and the button that trains them."""
-
-    def __init__(self, page: Page):
-        gui, self._controller = page.server.gui, page.controller
-        self._folder = gui.add_folder(None, visible=False)
-        with self._folder:
-            self._num = gui.add_number("More steps", max(1, page.controller.project.config.steps // 2), min=1)
-            self._go_on = gui.add_button("Train on", color=ACCENT)
-        self._num.on_update(lambda _: None)  # the button follows
-        self._go_on.on_click(lambda _: self._controller.train_more(self._num.value))
-
-    def refresh(self) -> None:
-        """Offer this only where a training has done all that was planned."""
-        self._folder.visible = self._controller.can_train_more
-        if self._controller.can_train_more:
-            self._go_on.label = f"Train on to step {self._controller.status.step + self._num.value:,}"
 
 
 def preset_html(name: str, config: TrainConfig, scene: Scene) -> str:

@@ -1,11 +1,11 @@
-"""The View tab: what each browser sees, and from where. Every browser has controls of its own."""
+"""The View tab: what each browser sees, from where, and the photographs. Each has controls of its own."""
 
 from __future__ import annotations
 
 import html
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,19 +14,15 @@ from typing import Any
 
 import viser
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint
-from splatstudio.checkpoints.manifest import SHARD_NAME
-from splatstudio.gui.panel import Hotkey, Page, Panel
-from splatstudio.gui.server.viser_private import dress_page
-from splatstudio.gui.state.compare import Comparing
-from splatstudio.gui.state.photos import PhotoCache, PhotoPsnr
+from splatstudio.gui.panel import HandleType, Page, Panel
+from splatstudio.gui.server.viser_private import dress_page, element_id
+from splatstudio.gui.state.photos import Comparing, Comparison, Errors, PhotoCache, PhotoPsnr
+from splatstudio.gui.state.project import has_sky
 from splatstudio.gui.state.scene_overlay import Frustums, SceneOverlay
 from splatstudio.gui.state.stream import Stream
 from splatstudio.gui.state.viewpoint import Axis
-from splatstudio.gui.tabs.photo_list import PhotoList, decibels
-from splatstudio.gui.theme import note_html
-from splatstudio.rendering.mode_pictures import color_table
-from splatstudio.rendering.modes import ColorMapName, Legend, RenderMode
+from splatstudio.gui.theme import css, legend_html, rgb_bytes
+from splatstudio.rendering.modes import RenderMode
 from splatstudio.runtime.messages import (
     Evaluated,
     Event,
@@ -37,6 +33,172 @@ from splatstudio.runtime.messages import (
     ViewOptions,
 )
 from splatstudio.scene.scene import Scene
+
+PER_PAGE = 9
+WORST, WORST_TEST, WORST_TRAINING, BY_NAME = ORDERS = (
+    "Worst first",
+    "Worst test photos",
+    "Worst training photos",
+    "By name",
+)
+SORT_SECONDS = 3.0  # between two sortings while the errors change
+REST_SECONDS = 10.0  # without a sorting, after the user has done something
+
+
+class PhotoList:
+    """The list in one browser, PER_PAGE photographs at a time, however many there are.
+
+    While a training goes on the errors change and the order with them, but not just after the user has done
+    something in the list: a picture must not go away from under the mouse.
+    """
+
+    def __init__(
+        self,
+        gui: viser.GuiApi,
+        scene: Scene,
+        photos: PhotoCache,
+        on_pick: Callable[[int], None],
+        changed: Callable[[], None],
+    ):
+        """Call `on_pick` with a photograph that is clicked, `changed` when there is something to refresh."""
+        self._scene, self._photos, self._changed = scene, photos, changed
+        self._test = set(scene.test_indices)
+        self._page = 0
+        self._resort = True
+        self._current: int | None = None
+        self._sorted_by: Errors | None = None  # the errors that the order follows
+        self._sort_due = 0.0
+        self._order: list[int] = list(range(len(scene.views)))
+        self._shown: list[int] = []
+        self._sort = gui.add_dropdown(
+            "Order",
+            ORDERS,
+            hint="By PSNR: of test photos in the last evaluation, of the others when last trained on.",
+        )
+        # The list's pictures are labels of these buttons, which themselves are not to be seen: a click on a
+        # label presses its button, without any script in the page.
+        self._buttons = [gui.add_button(f"Photo {i + 1}") for i in range(PER_PAGE)]
+        self._sheet = gui.add_html("")
+        self._pager = gui.add_button_group("Page", ("« First", "‹ Back", "More ›"))
+        self._sort.on_update(self._reorder)
+        self._pager.on_click(self._turn_page)
+        for place, button in enumerate(self._buttons):
+            self._connect(button, place, on_pick)
+
+    def neighbour(self, index: int | None, step: int) -> int:
+        """Return the photograph `step` places after `index` in the order of the list, round its end."""
+        order = self._order or list(range(len(self._scene.views)))
+        if index not in order:
+            return order[0 if step > 0 else -1]
+        return order[(order.index(index) + step) % len(order)]
+
+    def show(self, current: int | None, *, turn: bool) -> None:
+        """Mark the photograph whose camera the browser stands in, and with `turn` turn to its page."""
+        if current != self._current:
+            self._current = current
+            self._sort_due = time.monotonic() + REST_SECONDS
+        if turn and current in self._order:
+            self._page = self._order.index(current) // PER_PAGE
+
+    def sort_again(self) -> None:
+        """Sort by the errors as they are now, at the next `refresh`."""
+        self._resort = True
+
+    def refresh(self, errors: Errors) -> None:
+        """Draw the list; sort it anew where that is due."""
+        now = time.monotonic()
+        if self._resort or (errors is not self._sorted_by and now >= self._sort_due):
+            self._resort = False
+            self._order = self._sorted(errors)
+            self._sorted_by, self._sort_due = errors, now + SORT_SECONDS
+            # Who looks at a photograph keeps it in the list.
+            if self._current in self._order and self._page > 0:
+                self._page = self._order.index(self._current) // PER_PAGE
+        self._draw(errors)
+
+    def _connect(self, button: viser.GuiButtonHandle, place: int, on_pick: Callable[[int], None]) -> None:
+        @button.on_click
+        async def _(_: viser.GuiEvent) -> None:
+            if place < len(self._shown):
+                on_pick(self._shown[place])
+
+    async def _reorder(self, _: viser.GuiEvent) -> None:
+        self._page, self._resort = 0, True
+        self._changed()
+
+    async def _turn_page(self, event: viser.GuiEvent) -> None:
+        pages = -(-len(self._order) // PER_PAGE)
+        step = {"« First": -self._page, "‹ Back": -1, "More ›": 1}[event.target.value]
+        self._page = min(max(self._page + step, 0), max(pages - 1, 0))
+        self._sort_due = time.monotonic() + REST_SECONDS
+        self._changed()
+
+    def _sorted(self, errors: Errors) -> list[int]:
+        everything = range(len(self._scene.views))
+        if self._sort.value == BY_NAME:
+            return list(everything)
+        chosen: dict[str, Sequence[int]] = {
+            WORST: everything,
+            WORST_TEST: self._scene.test_indices,
+            WORST_TRAINING: self._scene.train_indices,
+        }
+        return errors.worst_first(chosen[self._sort.value])
+
+    def _draw(self, errors: Errors) -> None:
+        start = self._page * PER_PAGE
+        self._shown = self._order[start : start + PER_PAGE]
+        colors, bad = errors.colors(), errors.bad
+        tiles = []
+        for button, index in zip(self._buttons, self._shown, strict=False):
+            picture = self._photos.thumbnail(index, self._changed)
+            tiles.append(
+                tile_html(
+                    element_id(button),
+                    self._scene.views[index].name,
+                    picture or "",
+                    figure=decibels(errors, index),
+                    color=css(colors[index]),
+                    test=index in self._test,
+                    bad=bool(bad[index]),
+                    current=index == self._current,
+                )
+            )
+        ids = ", ".join(f'div:has(> [id="{element_id(button)}"])' for button in self._buttons)
+        last = start + len(self._shown)
+        total = f"{start + 1}–{last} of {len(self._order):,}" if self._shown else "No photographs"
+        num_bad = int(bad[self._order].sum()) if self._order else 0
+        warning = f' · <span class="ss-bad">{num_bad} much worse than the others</span>' if num_bad else ""
+        self._sheet.content = (
+            f"<style>{ids} {{ display: none }}</style>"
+            f'<div class="ss-photos" data-splatstudio="photos">{"".join(tiles)}</div>'
+            f'<div class="ss-note">{total}{warning}</div>'
+        )
+
+
+def decibels(errors: Errors, index: int) -> str:
+    """Return a photograph's PSNR as text."""
+    return f"{errors.psnr[index]:.1f} dB" if errors.known[index] else "–"
+
+
+def tile_html(
+    button_id: str, name: str, uri: str, *, figure: str, color: str, test: bool, bad: bool, current: bool
+) -> str:
+    """Return a photograph of the list: a label whose click presses the button `button_id`.
+
+    The page's own script lets Enter and Space click on the one that has the keyboard.
+    """
+    notes = [*(["test photo"] if test else []), *(["bad"] if bad else [])]
+    said, name = html.escape(", ".join([name, figure, *notes])), html.escape(name)
+    picture = f'<img src="{uri}" alt="{said}">' if uri else ""
+    badge = '<span class="badge">bad</span>' if bad else ""
+    mark = '<span class="ss-muted">test</span>' if test else ""
+    return (
+        f'<label class="ss-photo" for="{html.escape(button_id)}" title="{name}" data-photo="{name}"'
+        f' role="button" tabindex="0" aria-label="{said}" aria-pressed="{str(current).lower()}">'
+        f'<div class="picture">{picture}{badge}</div><div class="color" style="background:{color}"></div>'
+        f'<div class="text"><div>{name}</div><div><span>{figure}</span>{mark}</div></div></label>'
+    )
+
 
 MODES: dict[str, RenderMode] = {
     "Color": "color",
@@ -59,7 +221,6 @@ RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
 UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
 PAINT_SECONDS = 5.0  # between two colourings of the cameras, which the browser builds anew each time
 PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
-NUM_STOPS = 12  # of the gradient that shows a colour map
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,18 +239,19 @@ class ViewPanel(Panel):
     look_seconds = 2.0  # the order of the photographs and the colours of the cameras follow after a while
 
     def __init__(self, page: Page):
-        self._page, controller = page, page.controller
+        super().__init__(page)
+        controller = self.controller
         self._sky: tuple[Path | None, bool] = (None, False)  # the model from the disk that was looked at last
         self._views: dict[int, BrowserView] = {}
         self._lock = threading.Lock()
-        self._parts: SceneParts | None = None
+        self._shared: SceneParts | None = None
         scene, photos = controller.project.scene, page.viewport.photos
         if scene is not None and photos is not None:
-            self._parts = SceneParts(scene, photos, Frustums.of_scene(scene), PhotoPsnr(scene))
+            self._shared = SceneParts(scene, photos, Frustums.of_scene(scene), PhotoPsnr(scene))
             if controller.project.run_dir is not None:
-                self._parts.psnr.load(controller.project.run_dir, controller.last_step)
+                self._shared.psnr.load(controller.project.run_dir, controller.last_step)
         # Each browser's controls go in here, beside those of the others, which it does not see.
-        self._container = page.server.gui.add_folder(None)
+        self._container = self.gui.add_folder(None)
         page.viewport.listen(self._open, self._close)
         self._add_keys()
 
@@ -104,12 +266,12 @@ class ViewPanel(Panel):
         if isinstance(event, ModelLoaded):
             for view in self._all():
                 view.show_points(False)
-        elif event == StateChanged("ready") and self._page.controller.model_state().anew:
+        elif event == StateChanged("ready") and self.controller.model_state().anew:
             for view in self._all():
                 view.show_points(True)
-        if self._parts is None:
+        if self._shared is None:
             return
-        psnr = self._parts.psnr
+        psnr = self._shared.psnr
         if isinstance(event, PhotoErrors):
             psnr.note(event.step, event.psnr)
         elif isinstance(event, Evaluated) and event.path is not None:
@@ -125,9 +287,9 @@ class ViewPanel(Panel):
 
     def _has_sky(self) -> bool:
         """Return whether the model in the view has learnt a sky, which then can be shown or hidden."""
-        path = self._page.controller.shown_path
+        path = self.controller.shown_path
         if path is None:
-            return self._page.controller.project.config.sky.enabled
+            return self.controller.project.config.sky.enabled
         if self._sky[0] != path:
             self._sky = (path, has_sky(path))
         return self._sky[1]
@@ -135,15 +297,15 @@ class ViewPanel(Panel):
     def _open(self, stream: Stream) -> None:
         dress_page(stream.client)
         with self._container:
-            view = BrowserView(self._page, stream, self._parts, partial(self._page.changed, self))
+            view = BrowserView(self.page, stream, self._shared, partial(self.page.changed, self))
         with self._lock:
             self._views[stream.client.client_id] = view
-        self._page.changed(None)
+        self.page.changed(None)
 
     def _close(self, stream: Stream) -> None:
         with self._lock:
             self._views.pop(stream.client.client_id, None)
-        self._page.changed(None)
+        self.page.changed(None)
 
     def _all(self) -> list[BrowserView]:
         with self._lock:
@@ -157,20 +319,16 @@ class ViewPanel(Panel):
 
     def _add_keys(self) -> None:
         order = "In the order of the list of photos"
+        nearest = "Goes to the nearest photo's camera first"
         keys: list[tuple[str, str, Callable[[BrowserView], None], str | None]] = [
             ("M", "Next mode of the view", BrowserView.next_mode, None),
-            (
-                "G",
-                "Compare with the photo",
-                BrowserView.toggle_compare,
-                "Goes to the nearest photo's camera first",
-            ),
+            ("G", "Compare with the photo", BrowserView.toggle_compare, nearest),
             ("C", "Show or hide the cameras", BrowserView.toggle_cameras, None),
             ("N", "Next photo", lambda view: view.walk(1), order),
             ("B", "Previous photo", lambda view: view.walk(-1), order),
         ]
-        for key, label, action, description in keys if self._parts is not None else keys[:1]:
-            self._page.hotkeys.add(Hotkey(key, label, partial(self._do, action), description))
+        for key, label, action, description in keys if self._shared is not None else keys[:1]:
+            self.page.hotkeys.add(key, label, partial(self._do, action), description)
 
 
 class BrowserView:
@@ -202,7 +360,7 @@ class BrowserView:
             self._add_switches()
         with self._gui.add_folder("Drawing"):
             self._add_drawing()
-        stream.listen(changed)
+        stream.on_news = changed
         if page.controller.status.has_model:
             self.show_points(False)
 
@@ -290,9 +448,6 @@ class BrowserView:
             if self._client.client_id in self._page.server.get_clients():
                 raise
 
-    def _paint_soon(self) -> None:
-        self._paint_due = 0.0
-
     def _standing_html(self, parts: SceneParts) -> str:
         """Return in which photograph's camera this browser stands, or that it does not."""
         camera_snap, settings = self._stream.camera_snap, self._stream.settings
@@ -321,14 +476,15 @@ class BrowserView:
 
     def _add_mode(self) -> None:
         names = tuple(name for name in MODES if name != "Error" or self._parts is not None)
-        self._mode = self._gui.add_dropdown("Mode", names, hint="What the picture shows. Key M.")
-        self._legend = self._gui.add_html("")
 
         def changed(name: str) -> None:
             self._set(mode=MODES[name])
             self._go_to_a_photo()
 
-        self._on(self._mode, changed)
+        self._mode = self._on(
+            self._gui.add_dropdown("Mode", names, hint="What the picture shows. Key M."), changed
+        )
+        self._legend = self._gui.add_html("")
 
     def _add_compare(self) -> None:
         gui = self._gui
@@ -341,28 +497,21 @@ class BrowserView:
             "Blend": gui.add_slider("Photo's share", 0.0, 1.0, 0.01, 0.5, visible=False),
             "Difference": gui.add_slider("Times", 1.0, 10.0, 0.5, 3.0, visible=False),
         }
-        walk = gui.add_button_group("Photo", (PREVIOUS, NEXT, NEAREST), hint="Keys B and N.")
+        steps = {PREVIOUS: lambda: self.walk(-1), NEXT: lambda: self.walk(1), NEAREST: self.visit_nearest}
+        self._on(
+            gui.add_button_group("Photo", tuple(steps), hint="Keys B and N."), lambda button: steps[button]()
+        )
         self._standing = gui.add_html("")
 
         def changed(_: object) -> None:
             for name, slider in sliders.items():
                 slider.visible = name == compare.value
-            chosen: dict[str, Any] = {
-                "kind": COMPARISONS[compare.value],
-                "split": sliders["Split"].value,
-                "blend": sliders["Blend"].value,
-                "gain": sliders["Difference"].value,
-            }
-            self._stream.change(
-                lambda settings: replace(settings, comparison=replace(settings.comparison, **chosen))
-            )
+            chosen = Comparison(COMPARISONS[compare.value], *(slider.value for slider in sliders.values()))
+            self._change(comparison=chosen)
             self._go_to_a_photo()
 
         for control in (compare, *sliders.values()):
             self._on(control, changed)
-
-        steps = {PREVIOUS: lambda: self.walk(-1), NEXT: lambda: self.walk(1), NEAREST: self.visit_nearest}
-        self._on(walk, lambda button: steps[button]())
 
     def _show_cameras(self) -> None:
         """Show the cameras where they are wanted, and cover no comparison with them."""
@@ -379,122 +528,69 @@ class BrowserView:
             self.visit_nearest()
 
     def _add_switches(self) -> None:
-        gui = self._gui
+        gui, on = self._gui, self._on
         splats = gui.add_checkbox("Splats", True, hint="The model itself.")
-        self._on(splats, lambda value: self._change(splats=value))
+        on(splats, lambda value: self._change(splats=value))
         if self._overlay is None:
             return
-        self._points = gui.add_checkbox("Points", True, hint="The sparse points that the scene came with.")
-        self._on(self._points, self._overlay.show_points)
-        self._cameras = gui.add_checkbox(
-            "Cameras",
-            True,
-            hint="Click on one to stand where its photo was taken; hidden while a photo is compared. Key C.",
-        )
-        self._on(self._cameras, lambda _: self._show_cameras())
-        self._on(gui.add_slider("Camera size", 0.2, 4.0, 0.1, 1.0), self._overlay.size_cameras)
-        self._color_by = gui.add_dropdown(
-            "Camera color",
-            ("Error", "Test or training"),
-            hint="By error: red is the worst photo, blue the best, grey not measured. Test photos: orange.",
-        )
-        self._on(self._color_by, lambda _: self._paint_soon())
+        points = gui.add_checkbox("Points", True, hint="The sparse points that the scene came with.")
+        self._points = on(points, self._overlay.show_points)
+        click = "Click on one to stand where its photo was taken; hidden while a photo is compared. Key C."
+        self._cameras = on(gui.add_checkbox("Cameras", True, hint=click), lambda _: self._show_cameras())
+        on(gui.add_slider("Camera size", 0.2, 4.0, 0.1, 1.0), self._overlay.size_cameras)
+        by_error = "By error: red is the worst photo, blue the best, grey not measured. Test photos: orange."
+        choice = gui.add_dropdown("Camera color", ("Error", "Test or training"), hint=by_error)
+
+        def paint_soon(_: str) -> None:
+            self._paint_due = 0.0
+
+        self._color_by = on(choice, paint_soon)
 
     def _add_drawing(self) -> None:
-        gui, config = self._gui, self._page.controller.project.config
-        resolution = gui.add_dropdown(
-            "Resolution",
-            tuple(RESOLUTIONS),
-            initial_value="Full",
-            hint="Of the window at rest. While the camera moves or a training runs it adapts by itself.",
+        gui, on, config = self._gui, self._on, self._page.controller.project.config
+        adapts = "Of the window at rest. While the camera moves or a training runs it adapts by itself."
+        on(
+            gui.add_dropdown("Resolution", tuple(RESOLUTIONS), initial_value="Full", hint=adapts),
+            lambda value: self._change(max_scale=RESOLUTIONS[value]),
         )
-        self._on(resolution, lambda value: self._change(max_scale=RESOLUTIONS[value]))
-        self._sky = gui.add_checkbox(
-            "Sky", True, visible=False, hint="Show the sky that the model has learnt, not the background."
-        )
-        self._on(self._sky, lambda value: self._set(sky=value))
-        background = gui.add_rgb("Background", _to_bytes(self._stream.settings.options.background))
-        self._on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
-        size = gui.add_slider(
-            "Splat size", 0.05, 2.0, 0.05, 1.0, hint="Times each splat's own; the model stays as it is."
-        )
-        self._on(size, lambda value: self._set(splat_scale=value))
-        degree = gui.add_slider(
-            "SH degree", 0, 3, 1, 3, hint="Highest degree of the view-dependent color; 0: none."
-        )
-        self._on(degree, lambda value: self._set(sh_degree=None if value == 3 else value))
-        near = gui.add_number(
-            "Near", config.near, min=1e-6, max=1e6, step=0.01, hint="Nothing nearer is drawn; scene units."
-        )
-        self._on(near, lambda value: self._set(near=None if value == config.near else value))
-        far = gui.add_number(
-            "Far", 0.0, min=0.0, max=1e6, step=0.1, hint="Nothing farther is drawn; scene units. 0: no limit."
-        )
-        self._on(far, lambda value: self._set(far=value or None))
+        learnt = "Show the sky that the model has learnt, not the background."
+        sky = gui.add_checkbox("Sky", True, visible=False, hint=learnt)
+        self._sky = on(sky, lambda value: self._set(sky=value))
+        background = gui.add_rgb("Background", rgb_bytes(self._stream.settings.options.background))
+        on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))
+        times = "Times each splat's own; the model stays as it is."
+        size = gui.add_slider("Splat size", 0.05, 2.0, 0.05, 1.0, hint=times)
+        on(size, lambda value: self._set(splat_scale=value))
+        highest = "Highest degree of the view-dependent color; 0: none."
+        degree = gui.add_slider("SH degree", 0, 3, 1, 3, hint=highest)
+        on(degree, lambda value: self._set(sh_degree=None if value == 3 else value))
+        nearer = "Nothing nearer is drawn; scene units."
+        near = gui.add_number("Near", config.near, min=1e-6, max=1e6, step=0.01, hint=nearer)
+        on(near, lambda value: self._set(near=None if value == config.near else value))
+        farther = "Nothing farther is drawn; scene units. 0: no limit."
+        far = gui.add_number("Far", 0.0, min=0.0, max=1e6, step=0.1, hint=farther)
+        on(far, lambda value: self._set(far=value or None))
+        first_view = self._page.first_view
         if self._parts is None:
-            likely = next(name for name, axis in UP_AXES.items() if axis == self._page.first_view.up)
-            up = gui.add_dropdown(
-                "Up",
-                tuple(UP_AXES),
-                initial_value=likely,
-                hint="Which way of the file's coordinates is up, in your browser.",
-            )
-            self._on(up, lambda value: self._page.first_view.set_up(self._client, UP_AXES[value]))
-        reset = gui.add_button("Reset the view", color="gray")
-        self._on(reset, lambda _: self._page.first_view.show(self._client))
+            likely = next(name for name, axis in UP_AXES.items() if axis == first_view.up)
+            which = "Which way of the file's coordinates is up, in your browser."
+            up = gui.add_dropdown("Up", tuple(UP_AXES), initial_value=likely, hint=which)
+            on(up, lambda value: first_view.set_up(self._client, UP_AXES[value]))
+        on(gui.add_button("Reset the view", color="gray"), lambda _: first_view.show(self._client))
 
-    def _on(self, control: Any, action: Callable[[Any], None]) -> None:
+    def _on(self, control: HandleType, action: Callable[[Any], None]) -> HandleType:
         """Call `action` with each new value of a control, or press of a button, in order."""
+        handle: Any = control
 
         async def update(_: viser.GuiEvent) -> None:
-            action(control.value)
+            action(handle.value)
             self._changed()
 
-        (control.on_click if hasattr(control, "on_click") else control.on_update)(update)
+        (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(update)
+        return control
 
     def _change(self, **changes: Any) -> None:
         self._stream.change(lambda settings: replace(settings, **changes))
 
     def _set(self, **changes: Any) -> None:
         self._stream.change(lambda settings: replace(settings, options=replace(settings.options, **changes)))
-
-
-def has_sky(path: Path) -> bool:
-    """Return whether the model in a checkpoint or a file has a sky; no file of another program's has."""
-    folder = path.parent if SHARD_NAME.fullmatch(path.name) else path
-    if not (folder / "manifest.json").exists():
-        return False
-    try:
-        return config_of_checkpoint(folder).sky.enabled
-    except ValueError:  # damaged: who opens it says so
-        return False
-
-
-def legend_html(legend: Legend | None, notice: str | None) -> str:
-    """Return a bar of the colours with the values of its ends, and why the picture is not as asked for."""
-    bar = ""
-    if legend is not None:
-        bar = (
-            f'<div class="ss-legend" data-splatstudio="legend"><span>{_figure(legend.low)}</span>'
-            f'<div class="bar" style="background:{_gradient(legend.color_map)}"></div>'
-            f"<span>{_figure(legend.high)}</span>"
-            f'<span class="ss-muted">{html.escape(legend.unit)}</span></div>'
-        )
-    return bar + (note_html(notice, "warning") if notice else "")
-
-
-def _gradient(name: ColorMapName) -> str:
-    """Return a colour map as a CSS gradient from left to right."""
-    table = color_table(name).numpy()
-    stops = (table[round(i * 255 / (NUM_STOPS - 1))] for i in range(NUM_STOPS))
-    return "linear-gradient(to right, " + ", ".join(f"rgb({r},{g},{b})" for r, g, b in stops) + ")"
-
-
-def _figure(value: float) -> str:
-    """Return a number with three digits that count."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _to_bytes(color: tuple[float, float, float]) -> tuple[int, int, int]:
-    red, green, blue = (round(255.0 * value) for value in color)
-    return (red, green, blue)

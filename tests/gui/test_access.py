@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from gate_client import get
 
+from splatstudio.gui.server.access import Listen, advice, ssh_line
 from splatstudio.gui.server.gate import STILL_HERE, GatedServer, open_server
-from splatstudio.gui.server.network import Listen, advice, ssh_line
 
 SSH = {"SSH_CONNECTION": "203.0.113.9 52210 192.0.2.7 22", "USER": "ada"}
 URL = "http://127.0.0.1:8080/?token=secret"
@@ -39,7 +39,7 @@ def test_under_ssh_the_ready_line_is_given() -> None:
 
 def test_a_page_for_the_whole_network_warns_and_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "splatstudio.gui.server.network._addresses", lambda host: ["192.0.2.7", "198.51.100.3"]
+        "splatstudio.gui.server.access._addresses", lambda host: ["192.0.2.7", "198.51.100.3"]
     )
     addresses, warning = advice("0.0.0.0", "http://localhost:8080/?token=secret", 8080, {})
     assert addresses.count("token=secret") == 2 and "http://192.0.2.7:8080/" in addresses

@@ -1,7 +1,8 @@
-"""One rank's part of a model that is opened: told, merged and opened by one command."""
+"""The dock: its head, figures as people say them, and the offer to merge a part."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,29 @@ from blob_models import blobs
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import main as cli
 from splatstudio.gui import app
-from splatstudio.gui.dock.bars import part_html
+from splatstudio.gui.dock import header_html, part_html
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.theme import duration, size
 from splatstudio.models.merging import merge_to_open, place_of_merged
 from splatstudio.models.model import load_model
+
+
+def test_names_and_messages_cannot_inject_html() -> None:
+    text = header_html('<img src=x onerror="alert(1)">', Status(state="failed", message="<script>"), 2)
+    assert "<img" not in text and "<script" not in text and "2 viewers" in text and "Failed" in text
+
+
+def test_a_training_that_was_stopped_is_not_called_finished() -> None:
+    def shown(step: int) -> str:
+        return header_html("demo", Status(state="finished", step=step, total_steps=50), 1)
+
+    assert ">Stopped<" in shown(49) and "Finished" not in shown(49)
+    assert ">Finished<" in shown(50) and "Stopped" not in shown(50)
+
+
+def test_numbers_are_said_as_people_say_them() -> None:
+    assert [duration(s) for s in (None, 7, 65, 3700, math.inf)] == ["–", "7 s", "1:05 min", "1:01 h", "–"]
+    assert [size(n) for n in (12, 45_000, 1_234_567, 2.5e9)] == ["12 B", "45 kB", "1.2 MB", "2.50 GB"]
 
 
 @pytest.fixture

@@ -1,0 +1,332 @@
+"""The part of the dock that is always visible: what is open, how far it is, the main buttons, and bars
+that come and go."""
+
+from __future__ import annotations
+
+import html
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import viser
+
+from splatstudio.checkpoints.rank_parts import RankPart, part_of
+from splatstudio.gui.panel import Page, Panel, when_user
+from splatstudio.gui.state.status import Status
+from splatstudio.gui.state.tasks import TaskStatus
+from splatstudio.gui.theme import ACCENT, STATE_WORDS, box_html, duration, note_html, size
+from splatstudio.models.merging import place_of_merged, whole_of
+from splatstudio.runtime.file_tasks import FileTask, TaskEnd
+from splatstudio.runtime.messages import PlateauReached, Save, State, Stop
+from splatstudio.runtime.sentences import plateau_advice, plateau_words
+from splatstudio.runtime.tasks import num_bytes
+
+MAX_DOWNLOAD_BYTES = 500_000_000  # viser holds the whole file in memory and so does the browser
+MERGE = "merge parts"  # the kind of the task that merges a part with the others
+
+# What becomes of the training while another model is in the view.
+BEHIND: dict[State, str] = {
+    "training": "The training goes on behind it",
+    "paused": "The training behind it is paused",
+    "finished": "The training behind it has stopped",
+    "restarting": "The training behind it is being started again",
+    "failed": "The training behind it has failed",
+    "ended": "The training behind it has ended",
+}
+
+
+class TaskBar(Panel):
+    """The newest task of a kind, below the button that starts it: how far it is, Cancel, and its file."""
+
+    def __init__(self, page: Page, kind: object, *, end_stays: bool = True):
+        """Show tasks of a `kind`; with `end_stays` the end stays to be read by who was not there then."""
+        super().__init__(page)
+        self._kind, self._end_stays = kind, end_stays
+        self._bar = self.gui.add_progress_bar(0.0, color=ACCENT, visible=False)
+        self._text = self.gui.add_html("", visible=False)
+        removed, sends = "What is half-written is removed.", "Sends the file to this browser."
+        self._cancel = self.button("Cancel", lambda _: self._press_cancel(), visible=False, hint=removed)
+        self._download = self.button("Download", self._send, visible=False, hint=sends)
+
+    @property
+    def _task(self) -> TaskStatus | None:
+        return self.page.tasks.newest(self._kind)
+
+    def refresh(self) -> None:
+        """Show the task as it is now."""
+        task = self._task
+        if task is None:
+            return
+        running = task.end is None
+        self._bar.visible = self._cancel.visible = running
+        self._text.visible = running or self._end_stays
+        if running:
+            self._bar.animated = task.total == 0 or (task.done >= task.total and not task.what)
+            self._bar.value = task.percent if task.total else 100.0
+        bad = task.end is not None and task.end.bad and task.file is None
+        self._text.content = note_html(task.text, "bad" if bad else "", mark="job")
+        # A file of a task before is offered no more: the text above is of this one.
+        there = self._end_stays and task.file is not None and 0 < task.num_bytes < MAX_DOWNLOAD_BYTES
+        self._download.visible = there
+        if task.file is not None:
+            self._download.label = f"Download {task.file.name} ({size(task.num_bytes)})"
+
+    def _press_cancel(self) -> None:
+        if self._task is not None:
+            self.page.tasks.cancel(self._task.number)
+
+    def _send(self, client: viser.ClientHandle) -> None:
+        if self._task is not None and self._task.file is not None:
+            download(client, self._task.file)
+
+
+def download(client: viser.ClientHandle, path: Path) -> None:
+    """Send a file, or a folder as a .zip, to a browser; say so where it is gone."""
+    try:
+        if num_bytes(path) >= MAX_DOWNLOAD_BYTES:
+            raise OSError(0, "it has become too large to be sent")
+        content = _zipped(path) if path.is_dir() else path.read_bytes()
+    except OSError as error:
+        client.add_notification("Not sent", f"{path}: {error.strerror}", color="red")
+        return
+    name = f"{path.name}.zip" if path.is_dir() else path.name
+    client.send_file_download(name, content, save_immediately=True)
+
+
+def _zipped(folder: Path) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for file in sorted(folder.iterdir()):
+            archive.write(file, f"{folder.name}/{file.name}")
+    return content.getvalue()
+
+
+class PlateauBar(Panel):
+    """The offer to stop where the test score stands still, until it is taken, put away or out of date."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        self._declined: PlateauReached | None = None
+        self.keep(
+            self.gui.add_html("", visible=False),
+            visible=lambda: self._offer is not None,
+            content=lambda: "" if self._offer is None else note_html(offer_text(self._offer)),
+        )
+        saves, away = (
+            "Saves and ends the training; Resume goes on.",
+            "Puts this away; the training goes on anyway.",
+        )
+        stop = self.button("Stop here", lambda _: self.controller.send(Stop()), ACCENT, hint=saves)
+        go_on = self.button("Go on", lambda _: self._decline(), hint=away)
+        for button in (stop, go_on):
+            self.keep(button, visible=lambda: self._offer is not None)
+
+    @property
+    def _offer(self) -> PlateauReached | None:
+        offer = self.controller.status.flat
+        return offer if self.controller.can_order and offer != self._declined else None
+
+    def _decline(self) -> None:
+        self._declined = self.controller.status.flat
+
+
+def offer_text(offer: PlateauReached) -> str:
+    """Return what the dock says of a test score that stands still."""
+    return " ".join(filter(None, (f"{plateau_words(offer)}: stop here, or go on?", plateau_advice(offer))))
+
+
+class PreviewBar(Panel):
+    """Which model is in the view in place of the training's, and the way back."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        text, hint = self.gui.add_html("", visible=False), "Shows its own model again."
+        back = self.button("Back to the training", lambda _: self.controller.preview.leave(), hint=hint)
+        self._text = self.keep(text, content=self._said)
+        for handle in (text, back):
+            self.keep(handle, visible=lambda: self.controller.preview.path is not None)
+
+    def _said(self) -> str:
+        status = self.controller.status
+        behind = BEHIND.get(status.state, "The training waits behind it")
+        takes = "; videos and exports take the training's model." if status.has_model else "."
+        return note_html(f"In the view: {self.controller.preview.path}. {behind}{takes}")
+
+
+class PartBar(Panel):
+    """The offer to merge, where the model in the view is one rank's part: until the whole one is shown."""
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        self._path: Path | None = None  # of the model in the view
+        self._part: RankPart | None = None
+        self._text = self.gui.add_html("", visible=False)
+        writes = "Writes the whole model into exports/ beside the parts, and shows it."
+        self._merge = self.button(
+            "Merge and open", lambda _: self._start(), ACCENT, visible=False, hint=writes
+        )
+        self.add(TaskBar(page, MERGE, end_stays=False))
+
+    def look(self) -> None:
+        """Look again for the files beside a part: the missing one may be copied there."""
+        if self._part is not None and not self._part.complete:
+            self._path = None
+
+    def refresh(self) -> None:
+        """Show the offer that holds for what is in the view now."""
+        path = self.controller.shown_path
+        if path != self._path:
+            self._path, self._part = path, None if path is None else part_of(path)
+        part = self._part
+        self._text.visible = part is not None
+        self._text.content = "" if part is None else part_html(part)
+        self._merge.visible = part is not None and part.complete and not self.page.tasks.is_busy(MERGE)
+        super().refresh()
+
+    def _start(self) -> None:
+        part = self._part
+        if part is None or not part.complete:
+            return
+        whole = whole_of(part)
+        if whole is not None:
+            self.controller.view(whole)
+            return
+        files = (part.path, *part.others)
+        task = FileTask(f"Merging {len(files)} parts", files, place_of_merged(part.path))
+        self.page.tasks.start(MERGE, task, lambda end: self._ended(task, end))
+
+    def _ended(self, task: FileTask, end: TaskEnd) -> None:
+        # Who has turned to another model meanwhile keeps it.
+        if end.output is not None and self.controller.shown_path in task.paths:
+            self.controller.view(end.output)
+
+
+def part_html(part: RankPart) -> str:
+    """Return the notice that the model in the view is a part, as HTML; file names are escaped."""
+    advice = "" if part.complete else ". Copy it there to merge them."
+    return box_html(f"{part}{advice}", "warning", mark="part")
+
+
+STOP, SAVE = "Stop", "Save"
+
+
+class StatusPanel(Panel):
+    """Name, state, figures, progress bar, and the buttons that steer the training."""
+
+    look_seconds = 3.0
+
+    def __init__(self, page: Page):
+        super().__init__(page)
+        gui, controller, self._label = self.gui, self.controller, ""
+        can_train = controller.project.can_train
+        self._head = gui.add_html("")
+        self._part = self.add(PartBar(page))
+        self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
+        begins = "Begins a new run, with settings to choose; nothing is overwritten."
+        ends = "Stop saves a checkpoint and ends the training; Save writes one and goes on."
+        self._primary = self.button(
+            "Start training", lambda _: controller.press_primary(), ACCENT, visible=can_train
+        )
+        start_over = self.button("Start over", lambda _: controller.start_over(), hint=begins)
+        running = gui.add_button_group("Training", (STOP, SAVE), visible=False, hint=ends)
+        when_user(running, lambda _, button: controller.send(Stop() if button == STOP else Save()))
+        self.keep(start_over, visible=lambda: controller.can_start_over)
+        self.keep(running, visible=lambda: controller.can_order)
+        self.add(PlateauBar(page))
+        if can_train:
+            add = page.hotkeys.add
+            pause = add("P", "Pause or resume", lambda _: controller.press_primary(), "Or start the training")
+            save = add("S", "Save a checkpoint", lambda _: controller.send(Save()), control=True)
+            self.keep(pause, disabled=lambda: not controller.choice().enabled)
+            self.keep(save, disabled=lambda: not controller.can_order)
+
+    def look(self) -> None:
+        """Look for the files beside a part."""
+        self._part.look()
+
+    def refresh(self) -> None:
+        """Show the present status."""
+        super().refresh()
+        controller, status = self.controller, self.controller.status
+        project, choice, other = controller.project, controller.choice(), controller.other_model
+        task = self.page.tasks.in_progress
+        told = replace(status, message=status.message or project.problem)
+        self._head.content = header_html(project.name, told, self.page.viewport.num_viewers, task, other)
+        self._bar.value = done = 100.0 * status.step / max(1, status.total_steps)
+        self._bar.visible = project.can_train and other is None
+        self._primary.label, self._primary.disabled = choice.label, not choice.enabled
+        # What stays in sight when the dock is scrolled or folded up.
+        label = panel_label(status, done, task)
+        if label != self._label:
+            self._label = label
+            self.gui.set_panel_label(label)
+
+
+def state_word(status: Status) -> tuple[str, str]:
+    """Return what the state is called, and the colour of the dot beside it."""
+    if status.state == "finished" and status.step < status.total_steps:
+        return "Stopped", STATE_WORDS["paused"][1]  # what Stop has ended is not done
+    return STATE_WORDS[status.state]
+
+
+def panel_label(status: Status, done: float, task: TaskStatus | None = None) -> str:
+    """Return what the dock's own head says; `done` are per cent of the steps, `task` a long one."""
+    word, _ = state_word(status)
+    progress = f" {int(done)} %" if status.state in ("training", "paused") else ""
+    also = "" if task is None else f" · {task.verb} {int(task.percent)} %"
+    return f"splatstudio · {word}{progress}{also}"
+
+
+def header_html(
+    name: str, status: Status, num_viewers: int, task: TaskStatus | None = None, other: Path | None = None
+) -> str:
+    """Return the head of the dock as HTML; everything from outside is escaped.
+
+    A long task in progress is told here as well: its own bar may be below what the window shows. It takes the
+    place of the number of viewers, so that nothing moves when it begins and ends. Of a model in the view that
+    is of no step of this run, `other`, only its own figures are shown.
+    """
+    word, color = state_word(status)
+    aside = f"{num_viewers} viewers" if num_viewers > 1 else ""
+    if task is not None:
+        aside = _task_html(task)
+    figures = "".join(
+        f'<div><div class="label">{label}</div>'
+        f'<div class="value" data-splatstudio="{label.lower().replace(" ", "-")}">{value}</div></div>'
+        for label, value in _figures(status, alone=other is not None)
+    )
+    below = "" if other is None else note_html(f"In the view: {other}, not of this run.", mark="other")
+    below += box_html(status.message, "bad", mark="message") if status.message else ""
+    name = html.escape(name)
+    return (
+        '<div class="ss-head"><div class="title">'
+        f'<div class="name" title="{name}" data-splatstudio="name">{name}</div>'
+        f'<div class="state"><span class="dot" style="color:{color}"></span>'
+        f'<span data-splatstudio="state">{word}</span></div><div class="aside">{aside}</div></div>'
+        f'<div class="figures">{figures}</div>{below}</div>'
+    )
+
+
+def _task_html(task: TaskStatus) -> str:
+    done = f" {int(task.percent)} %" if task.total else " …"
+    left = "" if task.eta_seconds is None else f", {duration(task.eta_seconds)} left"
+    text = html.escape(f"{task.verb}{done}{left}")
+    return f'<span title="{html.escape(task.text)}" data-splatstudio="task">{text}</span>'
+
+
+def _figures(status: Status, *, alone: bool) -> list[tuple[str, str]]:
+    """Return what the head shows; `alone`: of the model in the view, as it is not of this run."""
+    splats = "–" if status.num_gaussians is None else f"{status.num_gaussians:,}"
+    if alone or status.total_steps == 0:
+        step = [("Step", f"{status.step:,}")] if status.step else []
+        return [*step, ("Splats", splats)]
+    rate = status.steps_per_second
+    return [
+        ("Step", f"{status.step:,} / {status.total_steps:,}"),
+        ("Splats", splats),
+        ("Speed", "–" if rate is None else f"{rate:.1f} it/s"),
+        ("Time left", duration(status.eta_seconds)),
+        ("Loss", "–" if status.loss is None else f"{status.loss:.4f}"),
+        ("Test PSNR", "–" if status.test_psnr is None else f"{status.test_psnr:.2f} dB"),
+    ]

@@ -41,7 +41,7 @@ from splatstudio.gui.tabs.render import RenderPanel
 from splatstudio.gui.tabs.train import TrainPanel
 from splatstudio.gui.tabs.view import ViewPanel
 from splatstudio.gui.theme import ACCENT
-from splatstudio.runtime.channel.handshake import RunCard
+from splatstudio.runtime.channel.remote_server import RunCard
 from splatstudio.runtime.messages import Close, Event, Job, ModelLoaded, Saved, TrainJob
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.sentences import saved_sentence

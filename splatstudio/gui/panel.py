@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import viser
 
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.state.stream import Viewport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.modes import ColorMapName, Legend
 from splatstudio.runtime.messages import State
 

@@ -21,7 +21,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
-from splatstudio.files import run_lock
+from splatstudio.files import run as run_files
 from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
@@ -139,7 +139,7 @@ def test_resume_refuses_other_settings(run_dir: Path, command: CommandLine) -> N
 def test_a_run_that_is_trained_already_is_refused_and_one_that_was_left_is_taken_over(
     run_dir: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(run_files, "PATIENCE_SECONDS", 0.1)
     arguments = ("train", DEMO, "--run", run_dir, "--resume", "--steps", "80")
     lock = RunLock(run_dir)
     code, output = command(*arguments)

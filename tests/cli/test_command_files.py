@@ -23,13 +23,13 @@ from scipy.spatial.transform import Rotation
 from splatstudio.cameras.placement import Z_UP_TO_Y_DOWN, Placement
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.cli import eval as eval_command
+from splatstudio.cli import export as exporting
 from splatstudio.cli.export import export_model
 from splatstudio.formats import FORMATS, read_splats
 from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.gaussians.trimming import Trim
-from splatstudio.models import exporting
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model
 from splatstudio.models.scoring import EvaluationTask

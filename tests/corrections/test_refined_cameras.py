@@ -14,6 +14,7 @@ from worker_watcher import finish
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.placement import Placement
+from splatstudio.cli.export import export_model
 from splatstudio.models.exporter import REFINED, refined_camera
 from splatstudio.models.model import Model, load_model
 from splatstudio.runtime.messages import Event, Export

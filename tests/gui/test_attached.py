@@ -12,7 +12,6 @@ from gui_parts import TIMEOUT, wait_until
 
 from splatstudio.gui.app import AttachedStudio, open_attached, project_of
 from splatstudio.gui.server.access import Listen
-from splatstudio.runtime.channel.handshake import RunCard
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
 from splatstudio.runtime.messages import (

@@ -18,10 +18,10 @@ from studio_page import PAGE_TEST, Screen, close_screen, row, screen_of
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
-from splatstudio.formats.ply import read_ply, write_ply
+from splatstudio.formats.ply import read_ply
 from splatstudio.gui.app import open_attached
 from splatstudio.gui.server.access import Listen
-from splatstudio.runtime.messages import Start
+from splatstudio.runtime.messages import PlateauReached
 from splatstudio.training.device_options import DeviceOptions
 
 pytestmark = PAGE_TEST

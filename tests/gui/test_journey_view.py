@@ -16,6 +16,7 @@ from studio_page import DRAWN, PAGE_TEST, Screen
 from splatstudio.cameras.camera import look_at
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.gui.state.photos import on_canvas, place_of
+from splatstudio.gui.state.viewpoint import fly_to
 from splatstudio.gui.tabs.view import MODES
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image

@@ -34,7 +34,7 @@ from splatstudio.gui.state.photos import (
 from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
 from splatstudio.gui.tabs.view import tile_html
 from splatstudio.gui.theme import legend_html
-from splatstudio.rendering.color_maps import color_table
+from splatstudio.rendering.mode_pictures import color_table
 from splatstudio.rendering.modes import Legend
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scaling import scaled, thumbnail

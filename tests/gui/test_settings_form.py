@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_plateau import ANYHOW
+from plateau_settings import ANYHOW
 from test_project import NEWS, flat_run  # noqa: F401 - a fixture
 
 from splatstudio.gui.state.controller import Controller

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 
+from splatstudio.cli.export import export_model
 from splatstudio.evaluation.evaluate import evaluation_from_json
 from splatstudio.formats.ply import read_ply
 from splatstudio.gui.state.project import open_project
@@ -30,7 +31,7 @@ def test_the_python_interface_says_it(part: Path, shard: Path, blob_scene: Scene
         assert model.part in evaluation.to_json()["notes"]
         assert evaluation_from_json(evaluation.to_json()).to_csv() == evaluation.to_csv()
         assert evaluation.to_csv().splitlines()[-1].strip('"') == f"# {model.part}"
-        exported = exporting.export_model(file, part.parent / "half.ply")
+        exported = export_model(file, part.parent / "half.ply")
         assert exported.part == model.part and exported.num_gaussians == len(model)
     whole = merge(part.parent)
     assert whole.part is None and whole.evaluate(blob_scene).notes == ()
@@ -94,5 +95,5 @@ def test_the_studio_opens_a_shard_and_says_what_it_is(part: Path, shard: Path, b
 
 
 def test_an_export_of_a_part_is_that_part(part: Path, tmp_path: Path) -> None:
-    exporting.export_model(part, tmp_path / "half.ply")
+    export_model(part, tmp_path / "half.ply")
     assert len(read_ply(tmp_path / "half.ply")) == len(load_model(part))

@@ -211,6 +211,17 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(start: Start, tmp
     assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
 
 
+def test_a_group_that_is_told_to_end_saves(start: Start, tmp_path: Path) -> None:
+    process = start("open", "--train", "--no-browser", "--port", "0", inside=held_up("slowly", tmp_path))
+    worker = training_process(tmp_path / "run", process)
+    wait_for(lambda: steps_done(tmp_path / "run") >= 20, process)
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and job systems do
+    output, _ = process.communicate(timeout=TIMEOUT)
+    newest = newest_checkpoint(tmp_path / "run")
+    assert newest is not None and (step_of(newest) or 0) >= 20 and not is_there(worker)
+    assert f"Saved {newest}." in output and process.returncode == 0
+
+
 def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start, tmp_path: Path) -> None:
     process = start("open", "--train", "--no-browser", "--port", "0")
     worker = None

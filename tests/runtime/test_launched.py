@@ -18,15 +18,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.cli import launched as launched_command
+from splatstudio.cli import train as launched_command
 from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
-from splatstudio.runtime import headless_controller, launched, launched_watch, save_retries
+from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
@@ -339,8 +340,8 @@ class _FullDisk:
 def test_a_full_disk_at_the_end_is_tried_again_and_told_by_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(save_retries, "RETRY_MINUTES", 0.0004)  # twice
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "RETRY_MINUTES", 0.0004)  # twice
     line, job = _FullDisk(), TrainJob(Path("scene"), Path("run"))
     wire = headless_controller.HeadlessController(line, None, job, lambda _: None)  # type: ignore[arg-type]
     wire.follow()
@@ -383,16 +384,16 @@ def rank_main(rank: int, port: int, ours: Connection, how: str) -> None:
     # As where no launcher holds it.
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if how == "deaf" else None
     stuck = 3.0 if how == "stuck" else TIMEOUT
-    launched_watch.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
-    launched_watch.LOOK_SECONDS, launched_watch.LAST_WORDS_SECONDS = 0.2, 1.0
-    launched_watch.STORE_SECONDS, launched_watch.DEAF_SECONDS = 1.0, 2.0
+    launched.LIMITS = Limits(frozen=0.5, stuck={phase: stuck for phase in Phase})
+    launched.LOOK_SECONDS, launched.SPREAD_SECONDS = 0.2, 1.0
+    launched.STORE_SECONDS, launched.DEAF_SECONDS = 1.0, 2.0
     if how == "deaf":  # as on another machine, where none sees that it was stopped
-        own = replace(Process.own(), host="elsewhere")
+        own = msgspec.structs.replace(Process.own(), host="elsewhere")
         Process.own = classmethod(lambda cls: own)  # type: ignore[method-assign]
     heartbeats = Heartbeats(process_context(), NUM_RANKS)
     pulse = Pulse(heartbeats, rank)
     pulse.move(Phase.TRAINING, 1)
-    launched_watch.LaunchedWatch(rank, NUM_RANKS, heartbeats, ours.send).start()
+    launched.LaunchedWatch(rank, NUM_RANKS, heartbeats, ours.send).start()
     ours.send(READY)
     step = 1
     while not (ours.poll(0.05) and ours.recv() == HANG):
@@ -484,10 +485,10 @@ def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     beats = Heartbeats(process_context(), 2)
-    watch = launched_watch.LaunchedWatch(rank, 2, beats, print)
-    line = launched_watch._store()
+    watch = launched.LaunchedWatch(rank, 2, beats, print)
+    line = launched._store()
     assert line is not None
-    other, key = RankWord(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched_watch._key(1 - rank)
+    other, key = RankWord(Beat(1, 1, Phase.TRAINING, 1), Process.own()), launched._key(1 - rank)
 
     def blamed() -> set[int]:
         found, silences = set[int](), SilenceWatch(watch._words, len(watch._watched), Limits())
@@ -502,9 +503,9 @@ def test_who_has_not_told_of_itself_and_who_has_left_is_not_blamed(
 
     beats.write(rank, 2, int(Phase.TRAINING))
     assert blamed() == set(), "it may be that it cannot reach the store"
-    store.set(key, other.encoded())
+    store.set(key, msgspec.json.encode(other).decode())
     assert blamed() == {1 - rank}
-    store.set(key, replace(other, left=True).encoded())
+    store.set(key, msgspec.json.encode(msgspec.structs.replace(other, left=True)).decode())
     assert blamed() == set()
     store.set(key, '{"beat": 7}')
     assert blamed() == set(), "what another release tells is not understood"

@@ -21,8 +21,15 @@ import pytest
 
 from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.checkpoints.manifest import read_manifest
-from splatstudio.gui.app import AttachedStudio, Gathering, attached_studio
-from splatstudio.gui.server.access import Listen
+from splatstudio.cli.train import train_scene
+from splatstudio.gui.app import (
+    AttachedStudio,
+    Gathering,
+    attached_studio,
+    nodes_asked_for,
+    words_for_training,
+)
+from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.runtime.messages import Export, Save, Stop, ViewOptions
 from splatstudio.runtime.remote_run import Unreachable
 from splatstudio.runtime.store_host import EVERYWHERE, KEY, StoreHost, announce, own_address

@@ -11,11 +11,11 @@ from gui_parts import as_user, evaluate_panel
 from path_builder import random_keys
 
 from splatstudio.gui.panel import Page
-from splatstudio.gui.state.camera_paths import PathEditor
 from splatstudio.gui.state.project import open_project
+from splatstudio.gui.state.scene_overlay import PathEditor
 from splatstudio.gui.state.status import Notice
 from splatstudio.gui.tabs.export import ExportPanel
-from splatstudio.gui.tabs.render_output import OutputSection
+from splatstudio.gui.tabs.render import OutputSection
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 from splatstudio.settings.setting import typed_path, typed_value

@@ -17,6 +17,7 @@ import pytest
 from splatstudio.checkpoints.checkpoint import save_checkpoint
 from splatstudio.files.run import Run
 from splatstudio.gui.app import Studio
+from splatstudio.gui.panel import Panel
 from splatstudio.gui.server.access import Listen
 from splatstudio.gui.state.scene_overlay import Draft
 from splatstudio.gui.state.viewpoint import Viewpoint, read_viewpoint

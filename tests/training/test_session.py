@@ -25,7 +25,7 @@ from splatstudio.checkpoints.checkpoint import (
 )
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.evaluation.evaluate import write_evaluation
-from splatstudio.files import run_lock
+from splatstudio.files import run as run_files
 from splatstudio.files.run import Run
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import Start, TrainJob
@@ -189,7 +189,7 @@ def test_a_disk_without_locks_is_told(
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(run_files.fcntl, "flock", refuse)
     trainer = Trainer(blob_scene, CONFIG)
     session = Session(trainer, Run.create(tmp_path / "nfs", blob_scene.path, CONFIG))
     assert session.lock_problem is not None and "one program at a time" in session.lock_problem
@@ -198,7 +198,7 @@ def test_a_disk_without_locks_is_told(
 
 
 def test_a_run_is_trained_by_one_session_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(run_files, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(ValueError, match="is being trained by process"):
         Session(session.trainer, session.run)
     session.close()

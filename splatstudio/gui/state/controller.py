@@ -19,8 +19,14 @@ from splatstudio.gui.state.status import Choice, Notice, Status, choice_of, foll
 from splatstudio.gui.state.stream import FRAME_SECONDS, FrameSource, ModelState
 from splatstudio.runtime import messages
 from splatstudio.runtime.remote_run import RemotePlan
-from splatstudio.runtime.save_retries import SaveRetries, retry_sentence
-from splatstudio.runtime.supervisor import Plan, ReceivedFrame, WorkerClient, plan_for
+from splatstudio.runtime.supervisor import (
+    Plan,
+    ReceivedFrame,
+    SaveRetries,
+    WorkerClient,
+    plan_for,
+    retry_sentence,
+)
 from splatstudio.settings.config import changed, value_of
 
 JOB_ENDS = (messages.JobDone, messages.JobCancelled, messages.JobFailed)

@@ -18,8 +18,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import newest_scores
 from splatstudio.gui.state.viewpoint import Viewpoint
-from splatstudio.rendering.color_maps import color_table
-from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE
+from splatstudio.rendering.mode_pictures import MIN_ERROR_RANGE, color_table
 from splatstudio.rendering.modes import Legend
 from splatstudio.scene.scaling import over_background, scaled, thumbnail
 from splatstudio.scene.scene import Scene

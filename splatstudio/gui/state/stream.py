@@ -252,10 +252,17 @@ class Stream:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._ack_pool.shutdown(wait=False, cancel_futures=True)
         self._source.forget(self.client.client_id)
 
     def _run(self) -> None:
+        try:
+            self._show_pictures()
+        finally:
+            self._ack_pool.shutdown(wait=False, cancel_futures=True)
+        # Once more: `close` may have come while a picture was being asked for.
+        self._source.forget(self.client.client_id)
+
+    def _show_pictures(self) -> None:
         while (order := self._next_order()) is not None:
             request = frame_request(order.settings, order.viewpoint, order.scale, order.standing)
             alone = request.place is not None and self._source.model_state().step is None
@@ -284,8 +291,6 @@ class Stream:
                 before, self.frame = self.frame, frame
                 if before is None or (before.legend, before.notice) != (frame.legend, frame.notice):
                     self.on_news()
-        # Once more: `close` may have come while a picture was being asked for.
-        self._source.forget(self.client.client_id)
 
     def _rendered(self, order: PictureOrder, request: FrameRequest) -> ReceivedFrame | None:
         """Return a new picture of the model, or the last one where only the comparison has changed."""

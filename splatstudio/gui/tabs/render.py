@@ -14,10 +14,17 @@ from typing import Any
 import numpy as np
 import viser
 
-from splatstudio.cameras.camera_path import MAX_SIZE, CameraPath, Keyframe, VideoQuality
+from splatstudio.cameras.camera_path import (
+    MAX_SIZE,
+    CameraPath,
+    Keyframe,
+    VideoQuality,
+    orbit_of,
+    spiral,
+    through,
+)
 from splatstudio.cameras.path_file import read_camera_path
-from splatstudio.cameras.ready_paths import orbit_of, spiral, through
-from splatstudio.formats.free_path import free_path
+from splatstudio.formats import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
 from splatstudio.gui.server.viser_private import show_node
@@ -26,7 +33,7 @@ from splatstudio.gui.state.viewpoint import fly_to, frustum_size, positions_of, 
 from splatstudio.gui.theme import ACCENT
 from splatstudio.models.video import check_output
 from splatstudio.runtime.messages import JobDone, RenderPath, Snapshot, ViewOptions
-from splatstudio.settings.typed_path import typed_output
+from splatstudio.settings.setting import typed_output
 
 CUSTOM, PHOTO = "Custom", "As the photographs"
 SIZES = {

@@ -30,8 +30,7 @@ from splatstudio.runtime.messages import Evaluate
 from splatstudio.runtime.sentences import plateau_advice, plateau_words
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, declaration, value_of
-from splatstudio.settings.notes import switched_off
-from splatstudio.settings.presets import PRESETS, nearest_preset
+from splatstudio.settings.presets import PRESETS, nearest_preset, switched_off
 from splatstudio.settings.setting import Setting
 from splatstudio.settings.strategy_config import unread_settings
 from splatstudio.training.memory_plan import splats_chosen

@@ -7,7 +7,7 @@ NATIVE := $(shell find csrc -type f)
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
 CUDA_SOURCES := $(wildcard csrc/cuda/*.cu)
 CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
-# Assembled, too: PTX shows neither spilt registers nor shared memory above 48 KB.
+# Assembled, too: PTX shows neither spilled registers nor shared memory above 48 KB.
 CUDA_ASSEMBLED := 75 90 120
 
 .PHONY: demo test setup test-tools lint format docs bench cuda-check cuda-on-cpu sanitize lock clean
@@ -36,7 +36,12 @@ $(VENV)/installed: requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-$(VENV)/built: $(VENV)/installed pyproject.toml $(NATIVE)
+# An editable installation knows the modules by name: it is made again where one came, went or became a folder.
+MODULES := $(VENV)/modules-$(shell find splatstudio -name '*.py' | sort | cksum | cut -d ' ' -f 1)
+$(MODULES): $(VENV)/installed
+	@rm -f $(VENV)/modules-*; touch $@
+
+$(VENV)/built: $(VENV)/installed $(MODULES) pyproject.toml $(NATIVE)
 	@echo "Building the native kernels ..."
 	@$(INSTALL) -e . || { \
 	  echo "The native kernels could not be built; trying without those for GPUs, so that everything runs on the CPU."; \
@@ -82,7 +87,7 @@ cuda-check: setup
 	  -Icsrc -isystem "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/include" \
 	  $$source && echo "$$source: ok" || exit 1; done
 
-# The kernel tests under the address and undefined-behaviour sanitizers (gcc). Python itself leaks by design.
+# The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
 sanitize: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S csrc -B build/sanitize -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo

@@ -6,7 +6,7 @@
 namespace splat {
 
 // Pixel i of n along a side of N is the mean of the pixels [floor(i N / n), ceil((i + 1) N / n)):
-// neighbours share the pixels that lie in both.
+// neighbors share the pixels that lie in both.
 struct AreaMeans {
   const float* image;               // [H, W, C]
   int64_t height, width, channels;  // of it

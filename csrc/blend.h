@@ -8,7 +8,7 @@ namespace splat {
 
 constexpr float kTransmittanceStop = 1e-4f;  // no splat may leave less than this
 
-// Half the squared distance from the splat's centre in standard deviations; (dx, dy) = centre -
+// Half the squared distance from the splat's center in standard deviations; (dx, dy) = center -
 // pixel, (half_a, b, half_c) the conic with its diagonal halved. Forward and backward must agree to
 // the bit on who is visible, so both call this, with fused steps spelled out.
 template <typename F>

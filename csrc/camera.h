@@ -10,7 +10,7 @@ enum class CameraModel : int { kPinhole = 0, kOrtho = 1, kFisheye = 2 };
 struct Camera {
   float rotation[3][3];  // world to camera
   float translation[3];
-  float position[3];            // the camera's centre in the world
+  float position[3];            // the camera's center in the world
   float fx, fy, cx, cy;         // px; ortho: px a world unit, fisheye: px a radian
   float near_plane, far_plane;  // camera z, both exclusive
   int width, height;

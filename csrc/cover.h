@@ -1,4 +1,4 @@
-// Which tiles an ellipse covers: those that hold the centre of a pixel of alpha >= 1/255.
+// Which tiles an ellipse covers: those that hold the center of a pixel of alpha >= 1/255.
 //
 // With e = pixel - mean these pixels are {a ex^2 + 2 b ex ey + c ey^2 <= k}, k = 2 ln(255 opacity).
 // On the line ey the ellipse spans ex = -slope ey -+ sqrt(w2 - v2 ey^2) with slope = b/a, w2 = k/a,
@@ -60,7 +60,7 @@ struct TileRange {
 struct CoveredRows {
   TileRange rows;
   float half_height;  // px
-  float extreme;      // the line on which the ellipse reaches farthest right, px from its centre
+  float extreme;      // the line on which the ellipse reaches farthest right, px from its center
 };
 
 template <typename Splat>

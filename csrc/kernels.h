@@ -174,7 +174,7 @@ struct Adam {
 };
 
 // The steps of shN since it was last up to date everywhere. A row that is out of sight has no
-// gradient and its colour is not asked for: it makes up for its steps when it is seen again.
+// gradient and its color is not asked for: it makes up for its steps when it is seen again.
 struct LazyRows {
   int32_t* steps_done;      // [N] how many of the steps a row has made
   const AdamRate* history;  // [num_steps]
@@ -234,7 +234,7 @@ int64_t num_blocks(int64_t num);
 int64_t count_visible(const ProjectedArrays& projected, const ImageGrid& grid,
                       int32_t* block_starts, TileWalk& walk, int num_threads);
 
-// The list is in the order of the tiles that hold the centres; `walk` gets the order by depth, then
+// The list is in the order of the tiles that hold the centers; `walk` gets the order by depth, then
 // the tiles.
 void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
                  const int32_t* block_starts, const SplatList& out, TileWalk& walk,

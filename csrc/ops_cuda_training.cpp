@@ -1,4 +1,4 @@
-// The binding of what only a training needs, on a GPU: the fused optimiser, a strategy's counts.
+// The binding of what only a training needs, on a GPU: the fused optimizer, a strategy's counts.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>

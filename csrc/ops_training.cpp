@@ -1,4 +1,4 @@
-// The binding of what only a training needs: the fused optimiser, a strategy's counts, on the CPU.
+// The binding of what only a training needs: the fused optimizer, a strategy's counts, on the CPU.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>

@@ -15,7 +15,7 @@ struct PoseGradient {
   const float* shN;      // [N, num_rest, 3]
   const float* v_means;  // [N, 3]
   const float* v_quats;  // [N, 4]
-  const float* v_sh0;    // [N, 1, 3], or null: no colour depends on the direction
+  const float* v_sh0;    // [N, 1, 3], or null: no color depends on the direction
   const int32_t* radii;  // [N, 2]
   int64_t num;
   int num_rest, sh_degree;
@@ -32,14 +32,14 @@ struct Twist {
 
 SPLAT_HD Twist operator+(Twist a, Twist b) { return {a.shift + b.shift, a.turn + b.turn}; }
 
-// The part of the gradient of a mean that comes from the direction under which its colour is seen.
+// The part of the gradient of a mean that comes from the direction under which its color is seen.
 SPLAT_HD Vec3<double> through_direction(const PoseGradient& args, Vec3<double> offset, int64_t i) {
   if (args.v_sh0 == nullptr) return {0.0, 0.0, 0.0};
-  // In single precision, as the colour was made.
+  // In single precision, as the color was made.
   const Vec3<float> d = {static_cast<float>(offset.x), static_cast<float>(offset.y),
                          static_cast<float>(offset.z)};
   const float inverse = 1.0f / square_root(dot(d, d));
-  // sh0 has the same factor everywhere: its gradient tells that of the colour.
+  // sh0 has the same factor everywhere: its gradient tells that of the color.
   const float* c = args.v_sh0 + 3 * i;
   const Vec3<float> v_color = {c[0] / kSh0, c[1] / kSh0, c[2] / kSh0};
   const float* rest = args.shN + 3 * args.num_rest * i;

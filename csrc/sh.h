@@ -43,7 +43,7 @@ SPLAT_HD void sh_basis(int degree, Vec3<F> d, F* basis) {
   basis[15] = k(-kSh3a) * x * (xx - k(3.0f) * yy);
 }
 
-// The gradient with respect to d (before its normalisation), from v, the one of the basis.
+// The gradient with respect to d (before its normalization), from v, the one of the basis.
 template <typename F>
 SPLAT_HD Vec3<F> sh_basis_vjp(int degree, Vec3<F> d, const F* v) {
   const auto k = [](float value) { return constant<F>(value); };

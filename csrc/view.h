@@ -58,7 +58,7 @@ struct Direction {
   F inverse_length;
 };
 
-// From the camera to the Gaussian: the direction in which its colour is asked for.
+// From the camera to the Gaussian: the direction in which its color is asked for.
 template <typename F>
 SPLAT_HD Direction<F> direction_to(Vec3<F> mean, const Camera& camera) {
   const float* p = camera.position;

@@ -34,7 +34,7 @@ def test_the_readme_example(scene: Scene, tmp_path: Path) -> None:
     assert image.shape == (camera.height, camera.width, 3) and image.dtype == np.uint8
     photo = scene.photo(1).rgb
     error = np.abs(image.astype(float) - photo).mean()
-    assert error < 0.8 * np.abs(photo.mean(axis=(0, 1)) - photo).mean(), "not better than the mean colour"
+    assert error < 0.8 * np.abs(photo.mean(axis=(0, 1)) - photo).mean(), "not better than the mean color"
 
     path = model.save_ply(tmp_path / "demo.ply")
     again = ss.load_model(path)

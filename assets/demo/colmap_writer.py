@@ -32,7 +32,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, eq=False)
 class PointRecord:
-    """One 3-D point, its colour, mean error in pixels and track of (image id, keypoint index)."""
+    """One 3-D point, its color, mean error in pixels and track of (image id, keypoint index)."""
 
     point_id: int
     position: np.ndarray

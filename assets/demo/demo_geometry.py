@@ -1,6 +1,6 @@
 """Shapes of the demo scene and the closest hit of many rays at once.
 
-Vectors are float32 arrays [3, N] (one row a coordinate), lengths are metres, z is up.
+Vectors are float32 arrays [3, N] (one row a coordinate), lengths are meters, z is up.
 """
 
 from __future__ import annotations

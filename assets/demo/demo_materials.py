@@ -1,4 +1,4 @@
-"""How the demo scene's surfaces look: colour, relief, gloss and light shining through, at local points."""
+"""How the demo scene's surfaces look: color, relief, gloss and light shining through, at local points."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Material:
     def surface(
         self, shape: Shape, p: np.ndarray, n: np.ndarray, sub: np.ndarray, foot: np.ndarray
     ) -> Surface:
-        """Return the surface at local points with unit normals, seen with a pixel of `foot` metres."""
+        """Return the surface at local points with unit normals, seen with a pixel of `foot` meters."""
         raise NotImplementedError
 
 
 def col(code: str) -> np.ndarray:
-    """Return a colour as a column [3, 1]."""
+    """Return a color as a column [3, 1]."""
     return rgb(code)[:, None]
 
 
@@ -129,7 +129,7 @@ class Oak(Material):
 
 
 class Plain(Material):
-    """One colour with wear, its gloss given: fired clay, paint, lacquer, fruit."""
+    """One color with wear, its gloss given: fired clay, paint, lacquer, fruit."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Plain(Material):
         self.bounce = (0.6 * self.color).astype(np.float32)
 
     def paint(self, p: np.ndarray, n: np.ndarray) -> np.ndarray:
-        """Return the colour before wear, [3, 1 or N]."""
+        """Return the color before wear, [3, 1 or N]."""
         return self.color
 
     def surface(
@@ -191,7 +191,7 @@ class PaintedVase(Plain):
 
 
 class StripedBall(Plain):
-    """A lacquered ball with eight gores of colour and white seams."""
+    """A lacquered ball with eight gores of color and white seams."""
 
     def paint(self, p: np.ndarray, n: np.ndarray) -> np.ndarray:
         # The ball lies tilted, so its poles are seen from around.

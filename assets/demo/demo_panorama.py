@@ -35,7 +35,7 @@ def _paint_sky() -> np.ndarray:
     z = np.sin(elevation) * np.ones_like(azimuth)
     toward_sun = direction[0] * SUN[0] + direction[1] * SUN[1] + z * SUN[2]
     image = sky(z.ravel(), toward_sun.ravel()).T.reshape(HEIGHT, WIDTH, 3)
-    # Clouds lie on a plane overhead, so they shrink towards the horizon.
+    # Clouds lie on a plane overhead, so they shrink toward the horizon.
     reach = 0.11 / np.maximum(z + 0.10, 0.05)
     field = Texture(np.stack([fractal(61, 1024, 1024, beta=1.55), fractal(62, 1024, 1024, beta=1.2)], -1))
     u, v = (direction[0] * reach).ravel() + 0.35, (direction[1] * reach).ravel() + 0.2
@@ -141,7 +141,7 @@ def panorama() -> Texture:
 
 
 def look_up(d: np.ndarray, spread: np.ndarray | float) -> np.ndarray:
-    """Return the radiance [3, N] along unit directions from the dome's centre; `spread` in radians."""
+    """Return the radiance [3, N] along unit directions from the dome's center; `spread` in radians."""
     azimuth = np.arctan2(d[1], d[0]) / (2 * np.pi) % 1.0
     elevation = np.degrees(np.arcsin(np.clip(d[2], -1, 1)))
     v = np.minimum((90 - elevation) * PER_DEGREE / HEIGHT, 1 - 1.0 / HEIGHT)

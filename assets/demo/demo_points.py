@@ -25,7 +25,7 @@ LONGEST_TRACK = 7
 
 @dataclass(frozen=True, eq=False)
 class SparsePoints:
-    """P points and O observations: position [P, 3], colour uint8 [P, 3], and for each observation the view,
+    """P points and O observations: position [P, 3], color uint8 [P, 3], and for each observation the view,
     the point and the keypoint's pixel coordinates [O, 2]."""
 
     position: np.ndarray
@@ -189,7 +189,7 @@ def _cleaned(
     point: np.ndarray,
     keypoint: np.ndarray,
 ) -> SparsePoints:
-    """Triangulate, leave out outliers and points seen in fewer than three views, and take the colours."""
+    """Triangulate, leave out outliers and points seen in fewer than three views, and take the colors."""
     position = starts.astype(np.float64)
     for _ in range(8):
         counts = np.bincount(point, minlength=len(position))

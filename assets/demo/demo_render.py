@@ -12,7 +12,7 @@ from demo_scene import scene
 
 SUN_LIGHT = vec(2.35, 2.08, 1.66)  # radiance of a white surface that faces the sun
 SUN_SPREAD = 0.045  # radians: a sun behind thin haze, so shadows are soft
-SUN_RAYS, SKY_RAYS = 2, 3  # per sample; neighbouring samples share theirs through the filter
+SUN_RAYS, SKY_RAYS = 2, 3  # per sample; neighboring samples share theirs through the filter
 EXPOSURE = 0.62
 OVERSAMPLING = 2  # samples along each axis of a pixel
 
@@ -84,7 +84,7 @@ def surfaces(o: np.ndarray, d: np.ndarray, hits: Hits, spread: float) -> Shaded:
 def _low_discrepancy(
     x: np.ndarray, y: np.ndarray, rays: int, seed: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return `rays` points of the unit square a sample; 4x4 neighbours together fill it evenly."""
+    """Return `rays` points of the unit square a sample; 4x4 neighbors together fill it evenly."""
     order = np.array([0, 8, 2, 10, 12, 4, 14, 6, 3, 11, 1, 9, 15, 7, 13, 5])
     tile = order[(x % 4) + 4 * (y % 4)]
     total = 16 * rays

@@ -23,7 +23,7 @@ from demo_materials import (
     StripedBall,
 )
 
-TABLE = 0.74  # height of the table top, metres
+TABLE = 0.74  # height of the table top, meters
 DOME_CENTER, DOME_RADIUS = (0.0, 0.0, 1.3), 60.0
 
 

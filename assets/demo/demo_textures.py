@@ -1,7 +1,7 @@
 """Procedural images for the demo scene: noise, wood, paving, grass, cloth, covers. All linear light, float32.
 
-A surface texture has the channels red, green, blue, slope along u, slope along v (height change a metre), so
-that one lookup gives colour and relief.
+A surface texture has the channels red, green, blue, slope along u, slope along v (height change a meter), so
+that one lookup gives color and relief.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Texture:
 
 
 def rgb(code: str) -> np.ndarray:
-    """Return the linear colour of a hexadecimal sRGB code."""
+    """Return the linear color of a hexadecimal sRGB code."""
     s = np.array([int(code[i : i + 2], 16) for i in (0, 2, 4)]) / 255.0
     return np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
@@ -93,7 +93,7 @@ def fractal(
 
 
 def with_relief(color: np.ndarray, height: np.ndarray, texel: tuple[float, float]) -> np.ndarray:
-    """Return colour and slopes [H, W, 5]; `height` in metres, `texel` the metres a pixel along u and v."""
+    """Return color and slopes [H, W, 5]; `height` in meters, `texel` the meters a pixel along u and v."""
     slope_u = (np.roll(height, -1, 1) - np.roll(height, 1, 1)) / (2 * texel[0])
     slope_v = (np.roll(height, -1, 0) - np.roll(height, 1, 0)) / (2 * texel[1])
     return np.concatenate([color, slope_u[..., None], slope_v[..., None]], -1).astype(np.float32)
@@ -123,7 +123,7 @@ def wood() -> Texture:
     color = color * (1 - 0.45 * smoothstep(1.0, 2.6, pores)[..., None])
     stain = fractal(7, size, size, beta=1.8)
     color = color * (1 - 0.10 * smoothstep(0.2, 1.8, stain)[..., None])
-    edge = np.minimum(across, 1 - across) / planks * 1.5  # metres to the plank's edge
+    edge = np.minimum(across, 1 - across) / planks * 1.5  # meters to the plank's edge
     gap = 1 - smoothstep(0.0008, 0.0022, edge)
     color = mix(color, rgb("20130a"), (0.92 * gap * np.ones_like(x))[..., None])
     height = 0.0008 * smoothstep(0.0, 0.005, edge) + 0.00008 * grain - 0.00022 * smoothstep(0.8, 2.4, pores)
@@ -201,7 +201,7 @@ def grunge() -> Texture:
 
 @cache
 def woven() -> Texture:
-    """Return a woven mat of 0.46 x 0.32 m with bands of colour and a fringe's worth of thread detail."""
+    """Return a woven mat of 0.46 x 0.32 m with bands of color and a fringe's worth of thread detail."""
     height, width = 640, 920
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     warp, weft = np.sin(x * np.pi / 4), np.sin(y * np.pi / 4)

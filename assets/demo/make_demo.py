@@ -35,7 +35,7 @@ RINGS = ((17, 1.42, 1.10, 0.81, 0.0), (17, 1.26, 1.50, 0.76, 9.0), (14, 0.92, 1.
 
 
 def cameras() -> list[Pinhole]:
-    """Return the 48 views: two rings around the table and a closer one, held by hand, in metres, z up."""
+    """Return the 48 views: two rings around the table and a closer one, held by hand, in meters, z up."""
     rng = np.random.default_rng(501)
     views = []
     for count, radius, height, aim, first in RINGS:
@@ -58,7 +58,7 @@ def cameras() -> list[Pinhole]:
 
 
 def file_frame() -> tuple[np.ndarray, float, np.ndarray]:
-    """Return rotation [3, 3], scale and shift [3] that take metres to the files' world.
+    """Return rotation [3, 3], scale and shift [3] that take meters to the files' world.
 
     A reconstruction from photographs knows neither size nor the vertical, so the files do not either.
     """

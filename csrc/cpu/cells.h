@@ -59,7 +59,7 @@ SPLAT_LANES float log2_opacity_of(const Splat& s) {
 }
 
 // alpha is 2^t, t = log2(opacity) - log2(e) sigma: one power of 2 instead of an exponential and a
-// product. With (dx, dy) = centre - pixel it is t = (across + along) dx + rest, of which a column
+// product. With (dx, dy) = center - pixel it is t = (across + along) dx + rest, of which a column
 // and a row share their parts. Forward and backward must agree to the bit on who is visible, so
 // both make it with these functions, and fused steps are spelled out.
 struct alignas(32) RowTerms {

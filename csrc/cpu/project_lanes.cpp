@@ -158,7 +158,7 @@ SPLAT_LANES void load_rest(const GaussianArrays& g, int64_t begin, uint32_t bits
   for_eights(used, [&](int at) { load_columns_8(rows, at, rest + at); });
 }
 
-// The colours of the lanes in `bits`, before the clamp at 0; anything in the other lanes.
+// The colors of the lanes in `bits`, before the clamp at 0; anything in the other lanes.
 SPLAT_LANES Vec3<F8> shade(const GaussianArrays& g, int degree, Vec3<F8> direction,
                            const Rows& rows, uint32_t bits) {
   F8 basis[kMaxCoefficients], rest[kMaxRest];

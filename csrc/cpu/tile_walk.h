@@ -14,7 +14,7 @@ struct Keyed {
 };
 
 struct TileWalk {
-  std::unique_ptr<int32_t[]> homes;         // [N] the tile that holds the centre; -1: not visible
+  std::unique_ptr<int32_t[]> homes;         // [N] the tile that holds the center; -1: not visible
   std::unique_ptr<Keyed[]> by_depth;        // left without values where they are written anyway
   std::vector<std::vector<int32_t>> tiles;  // for each block of the list, splat by splat
 };

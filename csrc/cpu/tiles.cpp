@@ -71,7 +71,7 @@ int32_t start_positions(int32_t* counters, int64_t num_buckets, int64_t num_chun
   return total;
 }
 
-// The tile that holds a splat's centre, or the nearest.
+// The tile that holds a splat's center, or the nearest.
 int32_t home_tile(const ProjectedArrays& p, const ImageGrid& grid, int64_t i) {
   const auto tile = [](float x, int num) {
     return static_cast<int>(clamped(x * (1.0f / kTileSize), 0.0f, static_cast<float>(num - 1)));

@@ -20,7 +20,7 @@ constexpr int kLoadStride = kLoadWidth + 1, kRowStride = kWidth + 1;
 constexpr float kC1 = 0.01f * 0.01f, kC2 = 0.03f * 0.03f;
 static_assert(kWidth * kHeight == kAlongColumn * kThreads, "every pixel is a thread's");
 
-// A Gaussian of sigma 1.5 over 11 pixels, normalised.
+// A Gaussian of sigma 1.5 over 11 pixels, normalized.
 __device__ __forceinline__ float window_weight(int k) {
   constexpr float kWeights[kTaps] = {1.028380084e-3f, 7.598758135e-3f, 3.600077213e-2f,
                                      1.093606895e-1f, 2.130055377e-1f, 2.660117249e-1f,
@@ -75,7 +75,7 @@ struct Maps {
   int rows;
   int64_t size;  // of one
 
-  // The channels lie one behind the other: so neighbours in a row are neighbours in the memory.
+  // The channels lie one behind the other: so neighbors in a row are neighbors in the memory.
   __device__ int64_t at(const ImageLoss& args, const Place& p, int64_t channel) const {
     const int row = static_cast<int>(p.y) % rows;
     return (channel * rows + row) * args.width + p.x;

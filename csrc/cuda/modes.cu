@@ -104,7 +104,7 @@ __device__ SolidSplat load_solid(const RasterSolid& args, int32_t instance) {
   return solid;
 }
 
-// No splat hides those behind it: a body may reach in front of one whose centre is nearer.
+// No splat hides those behind it: a body may reach in front of one whose center is nearer.
 __global__ void __launch_bounds__(kThreads) solid_kernel(RasterSolid args) {
   __shared__ SolidSplat batch[kThreads];
   const int64_t tile = blockIdx.x;

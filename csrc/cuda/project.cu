@@ -4,7 +4,7 @@
 namespace splat::cuda {
 namespace {
 
-// The colour before the clamp at 0.
+// The color before the clamp at 0.
 __device__ Vec3<float> shade(const GaussianArrays& g, int degree, Vec3<float> direction,
                              int64_t i) {
   float basis[kMaxCoefficients];

@@ -32,7 +32,7 @@ __device__ __forceinline__ GaussianValues<float> load_gaussian(const GaussianArr
   return v;
 }
 
-// The gradient of the colour before the clamp, and of the mean through the direction of view. The
+// The gradient of the color before the clamp, and of the mean through the direction of view. The
 // coefficients' own gradients are basis[k] * v_color.
 __device__ __forceinline__ Vec3<float> shade_vjp(const ProjectBwd& args, Vec3<float> mean,
                                                  int64_t i, float* basis, Vec3<float>& v_color) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ Vec3<float> shade_vjp(const ProjectBwd& args, Vec3<fl
   float v_basis[kMaxCoefficients] = {};
   sh_basis(degree, direction.unit, basis);
   const Vec3<float> colors = load3(args.colors, i), v_colors = load3(args.v_colors, i);
-  // Where the colour was clamped it does not move.
+  // Where the color was clamped it does not move.
   v_color = {colors.x > 0 ? v_colors.x : 0.0f, colors.y > 0 ? v_colors.y : 0.0f,
              colors.z > 0 ? v_colors.z : 0.0f};
   if (num == 1) return {0.0f, 0.0f, 0.0f};

@@ -158,7 +158,7 @@ __device__ int without_finished(int lane, int num_live, LivePixels& live) {
   return num;
 }
 
-// Every lane takes the pixel that its left neighbour had.
+// Every lane takes the pixel that its left neighbor had.
 template <bool with_depth>
 __device__ __forceinline__ PixelGradient shifted(const PixelGradient& p) {
   const auto from_left = [](float x) { return __shfl_up_sync(kAllLanes, x, 1); };

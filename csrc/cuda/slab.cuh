@@ -1,4 +1,4 @@
-// What the way back of the rasteriser writes for each instance, until a splat's are added up.
+// What the way back of the rasterizer writes for each instance, until a splat's are added up.
 #pragma once
 
 #include "../kernels.h"

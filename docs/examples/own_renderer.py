@@ -8,7 +8,7 @@ import splatstudio as ss
 
 
 def render(camera_state, tab_state):
-    """Return where each pixel looks, as colours, [H, W, 3] uint8."""
+    """Return where each pixel looks, as colors, [H, W, 3] uint8."""
     width, height = tab_state.viewer_width, tab_state.viewer_height
     K = camera_state.get_K((width, height))
     x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)

@@ -16,7 +16,7 @@ class Camera:
 
     `viewmat` [4, 4] float64 maps world to camera (OpenCV axes: x right, y down, z forward). `K` [3, 3]
     float64 holds the intrinsics in pixels (for `ortho` pixels a world unit, for `fisheye` pixels a radian);
-    the centre of the top-left pixel is (0.5, 0.5). `width` and `height` are pixels.
+    the center of the top-left pixel is (0.5, 0.5). `width` and `height` are pixels.
     """
 
     viewmat: np.ndarray
@@ -27,7 +27,7 @@ class Camera:
 
     @property
     def position(self) -> np.ndarray:
-        """Return the camera centre in the world, [3]."""
+        """Return the camera center in the world, [3]."""
         return -self.viewmat[:3, :3].T @ self.viewmat[:3, 3]
 
     @property

@@ -58,8 +58,8 @@ class FrameFormat:
     """What to put in the place of a path's own size, rate and length; None keeps them.
 
     Args:
-        width: Pixels; with --height left away the shape stays.
-        height: Pixels; with --width left away the shape stays.
+        width: Pixels; without --height the shape stays.
+        height: Pixels; without --width the shape stays.
         fps: Frames a second.
         seconds: Length of the whole path.
     """
@@ -76,7 +76,7 @@ class CameraPath:
 
     Positions and orientations follow Kochanek-Bartels splines of `tension` -1..1 (0: Catmull-Rom; 1: the
     camera slows down to a stop at each keyframe); time and field of view run monotonously between
-    neighbours, so that nothing overshoots. `loop` leads from the last keyframe back to the first. Raises
+    neighbors, so that nothing overshoots. `loop` leads from the last keyframe back to the first. Raises
     ValueError for sizes, rates and times that cannot be rendered.
     """
 
@@ -213,7 +213,7 @@ class _Curve:
     """The splines of a path of at least one keyframe, over the keyframe's number as a real parameter.
 
     A loop is unrolled by two keyframes at either end: every tangent within it then comes from true
-    neighbours, and the curve closes smoothly.
+    neighbors, and the curve closes smoothly.
     """
 
     def __init__(self, path: CameraPath):
@@ -221,7 +221,7 @@ class _Curve:
         self._still = path.keyframes[0] if num == 1 else None
         if num == 1:
             return
-        # Here alone: a rank of a training, which follows no path, shall not need it.
+        # Here alone: a rank of a training, which follows no path, does not need it.
         from splines import KochanekBartels, PiecewiseMonotoneCubic
         from splines.quaternion import KochanekBartels as RotationSpline
 
@@ -430,7 +430,7 @@ class _Capture:
         self.covered = (first - slack, first + span + slack)
 
     def places(self, azimuths: np.ndarray, raised: np.ndarray) -> np.ndarray:
-        """Return points [P, 3] about the centre; `raised` -1..1: lowest to highest of the cameras there."""
+        """Return points [P, 3] about the center; `raised` -1..1: lowest to highest of the cameras there."""
         raised = raised * self._spread
         elevations = _harmonics(azimuths) @ self._rise + raised
         elevations = np.clip(elevations, self.elevations.min(), self.elevations.max())

@@ -2,7 +2,7 @@
 
 Poses are written camera to world with OpenGL axes (x right, y up, z backward) as 16 numbers row by row,
 angles as vertical degrees. A file of ours holds the coordinates of the scene's files, whatever frame the path
-is in. A file of nerfstudio's viewer holds those of nerfstudio's own normalised frame, a file of nerfview's
+is in. A file of nerfstudio's viewer holds those of nerfstudio's own normalized frame, a file of nerfview's
 viewer the world's divided by its `scale_ratio` (10 unless the program said otherwise); neither says so.
 """
 

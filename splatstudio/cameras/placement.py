@@ -17,10 +17,10 @@ class Placement:
     """Where an exported model lies, and what else tells of it.
 
     Args:
-        upright: Turn it to stand upright in other viewers, centred and scaled as in the studio; by default it
+        upright: Turn it to stand upright in other viewers, centerd and scaled as in the studio; by default it
             lies in the coordinates of the scene's files.
         cameras: Also write the photographs' cameras, in the same coordinates, to this cameras.json; as the
-            training refined them, where it learnt poses.
+            training refined them, where it learned poses.
         scene: The scene, for --upright and --cameras; a run and a checkpoint remember theirs.
         images: The scene's folder of photographs, where it is another one.
     """
@@ -35,7 +35,7 @@ AS_IN_THE_FILES = Placement()
 
 
 def knows_no_scene(transform: np.ndarray) -> bool:
-    """Say whether a model's `transform` is that of a file of Gaussians that was opened alone."""
+    """Return whether a model's `transform` is that of a file of Gaussians that was opened alone."""
     return np.array_equal(transform, np.eye(4))
 
 
@@ -43,7 +43,7 @@ def export_transform(transform: np.ndarray, *, upright: bool) -> np.ndarray:
     """Return the [4, 4] similarity from a model's frame to that of its exported file.
 
     `transform` [4, 4] leads from the coordinates of the scene's files to the model's frame. Raises ValueError
-    when a model that knows of no scene shall stand upright.
+    when a model that knows of no scene is to stand upright.
     """
     if not upright:
         return np.linalg.inv(transform)

@@ -71,7 +71,7 @@ def entries_of(folder: Path) -> tuple[CatalogEntry, ...]:
 
 
 def content_mark(entry: CatalogEntry) -> tuple[object, ...]:
-    """Return what changes when the files of a model are written anew or removed."""
+    """Return what changes when the files of a model are written again or removed."""
     files = entry.files if entry.is_gsplat else (entry.path / "manifest.json", *entry.files)
     return tuple(_mark(file) for file in files)
 

@@ -47,8 +47,8 @@ from splatstudio.distributed.ranks import Ranks
 from splatstudio.files.durable import sync_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.settings.config import TrainConfig, from_json, to_json
-from splatstudio.strategy.parts import copied, joined, rows_of, shard_rows
 from splatstudio.strategy.population import Population
+from splatstudio.strategy.shards import copied, joined, rows_of, shard_rows
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ ENTRY = "corrections"  # of the manifest; a checkpoint without any has none
 _TRIES = itertools.count(1)  # of this process to write a checkpoint
 # Folders that `newest_known_checkpoint` found good, and what their files were then.
 _KNOWN_GOOD: dict[Path, tuple[object, ...]] = {}
-SETTLED_NS = 2_000_000_000  # within which a file can be written anew at what its disk takes for the same time
+SETTLED_NS = 2_000_000_000  # within which a file can be rewritten at what its disk takes for the same time
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Checkpoint:
     upcoming: tuple[str, ...]  # the names of the photographs already drawn for the next steps
     view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
-    corrections: SavedCorrections | None = None  # what was learnt besides the Gaussians
+    corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
 
     @property
     def gaussians(self) -> Gaussians:
@@ -371,7 +371,7 @@ def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:
     """Write the manifest that makes a checkpoint of the shards in a folder; OSError when that fails.
 
-    What was learnt besides the Gaussians is written with it, once, whatever the number of ranks.
+    What was learned besides the Gaussians is written with it, once, whatever the number of ranks.
     """
     values = {
         "step": checkpoint.step,
@@ -410,7 +410,7 @@ def _verify_corrections(folder: Path, manifest: dict[str, Any], *, content: bool
 
 
 def _read_corrections(folder: Path, manifest: dict[str, Any]) -> SavedCorrections | None:
-    """Return what was learnt besidess the Gaussians of a verified checkpoint, on the CPU; None: nothing.
+    """Return what was learned besidess the Gaussians of a verified checkpoint, on the CPU; None: nothing.
 
     Raises ValueError when the file cannot be read.
     """

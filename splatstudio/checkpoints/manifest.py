@@ -109,7 +109,7 @@ def verify_file(file: Path, where: str, num_bytes: int, sha256: str | None) -> N
 
 
 def read_shard(folder: Path, shard: Shard) -> Population:
-    """Read a shard; its optimiser's num_steps, which the manifest knows, is left at 0.
+    """Read a shard; its optimizer's num_steps, which the manifest knows, is left at 0.
 
     Raises ValueError, naming file, rank and reason, when it is damaged.
     """

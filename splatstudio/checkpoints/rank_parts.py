@@ -185,7 +185,7 @@ DEEPEST = 20  # levels of nesting in a state_dict: more is no state_dict
 
 
 def check_part(file: Path, content: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the file, unless its splats and optimisers are what gsplat writes."""
+    """Raise ValueError, naming the file, unless its splats and optimizers are what gsplat writes."""
     step = content.get("step", 0)
     if type(step) is not int or not step >= 0:
         raise ValueError(f"{file} is damaged: its 'step' is {_shown(step)}, not a number of steps")
@@ -268,17 +268,17 @@ def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor])
         states = optimizer.get("state") if isinstance(optimizer, Mapping) else None
         state = states.get(0) if isinstance(states, Mapping) else None
         if not isinstance(state, Mapping) or name not in splats:
-            raise ValueError(f"{file} is damaged: the optimiser {name!r} has no state of one of the splats")
+            raise ValueError(f"{file} is damaged: the optimizer {name!r} has no state of one of the splats")
         for moment in MOMENTS:
             tensor = state.get(moment)
             if not _is_dense(tensor) or _claims_too_much(tensor) or tensor.shape != splats[name].shape:
                 raise ValueError(
-                    f"{file} is damaged: {moment} of the optimiser {name!r} is not a tensor of the shape of"
+                    f"{file} is damaged: {moment} of the optimizer {name!r} is not a tensor of the shape of"
                     f" {name!r}"
                 )
         if not _is_count(state.get("step", 0)):
             raise ValueError(
-                f"{file} is damaged: the step of the optimiser {name!r} is {_shown(state['step'])},"
+                f"{file} is damaged: the step of the optimizer {name!r} is {_shown(state['step'])},"
                 " not a number of steps"
             )
 

@@ -33,7 +33,7 @@ from splatstudio.checkpoints.checkpoint import (
 from splatstudio.checkpoints.manifest import Shard, read_manifest, step_of
 from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
-from splatstudio.strategy.parts import copied
+from splatstudio.strategy.shards import copied
 
 log = logging.getLogger(__name__)
 

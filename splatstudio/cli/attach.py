@@ -17,7 +17,7 @@ COMMANDS = "pause, resume, step N, save, evaluate, set NAME VALUE, cap N, stop, 
 def attach(address: str, token: str, typed: Iterable[str]) -> int:
     """Print what a training tells until it ends, and hand on the lines of `typed`; return the exit code.
 
-    `address` is HOST:PORT. A line that breaks is dialled again: the launcher starts the ranks anew. Raises
+    `address` is HOST:PORT. A line that breaks is dialed again: the launcher starts the ranks again. Raises
     ValueError with one sentence for an address that is none, and where nobody answers or the token is wrong.
     """
     terminal = _Terminal(dial(address, token, frames=False))

@@ -101,7 +101,7 @@ def train_(
         resume: Go on from the newest good checkpoint of the run, with its settings, to --steps if given.
     """
     if preset and resume:
-        raise ValueError("a run goes on with its own settings: leave --preset away, or train anew")
+        raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
     from splatstudio.cli.terminal import print_part
@@ -198,7 +198,7 @@ def export(
         output: The file to write; its ending says the format: .ply, .compressed.ply, .spz, .sog, .splat,
             .glb (glTF), .pt (gsplat's checkpoint), .points.ply (a point cloud) or .html (a web page).
         trim: What to leave out; a crop box is in the coordinates of the scene's files.
-        placement: Where the model shall lie.
+        placement: Where the model is to lie.
         normals: Write normals into a PLY or a point cloud, where they are 0 or absent by default:
             the shortest axis, on the side of the scene's nearest camera, or without one away from the middle.
         overwrite: Replace files that are there already.

@@ -169,7 +169,7 @@ AS_GOOD = 0.08  # below the best one: named as well
 
 SCENE = "the scene needs none: splatstudio {command} SCENE"
 RUN = "here it is --run, the folder for all that a training leaves"
-CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc shall have"
+CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc has"
 NO_PAGE = "splatstudio train has no window; splatstudio open SCENE --train is the one with a page"
 
 # What the trainers of others call it, with hyphens: gsplat's simple_trainer, nerfstudio, LichtFeld Studio,
@@ -266,9 +266,9 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
 
 def _too_many(word: str, value: str, most: int) -> str:
     if value.lower() in ("true", "false"):
-        return f"a switch has no value: leave {value} away, as in --resume, or to switch off --no-resume"
+        return f"a switch has no value: omit {value}, as in --resume, or to switch off --no-resume"
     if not most:
-        return f"splatstudio {word} takes no path: leave {value} away"
+        return f"splatstudio {word} takes no path: omit {value}"
     return f"splatstudio {word} takes one path, and {value} is another: put a path with spaces in quotes"
 
 
@@ -303,7 +303,7 @@ def _meant(word: str, option: str, commands: Commands) -> str:
 
 
 def _nearest(option: str, known: Iterable[str]) -> list[str]:
-    """Return up to three known options that are spelt much like `option`, in whole or behind the dot."""
+    """Return up to three known options that are spelled much like `option`, in whole or behind the dot."""
     scored = [(_likeness(option, name), name) for name in known if len(name) > 1]
     best = max(score for score, _ in scored)
     near = sorted((-score, name) for score, name in scored if score >= max(ALIKE, best - AS_GOOD))

@@ -36,7 +36,7 @@ class Scores:
     Args:
         lpips: Networks of LPIPS, where their weights are on this machine; nothing behind it: none.
         fetch_lpips: Download weights that are missing.
-        color_correct: Also PSNR after the affine map of colours that fits each photograph best.
+        color_correct: Also PSNR after the affine map of colors that fits each photograph best.
     """
 
     lpips: tuple[Literal["alex", "vgg"], ...] = ("alex", "vgg")
@@ -59,7 +59,7 @@ class PartChoice:
     def check(self, path: Path) -> None:
         """Raise ValueError, which says what to do, where the path is a part and nothing was chosen."""
         if self.merge and self.alone:
-            raise ValueError("--merge judges the whole model and --alone one part of it: leave one away")
+            raise ValueError("--merge judges the whole model and --alone one part of it: omit one")
         if self.merge or self.alone:
             return
         from splatstudio.checkpoints.rank_parts import part_of

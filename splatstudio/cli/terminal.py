@@ -124,7 +124,7 @@ def event_line(event: messages.Event, to_stop: str) -> str | None:
 SCORE_TITLES = {
     "psnr": "PSNR dB",
     "ssim": "SSIM",
-    "psnr_corrected": "colour-corrected PSNR dB",
+    "psnr_corrected": "color-corrected PSNR dB",
     "lpips_alex": "LPIPS (AlexNet)",
     "lpips_vgg": "LPIPS (VGG16)",
 }
@@ -175,12 +175,12 @@ def print_model(path: Path, model: Model) -> None:
         low, high = np.percentile(places, [1, 99], axis=0)
         corners = [", ".join(f"{value:.2f}" for value in corner) for corner in (low, high)]
         opacity = float(gaussians.opacities.sigmoid().median())
-        console.print(f"98 % of the centres lie between ({corners[0]}) and ({corners[1]})")
+        console.print(f"98 % of the centers lie between ({corners[0]}) and ({corners[1]})")
         console.print(f"median opacity {opacity:.2f}")
 
 
 def print_part(path: Path, advice: str) -> None:
-    """Say so when a file holds a part of a model alone; `advice` follows where the other parts are there."""
+    """Tell when a file holds a part of a model alone; `advice` follows where the other parts are there."""
     from splatstudio.checkpoints.rank_parts import part_of
 
     part = part_of(path)

@@ -68,7 +68,7 @@ def launched_job(
         return messages.TrainJob(scene_path, run_dir, config), notes_on_settings(config, given)
     run, checkpoint = Run.open(run_dir), newest_checkpoint(run_dir)
     if resume and checkpoint is None:
-        raise ValueError(f"{run_dir} has no checkpoint to resume from; leave --resume away to start anew")
+        raise ValueError(f"{run_dir} has no checkpoint to resume from; omit --resume to start a new training")
     if not resume and run.scene_path.name != scene_path.name:  # machines may have it in different places
         raise ValueError(f"the run folder {run_dir} belongs to {run.scene_path}; name another one with --run")
     wished = {name for name in given if value_of(config, name) != value_of(run.config, name)}
@@ -90,7 +90,7 @@ def launched_job(
 def _refuse_what_the_launcher_says(devices: DeviceOptions) -> None:
     if devices.gpus is not None or devices.ranks is not None:
         raise ValueError(
-            "torchrun or Slurm says how many ranks there are: leave --gpus and --ranks away, and choose among"
+            "torchrun or Slurm says how many ranks there are: omit --gpus and --ranks, and choose among"
             " a machine's GPUs with CUDA_VISIBLE_DEVICES"
         )
     devices.check_spread()
@@ -183,7 +183,7 @@ def train_scene(
     checkpoint = None
     if resume:
         if devices.fit_batch:
-            raise ValueError("a run goes on with its own batches: leave --batch-size auto away")
+            raise ValueError("a run goes on with its own batches: omit --batch-size auto")
         config, checkpoint = _to_resume(config, scene_path, run_dir, given)
     if devices.nodes > 1:
         raise ValueError("--nodes is for `splatstudio open`, which says what to start on each machine")
@@ -231,7 +231,7 @@ def _to_resume(
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is None:
         raise ValueError(
-            f"{run_dir} has no checkpoint to resume from: delete it to train anew there, or name another"
+            f"{run_dir} has no checkpoint to resume from: delete it to start over there, or name another"
         )
     # What was changed while it trained is in the checkpoint alone.
     config = resumed(config_of_checkpoint(checkpoint), config, given)

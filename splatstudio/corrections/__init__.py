@@ -1,6 +1,6 @@
-"""What is learnt besides the Gaussians: the photographs' colours, the cameras' places, the sky.
+"""What is learned besides the Gaussians: the photographs' colors, the cameras' places, the sky.
 
-The loss alone sees colour corrections and moved cameras; the sky is part of the model. Every rank of a
+The loss alone sees color corrections and moved cameras; the sky is part of the model. Every rank of a
 training holds all of them and makes the same steps, from gradients that are summed over the ranks.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from splatstudio.corrections.corrections import (
     Corrections,
-    LearntRows,
+    LearnedRows,
     SavedCorrections,
     check_agreement,
     saved_poses,
     saved_sky,
 )
 
-__all__ = ["Corrections", "LearntRows", "SavedCorrections", "check_agreement", "saved_poses", "saved_sky"]
+__all__ = ["Corrections", "LearnedRows", "SavedCorrections", "check_agreement", "saved_poses", "saved_sky"]

@@ -23,7 +23,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def corrected_affinely(rgb: Tensor, difference: Tensor) -> Tensor:
-    """Return the colours `rgb` [H, W, 3] under the affine map that differs by `difference` [3, 4] from none.
+    """Return the colors `rgb` [H, W, 3] under the affine map that differs by `difference` [3, 4] from none.
 
     Differentiable in both.
     """
@@ -32,7 +32,7 @@ def corrected_affinely(rgb: Tensor, difference: Tensor) -> Tensor:
 
 
 def corrected_by_grid(rgb: Tensor, grid: Tensor) -> Tensor:
-    """Return the colours `rgb` [H, W, 3] under a bilateral grid of affine maps (Wang et al. 2024).
+    """Return the colors `rgb` [H, W, 3] under a bilateral grid of affine maps (Wang et al. 2024).
 
     `grid` [12, D, G, G]: what the 3 x 4 maps differ by from none, by brightness (dark to bright), row and
     column; in between they are interpolated linearly. Differentiable in both.
@@ -51,7 +51,7 @@ def corrected_by_grid(rgb: Tensor, grid: Tensor) -> Tensor:
 
 
 def roughness(grid: Tensor) -> Tensor:
-    """Return the mean square difference of neighbours in `grid` [12, D, G, G], summed over its axes."""
+    """Return the mean square difference of neighbors in `grid` [12, D, G, G], summed over its axes."""
     return sum(((grid.diff(dim=axis) ** 2).mean() for axis in (1, 2, 3)), grid.new_zeros(()))
 
 
@@ -60,10 +60,10 @@ EPS = 1e-15
 
 
 @dataclass(eq=False)
-class LearntRows:
+class LearnedRows:
     """V rows of values [V, ...] with the moments of Adam (Kingma and Ba 2015) and the steps of each row.
 
-    A step moves the rows of the photographs that it learnt from and no other, moments included.
+    A step moves the rows of the photographs that it learned from and no other, moments included.
     """
 
     values: Tensor
@@ -72,7 +72,7 @@ class LearntRows:
     num_steps: Tensor  # [V] int64
 
     @classmethod
-    def starting_at(cls, values: Tensor) -> LearntRows:
+    def starting_at(cls, values: Tensor) -> LearnedRows:
         """Return rows before their first step."""
         steps = values.new_zeros(len(values), dtype=torch.int64)
         return cls(values, torch.zeros_like(values), torch.zeros_like(values), steps)
@@ -184,7 +184,7 @@ class Corrections:
         self._names = tuple(scene.views[index].name for index in scene.train_indices)
         self._row_of = {index: row for row, index in enumerate(scene.train_indices)}
         self._extent = scene.extent
-        self._tables: dict[str, LearntRows] = {}
+        self._tables: dict[str, LearnedRows] = {}
         num, exposure = len(self._names), config.exposure
         if exposure.enabled or exposure.grid:
             size = (12, exposure.grid_depth, exposure.grid_size, exposure.grid_size)
@@ -199,14 +199,14 @@ class Corrections:
         self._shown: dict[int, Tensor] = {}
 
     def _add(self, name: str, values: Tensor) -> None:
-        self._tables[name] = LearntRows.starting_at(values)
+        self._tables[name] = LearnedRows.starting_at(values)
 
     def __bool__(self) -> bool:
         return bool(self._tables)
 
     @property
     def sky(self) -> Sky | None:
-        """Return the sky as it is now, where one is learnt."""
+        """Return the sky as it is now, where one is learned."""
         table = self._tables.get("sky")
         return None if table is None else Sky.of(table.values[0])
 
@@ -246,13 +246,13 @@ class Corrections:
     def shown(self, view: TrainView, output: RenderOutput) -> Tensor:
         """Return an output as its photograph shows it: before the sky, in the photograph's exposure."""
         rows = {name: 0 if name == "sky" else self._place(view) for name in self._leaves}
-        learnt = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
+        learned = {name: leaf[rows[name]] for name, leaf in self._leaves.items()}
         rgb = output.rgb
-        if "sky" in learnt:
-            rgb = _over_learnt_sky(view, output, learnt["sky"])
-        if "exposure" in learnt:
-            rgb = _exposed(rgb, learnt["exposure"])
-        if learnt:
+        if "sky" in learned:
+            rgb = _over_learned_sky(view, output, learned["sky"])
+        if "exposure" in learned:
+            rgb = _exposed(rgb, learned["exposure"])
+        if learned:
             self._shown[view.index] = rgb.detach()
         return rgb
 
@@ -287,7 +287,7 @@ class Corrections:
     ) -> tuple[float, float, float]:
         """Return over what to draw: black where a sky comes behind, else what the settings say.
 
-        Random colours are drawn from `generator`; without one the background is never random.
+        Random colors are drawn from `generator`; without one the background is never random.
         """
         if "sky" in self._tables:
             return 0.0, 0.0, 0.0
@@ -366,7 +366,7 @@ class Corrections:
         return (step + 1) % len(self._names) == 0
 
     def save(self) -> SavedCorrections | None:
-        """Return all that a checkpoint keeps; None: nothing is learnt."""
+        """Return all that a checkpoint keeps; None: nothing is learned."""
         if not self._tables:
             return None
         tensors = {
@@ -389,7 +389,7 @@ class Corrections:
             prefix = name + "."
             parts = {k.removeprefix(prefix): v for k, v in saved.tensors.items() if k.startswith(prefix)}
             if not parts:
-                continue  # was not learnt then
+                continue  # was not learned then
             rows = [0] if name == "sky" else known
             try:
                 table.take(rows, parts, [0] if name == "sky" else [of[self._names[row]] for row in known])
@@ -416,7 +416,7 @@ def check_agreement(config: TrainConfig) -> None:
     """Raise ValueError where two settings contradict each other: a sky is no random background."""
     if config.sky.enabled and config.random_background:
         raise ValueError(
-            "a sky cannot be learnt over random backgrounds: switch sky.enabled or random_background off"
+            "a sky cannot be learned over random backgrounds: switch sky.enabled or random_background off"
         )
 
 
@@ -437,7 +437,7 @@ def saved_poses(saved: SavedCorrections | None) -> dict[str, np.ndarray]:
     return dict(zip(saved.photographs, values.cpu().numpy().astype(np.float64), strict=True))
 
 
-def _over_learnt_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Tensor:
+def _over_learned_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Tensor:
     """Return an output over the sky, which learns only from what the photograph has not left transparent."""
     rgb = over_sky(output.rgb, output.alpha, sky, view.camera)
     if view.alpha is None:
@@ -447,7 +447,7 @@ def _over_learnt_sky(view: TrainView, output: RenderOutput, sky: Tensor) -> Tens
 
 
 def _exposed(rgb: Tensor, difference: Tensor) -> Tensor:
-    """Return the colours [H, W, 3] under an affine map [3, 4], or under a grid of such maps."""
+    """Return the colors [H, W, 3] under an affine map [3, 4], or under a grid of such maps."""
     return (
         corrected_by_grid(rgb, difference) if difference.dim() == 4 else corrected_affinely(rgb, difference)
     )

@@ -57,7 +57,7 @@ def pack(values: Tensor, packing: Packing, into: Tensor) -> None:
 def unpack(words: Tensor, packing: Packing, into: Tensor) -> None:
     """Put what `pack` has made `words` [N, W] of into rows again, `into` [N, C] float32.
 
-    It takes no memory: what has come from other ranks shall not get lost for want of it.
+    It takes no memory: what has come from other ranks must not get lost for want of it.
     """
     exact, others = _runs(packing, into.shape[1])
     place = 0

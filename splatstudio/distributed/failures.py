@@ -15,11 +15,12 @@ from splatstudio.distributed.ranks import Ranks
 
 T = TypeVar("T")
 
+_WELL, _SHORT, _WRONG = 0, 1, 2  # how a rank's work goes, or ended
+
 # How torch tells of memory by a plain RuntimeError: of the machine's, and of what CUDA itself takes, as for
 # pinned memory. (NCCL's own words are not among them: the other ranks are in the midst of that exchange.)
 _SHORT_OF_MEMORY = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
 
-_WRONG = 2  # how a rank's work ended: 0 well, 1 without memory
 
 FAULT_VARIABLE = "SPLATSTUDIO_FAULT"
 _FAULT = r"(oom|nan)@step=(\d+),rank=(\d+)(?:,times=(\d+))?(?:,site=(step|growth|evaluation))?"
@@ -135,11 +136,6 @@ class Fault:
         if self.kind == "oom":
             raise torch.OutOfMemoryError(f"out of memory, as {FAULT_VARIABLE} asks for")
         return float("nan")
-
-
-T = TypeVar("T")
-
-_WELL, _SHORT, _WRONG = 0, 1, 2  # how a rank's work goes
 
 
 class _GivenUp(Exception):

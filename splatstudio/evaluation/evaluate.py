@@ -35,16 +35,16 @@ DEFINITIONS = {
     "psnr": "dB; -10 log10 of the mean squared error over pixels and channels; render (float, clamped to"
     " 0..1) against photograph (8-bit / 255); data range 1; a mask leaves its pixels out",
     "ssim": "Wang et al. 2004; Gaussian window 11 x 11, sigma 1.5, K1 0.01, K2 0.03; no padding (valid);"
-    " data range 1; mean over windows and channels; with a mask over the windows centred in it",
-    "psnr_corrected": "PSNR after the affine map of colours [r g b 1] -> [r g b] that brings the render"
+    " data range 1; mean over windows and channels; with a mask over the windows centerd in it",
+    "psnr_corrected": "PSNR after the affine map of colors [r g b 1] -> [r g b] that brings the render"
     " closest to the photograph (least squares over the image, clamped to 0..1); each test photograph helps"
     " to fit its own map, so it compares models in changing light and is not to be compared with PSNR",
     "lpips_alex": "Zhang et al. 2018, version 0.1, AlexNet; images in -1..1 (as gsplat's default); lower is"
     " better; mean over positions",
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
     " program and gsplat's lpips_net vgg); lower is better; mean over positions",
-    "test_photographs": "nothing is learnt of them: where a training learns exposures, poses or depths, it is"
-    " those of its own photographs; a test photograph is compared with the uncorrected render from the camera"
+    "test_photographs": "nothing is learned of them: where a training learns exposures, poses or depths, they"
+    " are those of its own photographs; a test photograph is compared with the uncorrected render from the camera"
     " that the scene's files tell",
     "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
     " from the mean of that score",
@@ -332,7 +332,7 @@ def summary(
 
 @torch.no_grad()
 def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return `image` [H, W, 3] under the affine map of colours that brings it closest to `target`.
+    """Return `image` [H, W, 3] under the affine map of colors that brings it closest to `target`.
 
     Least squares over the pixels of `mask` [H, W] bool, clamped to 0..1 before and after.
     """
@@ -340,7 +340,7 @@ def color_corrected(image: Tensor, target: Tensor, mask: Tensor | None = None) -
     ones = torch.cat([image, torch.ones_like(image[..., :1])], dim=-1).double()
     seen = ones.reshape(-1, 4) if mask is None else ones[mask]
     wanted = (target.reshape(-1, 3) if mask is None else target[mask]).double()
-    # The pseudo-inverse, as an image of one colour leaves the map undetermined.
+    # The pseudo-inverse, as an image of one color leaves the map undetermined.
     affine = torch.linalg.pinv(seen.T @ seen, hermitian=True) @ (seen.T @ wanted)
     return (ones @ affine).clamp(0.0, 1.0).to(image.dtype)
 

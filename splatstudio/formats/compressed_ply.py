@@ -1,8 +1,8 @@
 """Gaussians as compressed PLY, PlayCanvas' layout: 16 bytes a Gaussian, and one a coefficient of SH.
 
-Chunks of 256 Gaussians share the bounds of their positions, scales and colours ("chunk", 18 float32);
+Chunks of 256 Gaussians share the bounds of their positions, scales and colors ("chunk", 18 float32);
 "vertex" holds four uint32: position and scale as 11 + 10 + 11 bits within those bounds, rotation as the index
-of its largest component and the three others in 10 bits each, colour and opacity as four bytes. "sh" holds
+of its largest component and the three others in 10 bits each, color and opacity as four bytes. "sh" holds
 a byte a coefficient, channel by channel, -4..4. Source: the readers and writers of splat-transform and
 SuperSplat (MIT).
 """
@@ -132,7 +132,7 @@ def is_compressed(header: PlyHeader) -> bool:
 
 
 def read_compressed_ply(path: Path | str) -> SplatFile:
-    """Return the content of a compressed PLY, with or without bounds of colours and SH.
+    """Return the content of a compressed PLY, with or without bounds of colors and SH.
 
     Raises ValueError, naming the file and the reason, for a file that is missing, damaged or of another kind.
     """

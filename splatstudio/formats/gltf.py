@@ -1,7 +1,7 @@
 """Gaussians as binary glTF (.glb) with the extension KHR_gaussian_splatting: plain float32 in one mesh.
 
 glTF's world has y up and z forward, so the Gaussians are turned half around z. Programs that do not know the
-extension show coloured points. Source: Khronos' specification of glTF 2.0 and of the extension.
+extension show colored points. Source: Khronos' specification of glTF 2.0 and of the extension.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _values(model: ModelArrays) -> dict[str, np.ndarray]:
     """Return the values of every attribute, [n, components]."""
     colors = np.clip(colors_of(model.sh0), 0.0, 1.0)
     opacities = sigmoid(model.opacities)[:, None]
-    # Vertex colours are linear, those of Gaussians are as on a screen (sRGB).
+    # Vertex colors are linear, those of Gaussians are as on a screen (sRGB).
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     values = {
         "POSITION": model.means,

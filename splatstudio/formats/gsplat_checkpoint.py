@@ -40,7 +40,7 @@ def gaussians_of_gsplat(path: Path, content: Mapping[str, Any]) -> Gaussians:
     splats = content["splats"]
     if "features" in splats and "sh0" not in splats:
         raise ValueError(
-            f"{path} was trained with an appearance network, whose colours no splat holds;"
+            f"{path} was trained with an appearance network, whose colors no splat holds;"
             " train without --app_opt to get a model that others can open"
         )
     return gaussians_of_tensors(path, splats)

@@ -8,7 +8,7 @@ from typing import Any
 from splatstudio.formats.torch_file import gaussians_of_tensors
 from splatstudio.gaussians.gaussians import Gaussians
 
-# The order of the state that its model returns for saving; statistics and the optimiser's state follow.
+# The order of the state that its model returns for saving; statistics and the optimizer's state follow.
 ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")
 
 

@@ -59,7 +59,7 @@ class ModelArrays:
         return ModelArrays(*(part.take(index, axis=0) for part in vars(self).values()))
 
     def without_shN(self) -> ModelArrays:
-        """Return the same Gaussians without view-dependent colour, the bulk of what a choice copies."""
+        """Return the same Gaussians without view-dependent color, the bulk of what a choice copies."""
         return replace(self, shN=self.shN[:, :0])
 
     def chunks(self) -> list[tuple[slice, ModelArrays]]:

@@ -172,7 +172,7 @@ def _content(
     yield _header(num, names, antialiased)
     parts = {name: tensor.detach().float().cpu().numpy() for name, tensor in gaussians.tensors().items()}
     rows = np.zeros((min(CHUNK, num), len(names)), "<f4")
-    views = _column_views(rows, names)
+    views = _columns_by_tensor(rows, names)
     if normals is not None:
         parts["normals"], views["normals"] = normals.numpy(), rows[:, 3:6]
     for start in range(0, num, CHUNK):
@@ -197,7 +197,7 @@ def _header(num: int, names: list[str], antialiased: bool) -> bytes:
     return f"{start}{padding}\n{middle}".encode("ascii")
 
 
-def _column_views(rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+def _columns_by_tensor(rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
     """Return the columns of `rows` [n, len(names)] as views, by tensor of Gaussians and of its shape."""
 
     def columns(first: str, num: int) -> np.ndarray:
@@ -332,13 +332,13 @@ def _gaussians(path: Path, vertex: Element, chunks: Iterator[np.ndarray]) -> Gau
     for rows in chunks:
         columns = _float_columns(rows, names)
         _refuse_non_finite(path, start, columns, names, "is damaged")
-        views = _column_views(columns, names)
+        views = _columns_by_tensor(columns, names)
         # Memory is claimed only now that the first rows are really there.
         parts = parts or {k: np.empty((vertex.count, *v.shape[1:]), np.float32) for k, v in views.items()}
         for name, view in views.items():
             parts[name][start : start + len(rows)] = view
         start += len(rows)
-    parts = parts or _column_views(np.empty((0, len(names)), np.float32), names)
+    parts = parts or _columns_by_tensor(np.empty((0, len(names)), np.float32), names)
     return Gaussians(**{name: torch.from_numpy(part) for name, part in parts.items()})
 
 
@@ -373,7 +373,7 @@ def _refuse_non_finite(path: Path, start: int, rows: np.ndarray, names: list[str
 
 
 def write_point_cloud(path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None) -> None:
-    """Write the centre of every Gaussian with its colour, without what depends on the view, to `path`.
+    """Write the center of every Gaussian with its color, without what depends on the view, to `path`.
 
     `normals` [N, 3] are written where they are given; programs that make surfaces of points need them.
     Raises ValueError, and writes nothing, when there are no Gaussians, a parameter is not finite or the file

@@ -1,4 +1,4 @@
-"""Numbers in few bits, as the compact formats store them: opacities, colours and rotations."""
+"""Numbers in few bits, as the compact formats store them: opacities, colors and rotations."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def opacity_logits(codes: np.ndarray) -> np.ndarray:
 
 
 def colors_of(sh0: np.ndarray) -> np.ndarray:
-    """Return the colour (0..1 and beyond) that the first coefficient shows as."""
+    """Return the color (0..1 and beyond) that the first coefficient shows as."""
     return 0.5 + SH_C0 * sh0
 
 
 def sh0_of(colors: np.ndarray) -> np.ndarray:
-    """Return the first coefficient of a colour."""
+    """Return the first coefficient of a color."""
     return (colors - 0.5) / SH_C0
 
 

@@ -1,7 +1,7 @@
 """Gaussians as SOG, PlayCanvas' layout: lossless images and a description, about a fifteenth of a PLY's size.
 
 An image has a pixel for each Gaussian, in the same place in each: positions as 16 bits of their logarithm
-(two images), rotations as the three smaller components, scales and colours as bytes that choose from
+(two images), rotations as the three smaller components, scales and colors as bytes that choose from
 codebooks, SH as an index into a palette. A .sog is a ZIP archive of them; they may also lie beside their
 meta.json in a folder. Written and read is version 2. Source: PlayCanvas' specification of the format.
 """
@@ -84,7 +84,7 @@ def nearest(book: np.ndarray, values: np.ndarray) -> np.ndarray:
 def palette(vectors: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
     """Return up to `num` vectors and for each of `vectors` [N, D] the index of the one that stands for it.
 
-    Split and split again, since k-means of a million vectors with 65,536 centres would take hours on a CPU.
+    Split and split again, since k-means of a million vectors with 65,536 centers would take hours on a CPU.
     Of what there is each part gets as much as it has squared distance left, which loses least in many
     dimensions.
     """
@@ -118,7 +118,7 @@ def palette(vectors: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clusters(rows: np.ndarray, num: int, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Return `num` centres [num, D] of k-means, and for each row the nearest's index and squared distance."""
+    """Return `num` centers [num, D] of k-means, and for each row the nearest's index and squared distance."""
     means = rows[generator.permutation(len(rows))[:num]]
     sample = rows
     if len(rows) > 128 * num:
@@ -130,7 +130,7 @@ def _clusters(rows: np.ndarray, num: int, generator: np.random.Generator) -> tup
         filled = counts > 0
         sums = np.add.reduceat(sample[order], starts[:-1][filled], axis=0)
         means[filled] = sums / counts[filled, None]
-        # A centre that none is nearest to goes where one is missed most.
+        # A center that none is nearest to goes where one is missed most.
         means[~filled] = sample[np.argsort(distances)[len(sample) - (num - len(sums)) :]]
     return means, *_nearest_rows(rows, means)
 
@@ -350,7 +350,7 @@ def _webp(pixels: np.ndarray, width: int) -> bytes:
     image = np.zeros((height * width, pixels.shape[1]), np.uint8)
     image[: len(pixels)] = pixels
     buffer = io.BytesIO()
-    # `exact` keeps the colours of transparent pixels, which are numbers here.
+    # `exact` keeps the colors of transparent pixels, which are numbers here.
     Image.fromarray(image.reshape(height, width, -1)).save(
         buffer, "WEBP", lossless=True, exact=True, method=EFFORT, quality=50
     )

@@ -1,6 +1,6 @@
 """Gaussians as .splat, antimatter15's layout: 32 bytes each and no header.
 
-Position and scale (not its logarithm) as three float32 each, colour and opacity as four bytes, the quaternion
+Position and scale (not its logarithm) as three float32 each, color and opacity as four bytes, the quaternion
 (w, x, y, z) as four bytes around 128. Source: the description and converter of antimatter15/splat (MIT).
 """
 
@@ -27,7 +27,7 @@ LARGEST_LOG_SCALE = 88.0  # more leaves float32
 
 
 def write_splat(path: Path | str, gaussians: Gaussians) -> None:
-    """Write the Gaussians to `path` without their view-dependent colour, the most visible first.
+    """Write the Gaussians to `path` without their view-dependent color, the most visible first.
 
     Viewers draw such a file while it arrives, so large and opaque ones come first. Raises ValueError, and
     writes nothing, when there are none, a parameter is not finite or the file cannot be written.

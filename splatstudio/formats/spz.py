@@ -1,6 +1,6 @@
 """Gaussians as SPZ, Niantic's layout: about a tenth of a PLY's size.
 
-After a header come all positions (24-bit fixed point), opacities, colours, scales (bytes), rotations and SH
+After a header come all positions (24-bit fixed point), opacities, colors, scales (bytes), rotations and SH
 (bytes), in the axes of OpenGL (x right, y up, z back). Versions 2 and 3 are one gzip stream, and differ in
 their rotations; version 4 has a stream of zstd each. Written is version 3, which every reader knows.
 Source: the description and reference implementation of nianticlabs/spz (MIT).
@@ -45,7 +45,7 @@ GZIP = b"\x1f\x8b"
 ANTIALIASED, HAS_EXTENSIONS = 0x1, 0x2  # flags
 COORDINATE_SYSTEM = 0xADBE0003  # the extension that says which axes; 4 is the usual one
 RIGHT_UP_BACK = 4
-COLOR_SCALE = 0.15  # of the first coefficient, so that colours somewhat outside 0..1 fit
+COLOR_SCALE = 0.15  # of the first coefficient, so that colors somewhat outside 0..1 fit
 SQRT_HALF = 0.5**0.5
 NUM_COEFFICIENTS = (0, 3, 8, 15)  # a channel, by SH degree
 SH_STEPS = np.array([8] * 3 + [16] * 12, np.float32)[
@@ -121,7 +121,7 @@ def _gzipped(content: bytes) -> bytes:
 
 def _deflated(block: memoryview) -> bytes:
     # Runs and few distinct values are what there is: a search for longer repeats takes four times as long;
-    # it makes files without view-dependent colour half a percent smaller, and others larger.
+    # it makes files without view-dependent color half a percent smaller, and others larger.
     compressor = zlib.compressobj(wbits=-15, memLevel=9, strategy=zlib.Z_RLE)
     return compressor.compress(block) + compressor.flush(zlib.Z_FULL_FLUSH)
 

@@ -1,7 +1,7 @@
 """Gaussians as one HTML file that shows them in any browser: viser's own client with the model inside.
 
 Nothing is fetched: the page works from a disk without a network. The client is viser's, as it is installed,
-with a notice of its licence; its splats have one colour each, whatever the direction one looks from.
+with a notice of its license; its splats have one color each, whatever the direction one looks from.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def page_frame(gaussians: Gaussians, view: PageView) -> tuple[Gaussians, Opening
 def splat_buffer(gaussians: Gaussians) -> np.ndarray:
     """Return what viser's client draws: [N, 8] uint32.
 
-    Of each Gaussian the centre (three float32, then 0), the covariance's upper triangle (six float16), and
-    red, green, blue and opacity (four uint8). View-dependent colour is left out.
+    Of each Gaussian the center (three float32, then 0), the covariance's upper triangle (six float16), and
+    red, green, blue and opacity (four uint8). View-dependent color is left out.
     """
     num = len(gaussians)
     buffer = np.zeros((num, 8), np.uint32)

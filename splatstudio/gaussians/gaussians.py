@@ -16,7 +16,7 @@ SH_C0 = 0.28209479177387814
 class Gaussians:
     """N Gaussians; every tensor has N rows.
 
-    The tensors are what is optimised and stored: log scales, logit opacities, quaternions of any length.
+    The tensors are what is optimized and stored: log scales, logit opacities, quaternions of any length.
     """
 
     means: Tensor  # [N, 3] world
@@ -108,7 +108,7 @@ def rgb_to_sh0(rgb: Tensor) -> Tensor:
 
 
 def central_bounds(gaussians: Gaussians) -> tuple[tuple[float, float, float], float]:
-    """Return the centre and the radius of the half of the Gaussians that lies most centrally, world units."""
+    """Return the center and the radius of the half of the Gaussians that lies most centrally, world units."""
     # A sample is enough for a camera's first position; the far background must not decide it.
     stride = max(1, len(gaussians) // 100_000)
     means = gaussians.means.detach()[::stride].double().cpu().numpy()

@@ -12,8 +12,8 @@ from scipy.spatial import KDTree
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
 
-NUM_NEIGHBOURS = 3
-LONE_SPACING = 0.1  # scene units: the spacing of a point without neighbours
+NUM_NEIGHBORS = 3
+LONE_SPACING = 0.1  # scene units: the spacing of a point without neighbors
 CANDIDATES_PER_GAUSSIAN = 4
 MAX_CAMERAS_ASKED = 100  # more do not change where the common volume lies
 # Depths between which a camera may see something, over its distance to what it looks at.
@@ -32,7 +32,7 @@ def from_points(
     init_opacity: float,
     generator: torch.Generator,
 ) -> Gaussians:
-    """Return one round Gaussian for each point, as large as the distance to its neighbours.
+    """Return one round Gaussian for each point, as large as the distance to its neighbors.
 
     `points` [P, 3] world, `colors` [P, 3] uint8; points that are not finite are dropped. The standard
     deviation is `init_scale` times the root mean square distance to the 3 nearest other positions (as gsplat
@@ -58,12 +58,12 @@ def from_points(
 
 def _spacing(points: np.ndarray) -> np.ndarray:
     """Return each point's root mean square distance to its nearest other positions, [P], above 0."""
-    # Points at one and the same place would have the distance 0, whose logarithm no optimiser can mend.
+    # Points at one and the same place would have the distance 0, whose logarithm no optimizer can mend.
     places, place_of = np.unique(points, axis=0, return_inverse=True)
     if len(places) == 1:
         return np.full(len(points), LONE_SPACING)
-    num_neighbours = min(NUM_NEIGHBOURS, len(places) - 1)
-    distances, _ = KDTree(places).query(places, k=num_neighbours + 1, workers=-1)
+    num_neighbors = min(NUM_NEIGHBORS, len(places) - 1)
+    distances, _ = KDTree(places).query(places, k=num_neighbors + 1, workers=-1)
     spacing = np.sqrt((distances[:, 1:] ** 2).mean(axis=1))
     # Two positions may differ by less than float32 resolves.
     return np.maximum(spacing, np.finfo(np.float32).tiny)[place_of.reshape(-1)]
@@ -78,7 +78,7 @@ def random_in_cameras(
     init_opacity: float,
     generator: torch.Generator,
 ) -> Gaussians:
-    """Return `num` round Gaussians of random colours, placed where as many cameras as possible look.
+    """Return `num` round Gaussians of random colors, placed where as many cameras as possible look.
 
     Candidates are drawn evenly from the cameras' views, between a fifth and nearly twice the distance of what
     the cameras look at; those that most cameras see are kept. Sizes as in `from_points`.

@@ -1,4 +1,4 @@
-"""What is behind everything: a colour by viewing direction, in spherical harmonics of the world."""
+"""What is behind everything: a color by viewing direction, in spherical harmonics of the world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splatstudio.gaussians.spherical_harmonics import sh_basis
 
 @dataclass(frozen=True)
 class Sky:
-    """A learnt background; `coefficients` [(degree + 1)^2][3], of which 0 is mid-grey."""
+    """A learned background; `coefficients` [(degree + 1)^2][3], of which 0 is mid-gray."""
 
     coefficients: tuple[tuple[float, ...], ...]
 
@@ -40,7 +40,7 @@ class Sky:
 def over_sky(rgb: Tensor, alpha: Tensor, coefficients: Tensor, camera: Camera) -> Tensor:
     """Return `rgb` [H, W, 3] over the sky of `coefficients` [(degree + 1)^2, 3]; differentiable in all three.
 
-    `rgb` was drawn over black with `alpha` [H, W]. The sky's colours are at least 0.
+    `rgb` was drawn over black with `alpha` [H, W]. The sky's colors are at least 0.
     """
     degree = {1: 0, 4: 1, 9: 2, 16: 3}[len(coefficients)]
     left_over = 1.0 - alpha[..., None]

@@ -1,4 +1,4 @@
-"""The Morton order: neighbours in the list are neighbours in space, for compact formats and fast memory."""
+"""The Morton order: neighbors in the list are neighbors in space, for compact formats and fast memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The colour of a Gaussian by the direction from which it is seen: in plain torch."""
+"""The color of a Gaussian by the direction from which it is seen: in plain torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def shade(directions: Tensor, sh: Tensor) -> Tensor:
-    """Return the colours [N, 3] of the coefficients `sh` [N, K, 3] seen along `directions` [N, 3].
+    """Return the colors [N, 3] of the coefficients `sh` [N, K, 3] seen along `directions` [N, 3].
 
-    The directions point from the camera to the Gaussian and may have any length. Colours are at least 0.
+    The directions point from the camera to the Gaussian and may have any length. Colors are at least 0.
     """
     degree = {1: 0, 4: 1, 9: 2, 16: 3}[sh.shape[1]]
     basis = sh_basis(degree, directions / directions.norm(dim=-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Gaussians in another frame: moved, turned and scaled, with the view-dependent colour turned along."""
+"""Gaussians in another frame: moved, turned and scaled, with the view-dependent color turned along."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _turned_quats(quats: Tensor, rotation: np.ndarray) -> Tensor:
 
 
 def _turned_sh(shN: Tensor, rotation: np.ndarray, degree: int) -> Tensor:
-    """Return the coefficients [N, K-1, 3] of the same colours around axes turned by `rotation`."""
+    """Return the coefficients [N, K-1, 3] of the same colors around axes turned by `rotation`."""
     turned = shN.clone()
     for band in range(1, degree + 1):
         rows = slice(band * band - 1, (band + 1) ** 2 - 1)

@@ -20,7 +20,7 @@ class Trim:
 
     Args:
         min_opacity: Leave out what is less opaque than this, 0 to 1; below 1/255 nothing is ever drawn.
-        crop: Keep only what has its centre in this box: x y z of one corner and of the opposite one.
+        crop: Keep only what has its center in this box: x y z of one corner and of the opposite one.
     """
 
     min_opacity: float = 0.0
@@ -34,7 +34,7 @@ class Trim:
 
     @property
     def keeps_all(self) -> bool:
-        """Say whether nothing is left out."""
+        """Return whether nothing is left out."""
         return self.min_opacity == 0 and self.crop is None
 
 

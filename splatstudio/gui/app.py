@@ -374,11 +374,11 @@ class AttachedStudio(Studio):
         self._serve(project_of(plan.line.card), network, partial(AttachedController, plan=plan))
 
 
-def attached_studio(dialled: Callable[[], RemoteLine], network: Listen) -> AttachedStudio:
-    """Return the studio of the training that `dialled` connects to, as often as it has to."""
-    line = dialled()
+def attached_studio(dialed: Callable[[], RemoteLine], network: Listen) -> AttachedStudio:
+    """Return the studio of the training that `dialed` connects to, as often as it has to."""
+    line = dialed()
     try:
-        return AttachedStudio(RemotePlan(line, dialled), network)
+        return AttachedStudio(RemotePlan(line, dialed), network)
     except BaseException:
         line.close()
         raise
@@ -462,7 +462,7 @@ def nodes_asked_for(
 def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: bool) -> AttachedStudio:
     """Say what to start on the machines, wait for them, and open the page of their training.
 
-    Raises ValueError with one sentence for a port that cannot be had. The store lives as long as the
+    Raises ValueError with one sentence for a port that is not available. The store lives as long as the
     studio, and the agents of torchrun end without: their ranks save, and leave.
     """
     host = StoreHost(port, gathering.host)
@@ -471,7 +471,7 @@ def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: boo
     print(f"The machines meet {_where(host)}, without a password: in a network that you trust.", flush=True)
     while True:
         try:
-            studio = attached_studio(host.dialled, network)
+            studio = attached_studio(host.dialed, network)
             break
         except Unreachable:
             time.sleep(REDIAL_SECONDS)

@@ -264,7 +264,7 @@ class StatusPanel(Panel):
 
 
 def state_word(status: Status) -> tuple[str, str]:
-    """Return what the state is called, and the colour of the dot beside it."""
+    """Return what the state is called, and the color of the dot beside it."""
     if status.state == "finished" and status.step < status.total_steps:
         return "Stopped", STATE_WORDS["paused"][1]  # what Stop has ended is not done
     return STATE_WORDS[status.state]

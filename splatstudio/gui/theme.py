@@ -1,4 +1,4 @@
-"""Colours, words and small pieces of HTML that all panels share; the page's style sheet is page/page.css."""
+"""Colors, words and small pieces of HTML that all panels share; the page's style sheet is page/page.css."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TEST_COLOR = (255, 176, 64)  # cameras of the photographs held out for the test
 MUTED = "#8b95a5"
 GOOD = (62, 207, 122)
 
-NUM_STOPS = 12  # of the gradient that shows a colour map
-# What the user reads, and the colour of the dot beside it.
+NUM_STOPS = 12  # of the gradient that shows a color map
+# What the user reads, and the color of the dot beside it.
 STATE_WORDS: dict[State, tuple[str, str]] = {
     "starting": ("Starting", "#8b95a5"),
     "ready": ("Ready", "#8b95a5"),
@@ -31,24 +31,24 @@ STATE_WORDS: dict[State, tuple[str, str]] = {
 
 
 def css(color: Sequence[int]) -> str:
-    """Return a colour, three bytes, as CSS."""
+    """Return a color, three bytes, as CSS."""
     return f"rgb({','.join(str(int(channel)) for channel in color)})"
 
 
 def rgb_bytes(color: Sequence[float]) -> tuple[int, int, int]:
-    """Return a colour of three parts from 0 to 1 as three bytes."""
+    """Return a color of three parts from 0 to 1 as three bytes."""
     red, green, blue = (round(255.0 * part) for part in color)
     return red, green, blue
 
 
 def note_html(text: str, kind: str = "", mark: str = "note") -> str:
-    """Return a sentence in small grey letters; `kind` "warning" or "bad" gives it another colour."""
+    """Return a sentence in small gray letters; `kind` "warning" or "bad" gives it another color."""
     look = f"ss-note ss-{kind}" if kind else "ss-note"
     return f'<div class="{look}" data-splatstudio="{mark}">{html.escape(text)}</div>'
 
 
 def box_html(text: str, kind: str, mark: str) -> str:
-    """Return a sentence in a box, of the colour of a "warning" or of something "bad"."""
+    """Return a sentence in a box, of the color of a "warning" or of something "bad"."""
     return f'<div class="ss-box ss-{kind}" data-splatstudio="{mark}">{html.escape(text)}</div>'
 
 
@@ -85,7 +85,7 @@ def counted(num: int, noun: str) -> str:
 
 
 def legend_html(legend: Legend | None, notice: str | None) -> str:
-    """Return a bar of the colours with the values of its ends, and why the picture is not as asked for."""
+    """Return a bar of the colors with the values of its ends, and why the picture is not as asked for."""
     bar = ""
     if legend is not None:
         bar = (
@@ -98,7 +98,7 @@ def legend_html(legend: Legend | None, notice: str | None) -> str:
 
 
 def _gradient(name: ColorMapName) -> str:
-    """Return a colour map as a CSS gradient from left to right."""
+    """Return a color map as a CSS gradient from left to right."""
     table = color_table(name).numpy()
     stops = (table[round(i * 255 / (NUM_STOPS - 1))] for i in range(NUM_STOPS))
     return "linear-gradient(to right, " + ", ".join(f"rgb({r},{g},{b})" for r, g, b in stops) + ")"

@@ -46,7 +46,7 @@ class IntersectionCapacity:
         return fitted
 
     def forget(self) -> None:
-        """Begin anew, where memory was short: the next picture takes no more than it needs."""
+        """Begin again, where memory was short: the next picture takes no more than it needs."""
         self.size = None
         self._most = self._most_before = 0
 

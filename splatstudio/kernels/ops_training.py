@@ -1,4 +1,4 @@
-"""What only a training on native kernels needs: the fused optimiser and what strategies do.
+"""What only a training on native kernels needs: the fused optimizer and what strategies do.
 
 Float32, on the CPU or CUDA, like `ops.py`. Nothing has a gradient; all but `compute_relocation` happens in
 place.
@@ -74,7 +74,7 @@ def has_step_gates(device: torch.device) -> bool:
 def leaves_rows_behind(device: torch.device) -> bool:
     """Return whether a step leaves rows of shN out of sight behind on such a device, for `settle`.
 
-    The CPU's does, which saves it much of the optimiser's time. On a GPU all rows make every step: nothing is
+    The CPU's does, which saves it much of the optimizer's time. On a GPU all rows make every step: nothing is
     ever late there.
     """
     return has_kernel("flush_lazy_adam", device.type)
@@ -83,7 +83,7 @@ def leaves_rows_behind(device: torch.device) -> bool:
 class LazyRows:
     """The steps of shN that Gaussians out of sight have yet to make.
 
-    Without a gradient a step is known beforehand, and nobody asks for the colour of what is out of sight: the
+    Without a gradient a step is known beforehand, and nobody asks for the color of what is out of sight: the
     row makes up for its steps when it is seen again, to the same bits as if it had made them in time.
     """
 
@@ -267,7 +267,7 @@ def count_seen(
     """Add what one step showed to the counts of a strategy, [N] each, in place.
 
     `gradients2d` [N, 2] px and `radii` [N, 2] int32 px of a rendering of `size` (width, height) px. For what
-    is visible: `grad2d` grows by the gradient's length in normalised device coordinates, `visible` by 1, and
+    is visible: `grad2d` grows by the gradient's length in normalized device coordinates, `visible` by 1, and
     `radius2d` to the larger radius over the longer side. A `gate` may keep everything from changing.
     """
     seen = (gradients2d, radii, *size, grad2d, visible, radius2d)

@@ -70,7 +70,7 @@ def ortho(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
 
 
 def fisheye(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
-    """Project as `pinhole` does, equidistantly: the distance from the centre is the angle from the axis."""
+    """Project as `pinhole` does, equidistantly: the distance from the center is the angle from the axis."""
     x, y, z = points.unbind(-1)
     fx, fy, cx, cy = _intrinsics(camera)
     eps = 1e-7
@@ -245,7 +245,7 @@ def _rasterize_tiles(
 
 
 def _pixel_centers(left: int, right: int, top: int, bottom: int, like: Tensor) -> Tensor:
-    """Return the centres [P, 2] of the pixels of a tile, row by row."""
+    """Return the centers [P, 2] of the pixels of a tile, row by row."""
     x = torch.arange(left, right, dtype=like.dtype, device=like.device) + 0.5
     y = torch.arange(top, bottom, dtype=like.dtype, device=like.device) + 0.5
     rows, columns = torch.meshgrid(y, x, indexing="ij")
@@ -263,7 +263,7 @@ def _composite_tile(
 ) -> Tensor:
     """Return (r, g, b, depth_sum, alpha) [P, 5] of pixels [P, 2] over M Gaussians by ascending depth.
 
-    `features` [M, 4] are colours and depths.
+    `features` [M, 4] are colors and depths.
     """
     if absgrad_probe is None:
         offsets = means2d[None, :, :] - pixels[:, None, :]  # [P, M, 2]

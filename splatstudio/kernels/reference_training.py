@@ -95,7 +95,7 @@ def pose_gradient(
     v_points = shifts
     if v_sh0 is not None and sh_degree > 0:
         offsets = means - torch.as_tensor(camera.position, device=gaussians.device)
-        # sh0 has the same factor everywhere, so its gradient tells that of the colour, clamped where that is.
+        # sh0 has the same factor everywhere, so its gradient tells that of the color, clamped where that is.
         v_colors = v_sh0[rows, 0].double() / SH_C0
         of_direction = _of_direction(gaussians.shN.detach()[rows].double(), v_colors, offsets, sh_degree)
         v_points = v_points - of_direction @ rotation.T
@@ -109,7 +109,7 @@ def pose_gradient(
 
 
 def _of_direction(shN: Tensor, v_colors: Tensor, offsets: Tensor, sh_degree: int) -> Tensor:
-    """Return the part of v_means [M, 3] that comes from the direction under which the colours are seen."""
+    """Return the part of v_means [M, 3] that comes from the direction under which the colors are seen."""
     with torch.enable_grad():
         offsets = offsets.detach().requires_grad_()
         basis = sh_basis(sh_degree, offsets / offsets.norm(dim=1, keepdim=True))[:, 1:]
@@ -122,7 +122,7 @@ def area_means(image: Tensor, *, width: int, height: int) -> Tensor:
     """Return `image` [H, W, C] as [height, width, C], whose pixels are means of areas.
 
     Pixel i of n along a side of N is the mean of the pixels from floor(i N / n) to before
-    ceil((i + 1) N / n): neighbours share the pixels that lie in both.
+    ceil((i + 1) N / n): neighbors share the pixels that lie in both.
     """
     planes = image.permute(2, 0, 1)[None]
     means = torch.nn.functional.interpolate(planes, (height, width), mode="area")

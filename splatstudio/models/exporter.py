@@ -34,7 +34,7 @@ def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
 
     It points to the side of the nearest of `eyes` [E, 3], the places in the Gaussians' frame from which the
     surface was seen. Where there are none, it points away from the middle of the model (the median of its
-    centres), which is right for an object and wrong for a room. Raises ValueError for a centre that is not
+    centers), which is right for an object and wrong for a room. Raises ValueError for a center that is not
     finite.
     """
     num = len(gaussians)
@@ -53,10 +53,10 @@ def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
         normal = axes[torch.arange(len(axes)), :, shortest]
         if nearest is not None:
             _, eye = nearest.query(means[rows].numpy())
-            towards = torch.from_numpy(eyes[eye]).float() - means[rows]
+            toward = torch.from_numpy(eyes[eye]).float() - means[rows]
         else:
-            towards = means[rows] - middle
-        behind = (normal * towards).sum(dim=1, keepdim=True) < 0.0
+            toward = means[rows] - middle
+        behind = (normal * toward).sum(dim=1, keepdim=True) < 0.0
         normals[rows] = torch.where(behind, -normal, normal)
     return normals
 
@@ -65,7 +65,7 @@ def write_cameras(path: Path, cameras: Iterable[tuple[str, Camera]], transform: 
     """Write named cameras to `path` after every point p of the world became `transform` [4, 4] @ p.
 
     The layout is that of the original trainer: `rotation` holds the camera's axes (right, down, forward) as
-    columns, `position` its centre, `fx`, `fy` pixels; `cx`, `cy` are the principal point. The cameras are
+    columns, `position` its center, `fx`, `fy` pixels; `cx`, `cy` are the principal point. The cameras are
     those of the undistorted photographs. Raises OSError when the file cannot be written.
     """
     rows = [
@@ -91,8 +91,8 @@ def _row(number: int, name: str, camera: Camera) -> dict[str, Any]:
 
 
 NO_SKY = (
-    "The model has learnt a sky, which no file of splats holds: other programs show their own background"
-    " there, a web page the sky's mean colour."
+    "The model has learned a sky, which no file of splats holds: other programs show their own background"
+    " there, a web page the sky's mean color."
 )
 BLURRED = (
     "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
@@ -213,7 +213,7 @@ def write_refined(
 def refined_camera(model: Exportable, name: str, camera: Camera) -> Camera:
     """Return the camera of the photograph `name`, in the model's frame, as the training refined it.
 
-    Cameras of which nothing was learnt, as those of test photographs, stay as they are.
+    Cameras of which nothing was learned, as those of test photographs, stay as they are.
     """
     correction = model.poses.get(name)
     return camera if correction is None else corrected_camera(camera, correction)

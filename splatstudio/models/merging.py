@@ -76,7 +76,7 @@ class Merged:
     def model(self) -> Model:
         """Return the model to show.
 
-        Raises ValueError for one whose colours an appearance network made: no Gaussian holds them.
+        Raises ValueError for one whose colors an appearance network made: no Gaussian holds them.
         """
         if self.checkpoint is not None:
             return model_of(self.checkpoint)
@@ -212,7 +212,7 @@ def _merged_gsplat(files: Sequence[Path], report: Report) -> Merged:
 
 
 def _joined_optimizers(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state_dicts of the tensors' optimisers, joined: moments by row, the rest from rank 0."""
+    """Return the state_dicts of the tensors' optimizers, joined: moments by row, the rest from rank 0."""
     joined: dict[str, Any] = {}
     for name, first in contents[0]["optimizers"].items():
         states = [content["optimizers"][name]["state"][0] for content in contents]

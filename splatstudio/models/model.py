@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained model: Gaussians in a scene's normalised frame and the way back to its files' coordinates."""
+    """A trained model: Gaussians in a scene's normalized frame and the way back to its files' coordinates."""
 
     gaussians: Gaussians
     transform: np.ndarray = field(default_factory=lambda: np.eye(4))  # [4, 4] from the files' world to this
     options: RenderOptions = field(default_factory=RenderOptions)
     step: int | None = None  # of the training, where it is known
     part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
-    # What the training learnt of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
+    # What the training learned of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
     poses: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:

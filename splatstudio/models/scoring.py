@@ -126,19 +126,19 @@ def _remembered(run: Path, images: str) -> list[str]:
 
 
 def _trained_on(evaluation: Evaluation, own: ComparedWith, images: str | None) -> list[str]:
-    """Return a sentence where the training, whose split is that of `own`, has learnt from what is judged."""
+    """Return a sentence where the training, whose split is that of `own`, has learned from what is judged."""
     if evaluation.against is None or evaluation.against.test_images == own.test_images:
         return []
     split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images}
     scene = load_scene(own.scene, downscale=own.downscale, images_folder=images, **split)
     held_out = {scene.views[index].name for index in scene.test_indices}
-    learnt = [score.name for score in evaluation.images if score.name not in held_out]
-    if not learnt:
+    learned = [score.name for score in evaluation.images if score.name not in held_out]
+    if not learned:
         return []
-    names = ", ".join(learnt[:3]) + (", ..." if len(learnt) > 3 else "")
+    names = ", ".join(learned[:3]) + (", ..." if len(learned) > 3 else "")
     return [
-        f"the training has learnt from {len(learnt)} of these {len(evaluation.images)} photographs ({names}):"
-        " their scores do not tell how well it shows what it has not seen"
+        f"the training has learned from {len(learned)} of these {len(evaluation.images)} photographs"
+        f" ({names}): their scores do not tell how well it shows what it has not seen"
     ]
 
 

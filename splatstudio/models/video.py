@@ -30,7 +30,7 @@ OPTIONS = {
     ("libvpx-vp9", "small"): {"crf": "34", "b": "0", "row-mt": "1", "deadline": "good", "cpu-used": "4"},
 }
 ENCODER_THREADS = 4  # left alone it would take all cores, also beside a training
-BT709, SRGB_TRANSFER, LIMITED_RANGE = 1, 13, 1  # ITU-T H.273, so that players show the colours as they are
+BT709, SRGB_TRANSFER, LIMITED_RANGE = 1, 13, 1  # ITU-T H.273, so that players show the colors as they are
 
 
 def check_output(output: Path) -> None:
@@ -147,7 +147,7 @@ def _frames(folder: Path) -> Iterator[Write]:
 
 @contextmanager
 def _video(path: Path, codec: str, camera: Camera, fps: float, quality: VideoQuality) -> Iterator[Write]:
-    # Here alone: a training shall not need the encoders, nor wait for them to be loaded.
+    # Here alone: a training does not need the encoders, nor wait for them to be loaded.
     from imageio.plugins.pyav import PyAVPlugin
 
     # The index goes before the pictures, so that a browser shows the video while it loads.
@@ -155,7 +155,7 @@ def _video(path: Path, codec: str, camera: Camera, fps: float, quality: VideoQua
     file = iio.imopen(path, "w", plugin=PyAVPlugin, options=container)
     try:
         file.init_video_stream(codec, fps=float(fps), pixel_format="yuv420p")
-        # imageio has no public way to these; left alone, its streams have low quality and unnamed colours.
+        # imageio has no public way to these; left alone, its streams have low quality and unnamed colors.
         stream = file._video_stream
         assert stream is not None, "the stream that was just made"
         stream.width, stream.height = camera.width, camera.height

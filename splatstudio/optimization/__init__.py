@@ -1,1 +1,1 @@
-"""Gradient descent: the losses, their gradients on one rank or several, and the optimiser."""
+"""Gradient descent: the losses, their gradients on one rank or several, and the optimizer."""

@@ -1,7 +1,7 @@
 """The gradients of one view: render it, compare it with its photograph, and go back.
 
 On native kernels the gradients of the six tensors are never in memory: autograd ends at the projected
-Gaussians, and the rest of the way back is part of the optimiser's step. On the reference autograd goes all
+Gaussians, and the rest of the way back is part of the optimizer's step. On the reference autograd goes all
 the way.
 """
 
@@ -43,7 +43,7 @@ class TrainView:
     target: Tensor  # [H, W, 3] the photograph over `background`
     mask: Tensor | None  # [H, W], pixels that count
     background: tuple[float, float, float]
-    alpha: Tensor | None = None  # [H, W] of a photograph with alpha, where a learnt sky lies behind it
+    alpha: Tensor | None = None  # [H, W] of a photograph with alpha, where a learned sky lies behind it
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class RenderOutput:
     depth_sum: Tensor  # [H, W] sum of w z, see `Raster`
     radii: Tensor  # [N, 2] int32 px, 0 = not seen
     gaussians: Gaussians
-    # Leaves that take the gradients of the projected Gaussians; only their colours and radii have values.
+    # Leaves that take the gradients of the projected Gaussians; only their colors and radii have values.
     # None: autograd goes on to the Gaussians.
     projected: Projected | None
     probe: Tensor | None  # see `render`
@@ -354,9 +354,9 @@ def differentiable(projected: Projected) -> list[Tensor]:
 
 
 def _stand_ins(projected: Projected) -> Projected:
-    """Return leaves for the gradients of `projected`, without memory except for colours and radii.
+    """Return leaves for the gradients of `projected`, without memory except for colors and radii.
 
-    The optimiser's step reads only these two.
+    The optimizer's step reads only these two.
     """
 
     def leaf(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The optimiser: Adam with a learning rate for each of the six tensors, whose rows follow the Gaussians."""
+"""The optimizer: Adam with a learning rate for each of the six tensors, whose rows follow the Gaussians."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SplatAdam:
 
     @classmethod
     def zeros(cls, gaussians: Gaussians) -> SplatAdam:
-        """Return the optimiser before the first step."""
+        """Return the optimizer before the first step."""
         return cls(gaussians.map(_zeros), gaussians.map(_zeros))
 
     def step(

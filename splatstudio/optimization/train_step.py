@@ -1,7 +1,7 @@
-"""One step of gradient descent: views, pictures, losses, gradients, agreement, and the optimiser's step.
+"""One step of gradient descent: views, pictures, losses, gradients, agreement, and the optimizer's step.
 
 `begin_step` goes as far as the agreement on whether the step is made, and changes nothing; `TrainStep.apply`
-makes it. In a process alone the gradients of one view go back through the fused optimiser, and those of
+makes it. In a process alone the gradients of one view go back through the fused optimizer, and those of
 several views of a GPU are summed view by view. Several ranks exchange them. On a GPU the host may read the
 numbers of a step late, after it is applied: a gate on the device decides then whether anything changes.
 """
@@ -99,7 +99,7 @@ class TrainStep:
     result: StepResult | None = None  # where the numbers are known
 
     def apply(self) -> None:
-        """Let the optimiser make the step, in place; the gate may keep everything from changing.
+        """Let the optimizer make the step, in place; the gate may keep everything from changing.
 
         The learning rates and the decay of the moments follow the number of views, see `SplatAdam.step`.
         """

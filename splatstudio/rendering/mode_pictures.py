@@ -1,4 +1,4 @@
-"""A model from a camera as a picture: its colours, or what a person wants to know about it."""
+"""A model from a camera as a picture: its colors, or what a person wants to know about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from splatstudio.kernels.stages import ALPHA_THRESHOLD, Projected, ProjectSettin
 from splatstudio.rendering.modes import ColorMapName, DrawnMode, Legend
 from splatstudio.rendering.render import RenderOptions, render, render_image, stages_for, to_uint8
 
-# 33 colours each at equal distances. Turbo: Mikhailov 2019; viridis: Smith and van der Walt 2015.
+# 33 colors each at equal distances. Turbo: Mikhailov 2019; viridis: Smith and van der Walt 2015.
 _STOPS: dict[ColorMapName, str] = {
     "turbo": (
         "30123b392a734040a24456c7466be34680f64294ff37a8fa28bceb1ccdd818ddc2"
@@ -38,7 +38,7 @@ _STOPS: dict[ColorMapName, str] = {
 
 @cache
 def color_table(name: ColorMapName) -> Tensor:
-    """Return the 256 colours of a map, [256, 3] uint8."""
+    """Return the 256 colors of a map, [256, 3] uint8."""
     stops = np.frombuffer(bytes.fromhex(_STOPS[name]), np.uint8).reshape(-1, 3).astype(float)
     places = np.linspace(0.0, 1.0, 256)
     channels = [np.interp(places, np.linspace(0.0, 1.0, len(stops)), stops[:, c]) for c in range(3)]
@@ -46,7 +46,7 @@ def color_table(name: ColorMapName) -> Tensor:
 
 
 def colored(values: Tensor, low: float, high: float, name: ColorMapName) -> Tensor:
-    """Return `values` [...] as colours [..., 3] uint8: `low` and below the first, `high` and above the last.
+    """Return `values` [...] as colors [..., 3] uint8: `low` and below the first, `high` and above the last.
 
     NaN counts as `low`.
     """
@@ -63,12 +63,12 @@ SAMPLES = 20_000  # pixels that a range is estimated from
 MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
 # Not to be waited for without kernels.
 KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
-OUTSIDE = 20  # grey of 255 where there is no photograph to compare with
+OUTSIDE = 20  # gray of 255 where there is no photograph to compare with
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture, [H, W, 3] uint8, and what its colours mean (None: they are the model's own)."""
+    """A picture, [H, W, 3] uint8, and what its colors mean (None: they are the model's own)."""
 
     image: np.ndarray
     legend: Legend | None = None
@@ -172,7 +172,7 @@ def _count(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Pict
 
 
 def _normals(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> Picture:
-    """Draw normals as usual: red to the right, green up, blue towards the camera."""
+    """Draw normals as usual: red to the right, green up, blue toward the camera."""
     projected, settings = _projected(gaussians, camera, options)
     normals = _shapes(gaussians, projected, camera).normals
     black = replace(settings, background=torch.zeros_like(settings.background))

@@ -1,4 +1,4 @@
-"""What a view can show instead of the colours, and the legend that belongs to it."""
+"""What a view can show instead of the colors, and the legend that belongs to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ColorMapName = Literal["turbo", "viridis", "gray"]
 
 @dataclass(frozen=True)
 class Legend:
-    """What the colours of a picture mean: `low` is the colour map's first colour, `high` its last."""
+    """What the colors of a picture mean: `low` is the color map's first color, `high` its last."""
 
     low: float
     high: float

@@ -186,7 +186,7 @@ def drawn(
 
 @torch.no_grad()
 def as_seen_from(gaussians: Gaussians, camera: Camera, options: RenderOptions = RenderOptions()) -> Gaussians:
-    """Return the Gaussians that `camera` sees, with the colours that it sees, as a model of degree 0.
+    """Return the Gaussians that `camera` sees, with the colors that it sees, as a model of degree 0.
 
     Drawn from `camera` with the same options it gives the same picture, from elsewhere another. Of a model
     with harmonics of degree 3 it has a quarter of the bytes of what is seen.

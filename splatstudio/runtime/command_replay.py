@@ -11,7 +11,7 @@ from splatstudio.runtime import messages
 from splatstudio.runtime.root_cause import MEMORY, Cause
 
 LIMIT = "densify.max_gaussians"
-ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterwards
+ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterward
 
 
 class CommandReplay:

@@ -58,7 +58,7 @@ class HeadlessController:
         self._hub = Hub(self._send)
 
     def listen(self, at: Address | None, store_at: Address | None, num_ranks: int) -> None:
-        """Let in who has the token at `at`, and print it; OSError where the address cannot be had.
+        """Let in who has the token at `at`, and print it; OSError where the address is not available.
 
         `at` None: at any port, which is said in the store at `store_at`. After a restart it is tried again
         meanwhile: the rank before may not have let go of the port yet.

@@ -112,7 +112,7 @@ class SilenceWatch:
 
     @property
     def all_alive(self) -> bool:
-        """Say whether the last look found no rank frozen."""
+        """Return whether the last look found no rank frozen."""
         return not any(self._frozen_for)
 
     def check(self, elapsed: float, *, order_waits: bool) -> Silence | None:

@@ -76,7 +76,7 @@ class Process(Struct, frozen=True):
 
     @property
     def stopped(self) -> bool:
-        """Say whether it is known to be stopped by a signal."""
+        """Return whether it is known to be stopped by a signal."""
         process = self.found
         try:
             return process is not None and process.status() == psutil.STATUS_STOPPED
@@ -144,7 +144,7 @@ class LaunchedWatch:
             elapsed = 0.0 if deaf and self._rank == 0 else now - looked
             silence = watch.check(elapsed, order_waits=False)
             looked = now
-            if silence is not None and (silence.seconds >= DEAF_SECONDS if deaf else self._hangs(silence)):
+            if silence is not None and (silence.seconds >= DEAF_SECONDS if deaf else self._is_hang(silence)):
                 self._end(silence)
 
     def _spare(self, *, deaf: bool) -> None:
@@ -207,15 +207,15 @@ class LaunchedWatch:
                 self._kill(heard.blamed)
         return True
 
-    def _hangs(self, silence: Silence) -> bool:
-        """Say whether a silence is not only that of native code at a large file."""
+    def _is_hang(self, silence: Silence) -> bool:
+        """Return whether a silence is not only that of native code at a large file."""
         if not silence.frozen or silence.seconds >= LIMITS.busy:
             return True
         heard = self._heard.get(self._watched[silence.rank])
         return heard is not None and heard.process.stopped
 
     def _end(self, silence: Silence) -> None:
-        """Say which rank hangs, have it ended, and end."""
+        """Tell which rank hangs, have it ended, and end."""
         rank = self._watched[silence.rank]
         heard = self._heard.get(rank)
         host = "" if heard is None else f" on {heard.process.host}"
@@ -355,7 +355,7 @@ def train_launched(
     `tell` gets what rank 0 has to say, on a thread of its own; the others only say where they meet. At
     `attach_at`, host and port of rank 0's machine, `splatstudio attach` finds it, and by what is said in the
     store at `store_at` a studio that holds that. Raises OSError when that
-    cannot be had, and ValueError with one sentence for what ended this rank.
+    is not available, and ValueError with one sentence for what ended this rank.
     """
     usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
     gpu = launched.local_rank % usable if usable else None

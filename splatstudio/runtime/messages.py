@@ -73,7 +73,7 @@ class ViewOptions:
     """
 
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)  # linear RGB in 0..1
-    sky: bool = True  # of a model that has learnt one, in place of the background
+    sky: bool = True  # of a model that has learned one, in place of the background
     mode: RenderMode = "color"
     splat_scale: float = 1.0  # every splat's standard deviations times this
     near: float | None = None  # scene units
@@ -303,7 +303,7 @@ class Densified(Event, frozen=True):
     """Gaussians were added and removed after `step`, or their opacities were reset."""
 
     step: int
-    num_gaussians: int  # afterwards
+    num_gaussians: int  # afterward
     change: Change
 
 
@@ -332,7 +332,7 @@ class Frame(Event, frozen=True):
     height: int
     step: int
     render_seconds: float
-    legend: Legend | None = None  # what the colours mean; None: they are the model's own
+    legend: Legend | None = None  # what the colors mean; None: they are the model's own
     notice: str | None = None  # why this is not the picture asked for, one sentence
 
 
@@ -344,7 +344,7 @@ class JpegFrame(Event, frozen=True, eq=False):
 
 
 class ModelLoaded(Event, frozen=True):
-    """A model is ready to be looked at; bounds are of the half nearest its centre, in the viewer's frame."""
+    """A model is ready to be looked at; bounds are of the half nearest its center, in the viewer's frame."""
 
     step: int | None
     num_gaussians: int

@@ -179,7 +179,7 @@ class RankGroup:
         return self.connection in ready
 
     def stopped(self, rank: int) -> bool:
-        """Say whether a rank's process is stopped by a signal, or gone."""
+        """Return whether a rank's process is stopped by a signal, or gone."""
         try:
             return psutil.Process(self.pids[rank]).status() in (
                 psutil.STATUS_STOPPED,
@@ -188,7 +188,7 @@ class RankGroup:
         except psutil.NoSuchProcess:
             return True
 
-    def silenced(self, silence: Silence) -> None:
+    def kill_silent(self, silence: Silence) -> None:
         """End a rank that hangs; it is to blame then. May be called from any thread."""
         self._silence = silence
         self._kill(silence.rank)

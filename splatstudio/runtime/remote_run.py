@@ -1,7 +1,7 @@
 """A training that runs elsewhere, in the place of one of this machine's own: the same orders, events, frames.
 
 It goes on when this side leaves. When the line breaks, because a rank has died or the network has, it is
-dialled again and again: the launcher starts the ranks anew, and they are found at the same address.
+dialed again and again: the launcher starts the ranks again, and they are found at the same address.
 """
 
 from __future__ import annotations
@@ -153,15 +153,15 @@ def _introduced(connection: ClientConnection, token: str, address: str, frames: 
         raise ValueError(f"{address}: {error}") from error
 
 
-def dial_again(dialled: Callable[[], RemoteLine], left: threading.Event) -> RemoteLine:
-    """Return what `dialled` gives as soon as somebody answers: the launcher starts ranks that died anew.
+def dial_again(dialed: Callable[[], RemoteLine], left: threading.Event) -> RemoteLine:
+    """Return what `dialed` gives as soon as somebody answers: the launcher starts ranks that died again.
 
     Raises ValueError with one sentence where it may not be, where nobody does for long, or once it is `left`.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not left.wait(REDIAL_SECONDS):
         try:
-            line = dialled()
+            line = dialed()
             if not left.is_set():
                 return line
             line.close()
@@ -173,13 +173,13 @@ def dial_again(dialled: Callable[[], RemoteLine], left: threading.Event) -> Remo
 
 @dataclass(frozen=True)
 class RemotePlan:
-    """Where the training runs, instead of here: `line` is the first connection, `dialled` gives another one.
+    """Where the training runs, instead of here: `line` is the first connection, `dialed` gives another one.
 
     That raises Unreachable where nobody answers for now, and ValueError where nobody will.
     """
 
     line: RemoteLine
-    dialled: Callable[[], RemoteLine]
+    dialed: Callable[[], RemoteLine]
 
     def supervise(self, job: messages.Job, log_path: Callable[[], Path], listener: HubClient) -> RemoteRun:
         """Return what stands between a training and `listener`; see `Supervisor`."""
@@ -292,7 +292,7 @@ class RemoteRun:
         self._listener.receive(messages.StateChanged("restarting"))
         self._listener.receive(messages.Warned("The connection to the training broke; it is tried again."))
         try:
-            line = dial_again(self._plan.dialled, self._left)
+            line = dial_again(self._plan.dialed, self._left)
         except ValueError as error:
             if not self._left.is_set():
                 why = as_sentence(str(error))

@@ -53,7 +53,7 @@ class ErrorReport(Struct, frozen=True):
 
     @property
     def of_a_peer(self) -> bool:
-        """Say whether this error only tells that another rank has gone."""
+        """Return whether this error only tells that another rank has gone."""
         return _is_of_a_peer(self.kind, self.text)
 
 
@@ -83,7 +83,7 @@ class Cause:
 
 
 def is_of_a_peer(error: BaseException) -> bool:
-    """Say whether an error only tells that another rank has gone."""
+    """Return whether an error only tells that another rank has gone."""
     return _is_of_a_peer(type(error).__name__, essence(error))
 
 

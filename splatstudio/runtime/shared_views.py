@@ -1,6 +1,6 @@
 """Pictures of a model that lies on several ranks: for who looks now, and the frames of a camera path.
 
-Each rank sends the Gaussians that a camera sees of its part, with the colour that they have from there. What
+Each rank sends the Gaussians that a camera sees of its part, with the color that they have from there. What
 comes together is a model of degree 0, which is drawn as any other, in every mode. For a task each rank keeps
 a copy of its Gaussians as they are when it begins; of every round of frames each rank draws one, and rank 0
 collects the pictures. Rounds come between the steps.
@@ -230,7 +230,7 @@ class CopyDrawer:
 
 @torch.no_grad()
 def seen_rows(gaussians: Gaussians, request: ViewRequest, options: RenderOptions) -> Tensor:
-    """Return the Gaussians that are seen, [M, COLUMNS] float32, with their colours from there.
+    """Return the Gaussians that are seen, [M, COLUMNS] float32, with their colors from there.
 
     `options` are the model's own.
     """
@@ -264,7 +264,7 @@ def gather_seen(ranks: Ranks, gaussians: Gaussians, request: ViewRequest, option
 def seen_by_rank(
     ranks: Ranks, gaussians: Gaussians, requests: Sequence[ViewRequest], options: RenderOptions
 ) -> Gaussians:
-    """Return what `requests[rank]` sees of all ranks' Gaussians, with their colours from there, of degree 0.
+    """Return what `requests[rank]` sees of all ranks' Gaussians, with their colors from there, of degree 0.
 
     `options` are the model's own. A rank beyond the last request gets none. What comes from rank 0 lies
     first.

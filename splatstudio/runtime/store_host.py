@@ -1,7 +1,7 @@
 """The store by which the machines of a training meet, held by the studio: no machine of it is the one needed.
 
 torchrun's agents keep their state there, and rank 0 says there where it can be steered; one that takes its
-place, on another machine perhaps, says it anew. The store knows no password: who reaches it can do what the
+place, on another machine perhaps, says it again. The store knows no password: who reaches it can do what the
 agents do, so it is for networks that are trusted, and listens on that one alone where its address is known.
 """
 
@@ -37,7 +37,7 @@ class StoreHost:
     def __init__(self, port: int = 0, host: str | None = None):
         """Listen where `host` is an address of this machine, else on all its networks, as `address` says.
 
-        ValueError where the port cannot be had. 0: any.
+        ValueError where the port is not available. 0: any.
         """
         try:
             listening = _listening(EVERYWHERE if host is None else host, port)
@@ -51,9 +51,9 @@ class StoreHost:
                 master_listen_fd=listening.detach(),
             )
         except (OSError, RuntimeError) as error:  # all errors of the store are a RuntimeError
-            raise ValueError(f"port {port} cannot be had for the machines to meet; choose another") from error
+            raise ValueError(f"port {port} is not free for the machines to meet; choose another") from error
 
-    def dialled(self) -> RemoteLine:
+    def dialed(self) -> RemoteLine:
         """Return a line to rank 0, wherever it runs now; Unreachable while there is none.
 
         Raises ValueError with one sentence where what is said of it is not understood.
@@ -77,7 +77,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the address of this machine that `host` names, or on all of them.
 
     On all where none is meant or known: behind a router, and where a machine's name is one of loopback for
-    itself, as Debian's are. Raises OSError where the port cannot be had.
+    itself, as Debian's are. Raises OSError where the port is not available.
     """
     try:
         named = [(family, at[:2]) for family, _, _, _, at in socket.getaddrinfo(host, port, proto=6)]
@@ -94,9 +94,9 @@ def _listening(host: str, port: int) -> socket.socket:
     return socket.create_server((EVERYWHERE, port), backlog=BACKLOG)
 
 
-def own_address(towards: tuple[str, int]) -> str:
+def own_address(toward: tuple[str, int]) -> str:
     """Return the address by which this machine reaches a host; OSError where it does not."""
-    with socket.create_connection(towards, STORE_SECONDS) as line:
+    with socket.create_connection(toward, STORE_SECONDS) as line:
         return str(line.getsockname()[0])
 
 

@@ -51,7 +51,7 @@ class SaveRetries:
         self._due_at: float | None = None
 
     def fail(self) -> bool:
-        """Note that a save found no room; return whether another one shall be tried."""
+        """Note that a save found no room; return whether to try another one."""
         self.num_failed += 1
         if self.num_failed > RETRY_MINUTES * 60 / RETRY_SECONDS:
             self._due_at = None
@@ -60,7 +60,7 @@ class SaveRetries:
         return True
 
     def take_due(self) -> bool:
-        """Say whether to save again now; it is said once after each that failed."""
+        """Return whether to save again now; it is said once after each that failed."""
         due = self._due_at is not None and time.monotonic() >= self._due_at
         if due:
             self._due_at = None
@@ -111,7 +111,7 @@ class RestartPolicy:
             self._restarts.popleft()
         return len(self._restarts)
 
-    def refusal(self, cause: Cause) -> str | None:
+    def refuse_or_count(self, cause: Cause) -> str | None:
         """Return None, and count a restart, where one may help; else why there is none, one sentence.
 
         An empty sentence: the cause says it all.
@@ -254,12 +254,12 @@ class Supervisor:
 
     def _run(self) -> None:
         while True:
-            self._attend(self._group)
+            self._forward_events(self._group)
             pids, ends = self._group.pids, self._group.finish()
             self._end_jobs(pids[0], self._replay.waiting_jobs)
             cause = root_cause(ends, self._plan.num_ranks)
             clean = all(end.exitcode == 0 and end.silence is None for end in ends)
-            last_words = self._last_words(cause, clean)
+            last_words = self._restart_or_end(cause, clean)
             if last_words:
                 break
         with self._sending:
@@ -270,7 +270,7 @@ class Supervisor:
         self._over.set()
         self._outbox.close()
 
-    def _last_words(self, cause: Cause, clean: bool) -> list[messages.Event]:
+    def _restart_or_end(self, cause: Cause, clean: bool) -> list[messages.Event]:
         """Return how it ended for good, after the end of a group; nothing when another one goes on."""
         if self._closing and (clean or self._quiet):
             return [messages.StateChanged("ended")]
@@ -278,7 +278,7 @@ class Supervisor:
             # The training had its last word; only the view of its result is gone.
             return [messages.Warned(loss_of_view_sentence(cause, self.job)), messages.StateChanged("ended")]
         # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
-        refusal = "" if clean or self._closing else self._policy.refusal(cause)
+        refusal = "" if clean or self._closing else self._policy.refuse_or_count(cause)
         if refusal is None and self._restart(cause):
             return []
         why = " ".join(filter(None, (cause.sentence, refusal)))
@@ -289,7 +289,7 @@ class Supervisor:
         for failed in self._jobs.abandon(pid, waiting):
             self._listener.receive(failed)
 
-    def _attend(self, group: RankGroup) -> None:
+    def _forward_events(self, group: RankGroup) -> None:
         """Hand on the events of a group until one of its ranks has ended."""
         while group.wait():
             try:
@@ -361,15 +361,15 @@ class Supervisor:
             now = time.monotonic()
             silence = watch.check(now - looked, order_waits=answered != self._num_sent)
             looked = now
-            if silence is not None and self._hangs(group, silence):
-                group.silenced(silence)
+            if silence is not None and self._is_hang(group, silence):
+                group.kill_silent(silence)
                 watch = None
             elif watch.all_alive:
                 # Alive since the look before: what had been sent by then has arrived.
                 answered = sent
             sent = self._num_sent
 
-    def _hangs(self, group: RankGroup, silence: Silence) -> bool:
+    def _is_hang(self, group: RankGroup, silence: Silence) -> bool:
         busy = silence.frozen and silence.seconds < self._plan.limits.busy
         return not busy or group.stopped(silence.rank)
 

@@ -44,7 +44,7 @@ log = logging.getLogger("splatstudio.runtime")
 
 
 class Task:
-    """A job in progress: its thread's way to tell how far it is and to ask whether it shall go on."""
+    """A job in progress: its thread's way to tell how far it is and to ask whether to go on."""
 
     def __init__(self, command: JobCommand, emit: Callable[[Event], None], num_threads: Callable[[], int]):
         self.command = command
@@ -143,7 +143,7 @@ class Tasks:
         return None
 
     def _num_threads(self) -> int:
-        """Return how many threads a job may use now: a training shall be slowed, not stopped."""
+        """Return how many threads a job may use now: a training may be slowed, not stopped."""
         threads = torch.get_num_threads()
         return max(1, threads // 2) if self._training() else threads
 

@@ -197,7 +197,7 @@ class Training:
         for note in session.notes:
             log.info("%s", note)
         if trainer.halves is not None:
-            log.info("ranks send each other colours and most gradients in 16 bits")
+            log.info("ranks send each other colors and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
         for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer))):
             self._emit(messages.Warned(warning))

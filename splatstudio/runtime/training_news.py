@@ -65,7 +65,7 @@ class ProgressTeller:
         self._errors_due = 0.0
 
     def restart(self, step: int) -> None:
-        """Begin anew after a pause: the next step is told at once."""
+        """Begin again after a pause: the next step is told at once."""
         self._rate.restart(step)
         self._progress_due = 0.0
 

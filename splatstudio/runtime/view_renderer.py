@@ -66,7 +66,7 @@ class Painter:
     ) -> tuple[Picture, str | None]:
         """Return the picture, of the camera's size, and why it is not the one asked for (None: it is).
 
-        `options` are the model's own. Without a `scene`, or without the photograph, "error" shows colours.
+        `options` are the model's own. Without a `scene`, or without the photograph, "error" shows colors.
         """
         notice = None
         if wanted.splat_scale > 0:
@@ -157,7 +157,7 @@ def threads_beside(threads: int) -> int:
 class ViewRenderer:
     """One latest-wins request for each view, served in turn; each frame costs a slot until it is returned.
 
-    While `training()` holds, frames are rendered by fewer threads: they shall slow a step, not stop it.
+    While `training()` holds, frames are rendered by fewer threads: they may slow a step, not stop it.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class CapturedPhoto:
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A scene folder as read, before images are measured and the frame is normalised."""
+    """A scene folder as read, before images are measured and the frame is normalized."""
 
     format: str
     shots: tuple[CapturedPhoto, ...]

@@ -24,7 +24,7 @@ from splatstudio.scene.lens import Lens
 
 IMAGE_HEAD = struct.Struct("<I7dI")  # id, quaternion, translation, camera id
 CAMERA_HEAD = struct.Struct("<IiQQ")  # id, model, width, height
-POINT_BYTES = 43  # id, position, colour, error
+POINT_BYTES = 43  # id, position, color, error
 COUNT = struct.Struct("<Q")
 MAX_NAME_BYTES = 4096
 NO_POINT = 2**64 - 1  # what an observation has for a point that was not triangulated
@@ -141,12 +141,12 @@ def read_observed_points(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids [P] uint64, positions [P, 3] float64 and colours [P, 3] uint8; ValueError when damaged."""
+    """Return ids [P] uint64, positions [P, 3] float64 and colors [P, 3] uint8; ValueError when damaged."""
     cursor = _Cursor(path)
     count = cursor.count(POINT_BYTES + COUNT.size, "points")
     starts = np.empty(count, np.int64)
     data, size, position, unpack = cursor.data, cursor.size, cursor.position, COUNT.unpack_from
-    for i in range(count):  # record lengths depend on each other, so this loop stays; the rest is vectorised
+    for i in range(count):  # record lengths depend on each other, so this loop stays; the rest is vectorized
         starts[i] = position
         tail = position + POINT_BYTES + COUNT.size
         position = tail + unpack(data, tail - COUNT.size)[0] * 8 if tail <= size else size + 1

@@ -90,7 +90,7 @@ def read_observed_points(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ids [P] uint64, positions [P, 3] float64 and colours [P, 3] uint8.
+    """Return ids [P] uint64, positions [P, 3] float64 and colors [P, 3] uint8.
 
     Raises ValueError naming the line that cannot be read.
     """
@@ -106,7 +106,7 @@ def read_points(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             )
         point_id, *rgb = _integers([words[0], *words[4:7]], where)
         if not (all(0 <= c <= 255 for c in rgb) and 0 <= point_id < 2**64):
-            raise _unreadable(where, f"has the id {point_id} and the colour {rgb}; colours are 0 to 255")
+            raise _unreadable(where, f"has the id {point_id} and the color {rgb}; colors are 0 to 255")
         ids.append(point_id)
         positions.append(_numbers(words[1:4], where))
         colors.append(rgb)

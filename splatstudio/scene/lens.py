@@ -15,7 +15,7 @@ BORDER_SAMPLES = 65
 
 @dataclass(frozen=True)
 class Lens:
-    """Intrinsics of one picture file in pixels, with the centre of its top-left pixel at (0.5, 0.5).
+    """Intrinsics of one picture file in pixels, with the center of its top-left pixel at (0.5, 0.5).
 
     `kind` "brown" has distortion (k1, k2, p1, p2, k3) on the image plane (Brown 1966, as OpenCV and COLMAP
     write it); "fisheye" has (k1, k2, k3, k4) on the angle (Kannala and Brandt 2006). `model` is the file's
@@ -132,13 +132,13 @@ def undistort(lens: Lens, points: np.ndarray) -> np.ndarray:
 def pinhole(lens: Lens) -> Lens:
     """Return the largest upright pinhole picture without empty borders that `lens` contains.
 
-    Focal lengths are kept, so that the centre keeps its resolution; the size may grow or shrink. Raises
+    Focal lengths are kept, so that the center keeps its resolution; the size may grow or shrink. Raises
     ValueError when the distortion leaves no such picture.
     """
     if not lens.distorted:
         return replace(lens, distortion=())
-    focal, centre = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
-    plain = {side: points * focal + centre for side, points in _border(lens).items()}
+    focal, center = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
+    plain = {side: points * focal + center for side, points in _border(lens).items()}
     left, right = plain["left"][:, 0].max(), plain["right"][:, 0].min()
     top, bottom = plain["top"][:, 1].max(), plain["bottom"][:, 1].min()
     if not (right - left >= 1 and bottom - top >= 1):
@@ -175,8 +175,8 @@ def _border(lens: Lens) -> dict[str, np.ndarray]:
         "top": np.stack([xs, np.full_like(xs, ys[0])], -1),
         "bottom": np.stack([xs, np.full_like(xs, ys[-1])], -1),
     }
-    focal, centre = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
-    return {side: undistort(lens, (pixels - centre) / focal) for side, pixels in sides.items()}
+    focal, center = np.array([lens.fx, lens.fy]), np.array([lens.cx, lens.cy])
+    return {side: undistort(lens, (pixels - center) / focal) for side, pixels in sides.items()}
 
 
 @lru_cache(maxsize=3)

@@ -1,4 +1,4 @@
-"""load_scene: tell the format of a folder, read it, measure its photographs, normalise its frame."""
+"""load_scene: tell the format of a folder, read it, measure its photographs, normalize its frame."""
 
 from __future__ import annotations
 

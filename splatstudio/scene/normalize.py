@@ -1,4 +1,4 @@
-"""The normalised frame: z up, the point of attention at the origin, the cameras within radius 1."""
+"""The normalized frame: z up, the point of attention at the origin, the cameras within radius 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UPRIGHT_AXES = {3: ((0, -1), (1, -1)), 6: ((1, -1), (0, 1)), 8: ((1, 1), (0, -1)
 def normalizing_transform(
     viewmats: np.ndarray, points: np.ndarray, orientations: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """Return the [4, 4] similarity that brings cameras and points to the normalised frame.
+    """Return the [4, 4] similarity that brings cameras and points to the normalized frame.
 
     `viewmats` [C, 4, 4] are world to camera, C at least 1; `points` [P, 3] may be empty;
     `orientations` are the EXIF orientations of pictures that stay stored as they are, so that their cameras
@@ -76,7 +76,7 @@ def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, 
     cameras it lies in front of their mean at the points' median depth (`size` without points); for cameras
     that look outward it is the cameras' mean.
     """
-    forward, centre = rotations[:, 2], positions.mean(axis=0)
+    forward, center = rotations[:, 2], positions.mean(axis=0)
     away = np.eye(3) - forward[:, :, None] * forward[:, None, :]
     system = away.mean(axis=0)
     values = np.linalg.eigvalsh(system)
@@ -87,11 +87,11 @@ def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, 
             return nearest
     heading = forward.mean(axis=0)
     if np.linalg.norm(heading) < 0.5:
-        return centre
+        return center
     heading = heading / np.linalg.norm(heading)
-    ahead = (points - centre) @ heading
+    ahead = (points - center) @ heading
     ahead = ahead[ahead > 0]
-    return centre + heading * (float(np.median(ahead)) if len(ahead) else size)
+    return center + heading * (float(np.median(ahead)) if len(ahead) else size)
 
 
 def _held(rotation: np.ndarray, orientation: int) -> np.ndarray:
@@ -102,8 +102,8 @@ def _held(rotation: np.ndarray, orientation: int) -> np.ndarray:
     return np.stack([right_sign * rotation[right], down_sign * rotation[down], rotation[2]])
 
 
-def _median_distance(points: np.ndarray, centre: np.ndarray) -> float:
-    return float(np.median(np.linalg.norm(points - centre, axis=1))) if len(points) else 0.0
+def _median_distance(points: np.ndarray, center: np.ndarray) -> float:
+    return float(np.median(np.linalg.norm(points - center, axis=1))) if len(points) else 0.0
 
 
 def _median_direction(directions: np.ndarray) -> np.ndarray:

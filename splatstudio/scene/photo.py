@@ -71,7 +71,7 @@ def read_photo(view: View) -> Photo:
         )
     mask = read_mask(view.mask_path, view.orientation, width, height) if view.mask_path else None
     rgb, alpha = _channels(pixels)
-    # Filters mix neighbouring pixels: colours must be weighted by their alpha, or the unseen colour of
+    # Filters mix neighboring pixels: colors must be weighted by their alpha, or the unseen color of
     # transparent pixels bleeds into the edge.
     image = rgb if alpha is None else _premultiplied(rgb, alpha)
     if view.lens.distorted:
@@ -96,7 +96,7 @@ def read_photo(view: View) -> Photo:
 
 
 def decode(path: Path) -> np.ndarray:
-    """Return the stored pixels [H, W, C] uint8: C is 3 (RGB) or 4 (RGBA); 16 bits become 8, grey becomes RGB.
+    """Return the stored pixels [H, W, C] uint8: C is 3 (RGB) or 4 (RGBA); 16 bits become 8, gray becomes RGB.
 
     Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
     """
@@ -173,7 +173,7 @@ def _exif(image: Image.Image) -> Image.Exif:
 
 
 def _cut_off(data: bytes) -> bool:
-    """Return whether a JPEG or PNG file lacks its end; decoders fill the missing part with grey silently."""
+    """Return whether a JPEG or PNG file lacks its end; decoders fill the missing part with gray silently."""
     if data.startswith(b"\xff\xd8"):
         # Marker bytes cannot occur inside the scan, and a thumbnail's end comes before the last scan starts.
         return data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda")

@@ -1,4 +1,4 @@
-"""The Scene: cameras, photographs and sparse points in one normalised frame, whatever the files were."""
+"""The Scene: cameras, photographs and sparse points in one normalized frame, whatever the files were."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Scene:
     def resized(self, downscale: int) -> Scene:
         """Return the scene as it is with another `downscale`, to within a pixel of each side.
 
-        For plans: what is trained on is read anew, and may come from a folder of smaller photographs.
+        For plans: what is trained on is read again, and may come from a folder of smaller photographs.
         """
         if downscale == self.downscale:
             return self

@@ -208,7 +208,7 @@ MAX_HEADER_BYTES = 65536
 
 
 def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions [P, 3] float64 and colours [P, 3] uint8 (grey where the file has none).
+    """Return positions [P, 3] float64 and colors [P, 3] uint8 (gray where the file has none).
 
     Raises ValueError when the file is missing, damaged, or its first element is not vertices with x, y, z.
     """
@@ -233,7 +233,7 @@ def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:
     positions = np.stack([rows[axis] for axis in "xyz"], axis=1).astype(np.float64)
     if all(name in rows for name in ("red", "green", "blue")):
         channels = np.stack([rows[name] for name in ("red", "green", "blue")], axis=1).astype(np.float64)
-        # Colours of floating point are 0..1 by custom.
+        # Colors of floating point are 0..1 by custom.
         scale = 255.0 if dict(fields)["red"].startswith("f") else 1.0
         colors = np.nan_to_num(channels * scale).clip(0, 255).astype(np.uint8)
     else:

@@ -10,12 +10,12 @@ from splatstudio.settings.setting import documented, setting
 @documented
 @dataclass(frozen=True)
 class ExposureConfig:
-    """A colour correction of each training photograph, learnt besides the model and seen by the loss alone.
+    """A color correction of each training photograph, learned besides the model and seen by the loss alone.
 
     The model is drawn without it. Test photographs have none: their PSNR is the plain one.
     """
 
-    enabled: bool = setting(False, "Learn an affine map of colours (3 x 4) for each training photograph.")
+    enabled: bool = setting(False, "Learn an affine map of colors (3 x 4) for each training photograph.")
     lr: float = setting(2e-2, "Learning rate of the maps at the first step.", 0, 1, live=True)
     lr_decay: float = setting(0.05, "That rate at the last step over that at the first.", 1e-6, 1)
     stay: float = setting(0.1, "Weight of the mean square by which a map differs from none.", 0, live=True)
@@ -25,7 +25,7 @@ class ExposureConfig:
     grid_size: int = setting(4, "Cells of a grid along each side of the photograph.", 2, 64)
     grid_depth: int = setting(2, "Cells of a grid from dark to bright.", 2, 32)
     grid_smooth: float = setting(
-        10.0, "Weight of the mean square difference of neighbouring cells.", 0, live=True
+        10.0, "Weight of the mean square difference of neighboring cells.", 0, live=True
     )
 
 
@@ -50,10 +50,10 @@ class PoseConfig:
 @documented
 @dataclass(frozen=True)
 class SkyConfig:
-    """A learnt colour behind everything, by viewing direction; files of Gaussians cannot hold it."""
+    """A learned color behind everything, by viewing direction; files of Gaussians cannot hold it."""
 
     enabled: bool = setting(False, "Learn what is behind the scene, in place of a fixed background.")
-    degree: int = setting(2, "Degree of its spherical harmonics; 0: one colour everywhere.", 0, 3)
+    degree: int = setting(2, "Degree of its spherical harmonics; 0: one color everywhere.", 0, 3)
     lr: float = setting(5e-3, "Learning rate of its coefficients.", 0, 1, live=True)
 
 

@@ -48,8 +48,8 @@ class OptimConfig:
     scales_lr: float = setting(5e-3, "Learning rate of the log scales.", 0, 1, live=True)
     quats_lr: float = setting(1e-3, "Learning rate of the rotations.", 0, 1, live=True)
     opacities_lr: float = setting(5e-2, "Learning rate of the opacity logits.", 0, 1, live=True)
-    sh0_lr: float = setting(2.5e-3, "Learning rate of the base colour.", 0, 1, live=True)
-    shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent colour.", 0, 1, live=True)
+    sh0_lr: float = setting(2.5e-3, "Learning rate of the base color.", 0, 1, live=True)
+    shN_lr: float = setting(1.25e-4, "Learning rate of the view-dependent color.", 0, 1, live=True)
     rest_lr_decay: float = setting(
         1.0, "The other rates at the last step over those at the first; 1: they stay as they are.", 1e-6, 1
     )
@@ -66,7 +66,7 @@ class OptimConfig:
 @documented
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training: what to optimise, how long, and what to write when."""
+    """One training: what to optimize, how long, and what to write when."""
 
     steps: int = setting(30_000, "Training steps.", 1, live=True)
     downscale: int = setting(1, "Divide the photographs' width and height by this (area filter).", 1, 64)
@@ -96,14 +96,14 @@ class TrainConfig:
     )
     ssim_weight: float = setting(0.2, "Weight of 1 - SSIM in the loss; the rest is L1.", 0, 1, live=True)
     init_opacity: float = setting(0.1, "Opacity of the first splats.", 0.001, 0.999)
-    init_scale: float = setting(1.0, "Size of the first splats over the distance to their neighbours.", 1e-3)
+    init_scale: float = setting(1.0, "Size of the first splats over the distance to their neighbors.", 1e-3)
     init: str = setting(
         "", "Model to start from (a file, run or checkpoint) at full SH degree; else from the scene's points."
     )
     init_random: int = setting(20_000, "Number of random splats where the scene has no points.", 1)
     antialiased: bool = setting(False, "Compensate the opacity of splats smaller than a pixel.")
     background: tuple[float, float, float] = setting(
-        (0.0, 0.0, 0.0), "Colour behind the scene.", 0, 1, live=True
+        (0.0, 0.0, 0.0), "Color behind the scene.", 0, 1, live=True
     )
     random_background: bool = setting(
         False, "A random background each step: discourages transparency.", live=True
@@ -136,13 +136,13 @@ class TrainConfig:
     keep: int = setting(0, "Checkpoints to keep, the newest; older ones are deleted. 0: all.", 0, live=True)
     precision: Precision = setting(  # noqa: RUF009 - likewise
         "auto",
-        "What ranks send each other in training: all in 32 bits (fp32), or colours and most gradients in 16"
+        "What ranks send each other in training: all in 32 bits (fp32), or colors and most gradients in 16"
         " (mixed); auto: mixed between machines, fp32 within one. One rank sends nothing.",
     )
     order: Order = setting(  # noqa: RUF009 - likewise
         "insertion",
         "How splats lie in memory: as born, or after each densification along a Morton curve (morton),"
-        " neighbours together, which is faster where there are very many. Choices by chance are the same.",
+        " neighbors together, which is faster where there are very many. Choices by chance are the same.",
     )
     strategy: StrategyName = setting(  # noqa: RUF009 - a field like the others, whose type has a name
         "default",
@@ -298,7 +298,7 @@ def differing(config: Any, other: Any, path: str = "") -> list[str]:
     return names
 
 
-# What a run that goes on may be told anew: when to stop, to evaluate and to save.
+# What a run that goes on may be told again: when to stop, to evaluate and to save.
 FREE_ON_RESUME = (
     "images",  # the same photographs may have been moved
     "steps",
@@ -342,7 +342,7 @@ def resumed(saved: TrainConfig, asked: TrainConfig, given: Collection[str]) -> T
     if fixed:
         raise ValueError(
             f"a run goes on with its own settings, but {', '.join(fixed)} would change; omit that, "
-            "or train anew without --resume"
+            "or start a new training without --resume"
         )
     return dataclasses.replace(
         saved, **{name: getattr(asked, name) for name in FREE_ON_RESUME if name in given}

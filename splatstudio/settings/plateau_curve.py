@@ -129,6 +129,6 @@ def _stretch(at: np.ndarray, psnr: np.ndarray, first: int, gain: float) -> Plate
 
 
 def _medians(psnr: np.ndarray) -> np.ndarray:
-    """Return for each score the median of it and its two neighbours; at the ends that of three, too."""
+    """Return for each score the median of it and its two neighbors; at the ends that of three, too."""
     inner = np.median(np.stack([psnr[:-2], psnr[1:-1], psnr[2:]]), axis=0)
     return np.concatenate([inner[:1], inner, inner[-1:]])

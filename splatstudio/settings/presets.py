@@ -38,7 +38,7 @@ class Preset:
         return self.settings.get(path, value_of(TrainConfig(), path))
 
 
-# Rates that are large at first, the larger the shorter the training, and come to rest; colours that depend on
+# Rates that are large at first, the larger the shorter the training, and come to rest; colors that depend on
 # the view early, but only as far as the photographs can tell.
 _BRISK: Mapping[str, Any] = {
     "optim.lr_scale_short_runs": 0.4,

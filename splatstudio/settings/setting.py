@@ -89,7 +89,7 @@ def typed_path(text: str | Path) -> Path:
     Raises ValueError with one sentence where no such folder is known, or where no file can be called that.
     """
     if "\0" in str(text):
-        raise ValueError("a path cannot hold a NUL character; type it anew")
+        raise ValueError("a path cannot hold a NUL character; type it again")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

@@ -83,7 +83,7 @@ class McmcConfig:
     )
     every: int = setting(100, "Steps between two relocations.", 1)
     max_gaussians: int = setting(
-        0, "How many there shall be, densify.max_gaussians at most; 0: as many as density says.", 0
+        0, "How many there are to be, densify.max_gaussians at most; 0: as many as density says.", 0
     )
     density: float = setting(
         0.3, "How many, over the pixels of a photograph times the square root of their number.", 1e-3, 100
@@ -98,7 +98,7 @@ class McmcConfig:
     )
     spread: float = setting(
         0.5,
-        "Where parents and born lie: at random in what was one, by so many times its size; 0: at its centre.",
+        "Where parents and born lie: at random in what was one, by so many times its size; 0: at its center.",
         0,
         0.9,
     )

@@ -33,11 +33,11 @@ class Strategy(Protocol):
         """Return the state before the first step: zeros, [N] by name."""
         ...
 
-    def observes(self, step: int) -> bool:
+    def observes_at(self, step: int) -> bool:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         ...
 
-    def changes(self, step: int) -> bool:
+    def changes_at(self, step: int) -> bool:
         """Return whether `after_step` may do what no `Population.gate` keeps it from, after `step` others."""
         ...
 
@@ -46,6 +46,6 @@ class Strategy(Protocol):
 
         `seen` is what each picture of the step showed of this rank's Gaussians, `step` the number of steps
         done before this one. Returns None where no rule was due. Where `population` has a gate and no
-        `changes` are due, all that is done has it, and can be done again where it was shut.
+        `changes_at` is due, all that is done has it, and can be done again where it was shut.
         """
         ...

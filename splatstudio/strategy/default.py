@@ -23,8 +23,8 @@ from splatstudio.strategy.population import (
     PERSISTENT_ID,
     Population,
     change_or_none,
-    count_anew,
     edit,
+    reset_counts,
     unless_short,
 )
 from splatstudio.strategy.sampling import keys_of_parts
@@ -69,13 +69,13 @@ class DefaultStrategy:
         """Return the state before the first step: zeros, [N] by name."""
         return {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible", "radius2d")}
 
-    def observes(self, step: int) -> bool:
+    def observes_at(self, step: int) -> bool:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         return self.config.enabled and step < self.stop_step
 
-    def changes(self, step: int) -> bool:
+    def changes_at(self, step: int) -> bool:
         """Return whether `after_step` may do more than count, after `step` others."""
-        return self.observes(step) and (self._densifies(step) or self._resets(step))
+        return self.observes_at(step) and (self._densifies(step) or self._resets(step))
 
     def _densifies(self, step: int) -> bool:
         paused = step % self.config.reset_every < self.config.pause_after_reset
@@ -91,7 +91,7 @@ class DefaultStrategy:
         `step` is the number of steps done before this one. Returns None where no rule was due.
         """
         config = self.config
-        if not self.observes(step):
+        if not self.observes_at(step):
             return None
         counts, sized = population.counts, step < config.stop_scale2d_step
         for observation in seen:
@@ -113,7 +113,7 @@ class DefaultStrategy:
             population.steps_back.append(partial(self.generator.set_state, self.generator.get_state()))
         clone, split, capped = self._to_grow(population, step)
         clones, splits = clone.nonzero().squeeze(1), split.nonzero().squeeze(1)
-        parents, order, numbers = _to_be_born(population, clones, splits)
+        parents, order, numbers = _insertion_order(population, clones, splits)
         others = torch.arange(len(parents), device=parents.device) >= len(clones) + len(splits)
         noise = normal_numbers(*numbers, self.generator)
         born = concatenated([gaussians[clones], _halves(gaussians[splits.repeat(2)], noise)])
@@ -127,7 +127,7 @@ class DefaultStrategy:
         if PERSISTENT_ID in population.counts:
             own = population.counts[PERSISTENT_ID][len(population) - len(born) :]  # their parents' until now
             own.copy_(keys_of_parts(own, others.long(), step))
-        count_anew(population)
+        reset_counts(population)
         changes = torch.tensor([len(clones), len(splits), num_removed], device="cpu")
         cloned, split_up, pruned = ranks.all_reduce(changes).tolist()
         return Change(cloned=cloned, split=split_up, pruned=pruned, capped=capped)
@@ -180,7 +180,7 @@ def count(
         count_seen(seen.gradients2d, seen.radii, size, *totals, gate)
         return
     visible = (seen.radii > 0).all(dim=1)
-    # Pixels to normalised device coordinates, so that a threshold holds for every image size.
+    # Pixels to normalized device coordinates, so that a threshold holds for every image size.
     to_ndc = seen.gradients2d.new_tensor([seen.width / 2.0, seen.height / 2.0])
     norms = (seen.gradients2d * to_ndc).norm(dim=1)
     counts["grad2d"] += torch.where(visible, norms, torch.zeros_like(norms))
@@ -197,7 +197,7 @@ def reset_opacities(population: Population, opacity: float) -> None:
     population.optimizer.forget("opacities")
 
 
-def _to_be_born(
+def _insertion_order(
     population: Population, clones: Tensor, splits: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Tensor, int]]:
     """Return the parents of those to be born, their order among all ranks', and the numbers of the halves.

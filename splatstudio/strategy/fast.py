@@ -1,7 +1,7 @@
 """Few Gaussians, where several photographs agree that they are needed.
 
 After FastGS (Ren et al. 2025) and Speedy-Splat (Hanson et al. 2025), by their papers, with an own measure:
-the weight with which a Gaussian is in chosen pixels, which one pass back through the rasteriser gives.
+the weight with which a Gaussian is in chosen pixels, which one pass back through the rasterizer gives.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class FastStrategy(DefaultStrategy):
         """Return the step from which none are added."""
         return self.fast.ends(self.steps, self.config)
 
-    def changes(self, step: int) -> bool:
+    def changes_at(self, step: int) -> bool:
         """Return whether `after_step` may do more than count, after `step` others."""
-        return super().changes(step) or self._thins_out(step)
+        return super().changes_at(step) or self._thins_out(step)
 
     def _thins_out(self, step: int) -> bool:
         return self.config.enabled and step in self.fast.thins(self.steps)

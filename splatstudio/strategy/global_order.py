@@ -79,7 +79,7 @@ def largest(population: Population, rows: Tensor, values: Tensor, num: int) -> T
 def normal_numbers(numbers: Tensor, num: int, generator: torch.Generator) -> Tensor:
     """Return those of `num` normal numbers, three each, that have the given `numbers` [n], [n, 3] float32.
 
-    `generator`, on the CPU, must be in the same state on all ranks, and is afterwards.
+    `generator`, on the CPU, must be in the same state on all ranks, and is afterward.
     """
     noise = torch.randn((num, 3), generator=generator, dtype=torch.float32, device="cpu")
     return noise[numbers.cpu()]

@@ -2,7 +2,7 @@
 
 Two things differ from the paper unless the settings say otherwise. Samples are drawn by the mean absolute
 gradient of the projected means in place of the opacity: they go to where the picture wants a change. And
-the parts of a Gaussian lie at random in what it was and are smaller, not all alike in its centre: of two that
+the parts of a Gaussian lie at random in what it was and are smaller, not all alike in its center: of two that
 are alike in all, gradients never make two, and what is large makes no detail.
 A third holds always: parents keep their Adam moments, which the authors' code sets to zero.
 In a step on several photographs the noise grows by the square root of their number, as the rates do.
@@ -27,17 +27,16 @@ from splatstudio.optimization.optim import learning_rates
 from splatstudio.rendering.render import training_stages_for
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import McmcConfig
-from splatstudio.strategy.chance import seeds_of
 from splatstudio.strategy.default import count
 from splatstudio.strategy.population import (
     PERSISTENT_ID,
     Population,
     change_or_none,
-    count_anew,
     edit,
+    reset_counts,
     unless_short,
 )
-from splatstudio.strategy.sampling import Samples, sample_parents
+from splatstudio.strategy.sampling import Samples, sample_parents, seeds_of
 
 MOST_COPIES = 51  # a Gaussian is parted into as many at most; beyond, the sum below would lose its digits
 
@@ -75,7 +74,7 @@ class McmcStrategy:
 
     @property
     def cap(self) -> int:
-        """Return how many Gaussians there shall be, over all ranks."""
+        """Return how many Gaussians there are to be, over all ranks."""
         return min(self._chosen, self.config.densify.max_gaussians)
 
     @property
@@ -88,11 +87,11 @@ class McmcStrategy:
         counts = {name: gaussians.means.new_zeros(len(gaussians)) for name in ("grad2d", "visible")}
         return counts | {PERSISTENT_ID: gaussians.means.new_zeros(len(gaussians), dtype=torch.int64)}
 
-    def observes(self, step: int) -> bool:
+    def observes_at(self, step: int) -> bool:
         """Return whether `after_step` wants to know what the step after `step` others shows."""
         return self.config.mcmc.guided and self.config.densify.enabled and step < self.stop_step
 
-    def changes(self, step: int) -> bool:
+    def changes_at(self, step: int) -> bool:
         """Return whether `after_step` may do more than count and make noise, after `step` others."""
         return self.config.densify.enabled and self._redistributes(step)
 
@@ -111,7 +110,7 @@ class McmcStrategy:
         change = None
         if self._redistributes(step):
             change = change_or_none(
-                population, lambda: self._redistribute(population, step, *to_redistribute)
+                population, lambda: self._relocate_and_add(population, step, *to_redistribute)
             )
         rates = learning_rates(self.config.optim, extent=self.extent, step=step, steps=self.config.steps)
         num_photos = self.config.batch_size * self.config.accumulate * population.ranks.num_ranks
@@ -119,7 +118,7 @@ class McmcStrategy:
         unless_short(population, lambda: inject_noise(population, amount, mcmc.min_opacity, to_move))
         return change
 
-    def _redistribute(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
+    def _relocate_and_add(self, population: Population, step: int, to_deal: int, to_part: int) -> Change:
         ranks, mcmc = population.ranks, self.config.mcmc
         population.optimizer.flush_lazy_rows(population.gaussians)
         alive, masses = self._judged(population)
@@ -130,7 +129,7 @@ class McmcStrategy:
         newborn = part(population, births, mcmc, to_part)
         edit(population, keep=alive, newborn=newborn, parents=births.parents, order=births.numbers)
         population.counts[PERSISTENT_ID][len(population) - len(newborn) :] = births.keys
-        count_anew(population)
+        reset_counts(population)
         num_dead, num_born = num - num_alive, births.num_all
         moved = min(num_dead, num_born)
         return Change(cloned=num_born - moved, relocated=moved, pruned=num_dead - moved, capped=capped)
@@ -150,7 +149,7 @@ class McmcStrategy:
         return alive, torch.where(alive, masses, torch.zeros_like(masses))
 
     def _wanted(self, num: int, num_alive: int, step: int) -> tuple[int, int]:
-        """Return how many Gaussians there shall be after this step, and how many more but for the limit.
+        """Return how many Gaussians there are to be after this step, and how many more but for the limit.
 
         As many times more each time; the factor is such that all are there by the middle of the steps between
         start and stop at the latest. None of the living goes, but where there are too many the dead do.
@@ -179,7 +178,7 @@ def part(population: Population, births: Samples, mcmc: McmcConfig, seed: int) -
     scales = whole.scales + factor.log().to(whole.scales)[:, None]
     parts = replace(whole, opacities=opacity, scales=scales)
     if population.steps_back is not None:
-        # Not `whole`, whose colours nobody changes: this waits through the edit, where memory is shortest.
+        # Not `whole`, whose colors nobody changes: this waits through the edit, where memory is shortest.
         before = (whole.means, whole.scales, whole.opacities)
         population.steps_back.append(partial(_put, population, rows, before))
     newborn, moved = parts[of_row], parts

@@ -129,7 +129,7 @@ def _places_after(population: Population, rows: Tensor, order: Tensor) -> Tensor
     return torch.cat([kept, num_kept + born])
 
 
-def count_anew(population: Population) -> None:
+def reset_counts(population: Population) -> None:
     """Set what the strategy has counted to zero, in place."""
     for name, count in population.counts.items():
         if name not in (ROW_INDEX, PERSISTENT_ID):

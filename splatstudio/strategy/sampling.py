@@ -1,13 +1,8 @@
-"""Who is parted into how many, by numbers that are each Gaussian's own.
-
-Trainings that are alike but for the rounding of sums, as on other numbers of ranks, come to differ in who is
-dead and by how much somebody is needed. Where chance follows from a Gaussian's own number, which it keeps for
-life and from which those of its parts follow, that concerns the few themselves and nobody else; one list of
-random numbers for all, or one sum over all by which to draw, would turn every choice after them.
-"""
+"""Random numbers that all ranks draw alike, and what MCMC draws: which Gaussians are moved or added."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +15,20 @@ from splatstudio.kernels.reference_training import random_bits
 from splatstudio.strategy.global_order import in_order, listed
 from splatstudio.strategy.population import PERSISTENT_ID, ROW_INDEX, Population
 
+
+def generator_of(seed: int, step: int) -> torch.Generator:
+    """Return a generator for a step's random numbers, on the CPU: the same on all ranks and when repeated."""
+    # A hash of four bytes: torch's generators for the CPU look at 32 bits of a seed and at no more. The zero
+    # stands for the first rank, whose numbers are those of all of them.
+    number = int.from_bytes(hashlib.blake2b(f"{seed} {step} 0".encode(), digest_size=4).digest(), "little")
+    return torch.Generator().manual_seed(number)
+
+
+def seeds_of(seed: int, step: int, num: int) -> list[int]:
+    """Return `num` seeds of a step for what is made by counting, 0 to below 2^62, the same on all ranks."""
+    return torch.randint(2**62, (num,), generator=generator_of(seed, step), device="cpu").tolist()
+
+
 _BLOCK = 1 << 18  # rows that are looked at together: what is made of each takes 200 bytes for a moment
 _LEVELS = 4  # of a bisection that are decided at once: one message to the other ranks for all of them
 # From a part to the next of one Gaussian: odd, so that none comes twice, and far from small numbers.
@@ -29,7 +38,7 @@ _LARGEST_KEY = 2**63 - 1
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Of whom more shall be: births of all ranks, of which this one knows those from its rows."""
+    """Of which there are to be more: births of all ranks, of which this one knows those from its rows."""
 
     parents: Tensor  # [M] int64 rows of this rank, that of each birth
     numbers: Tensor  # [M] int64, of each birth among those of all ranks

@@ -3,134 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.distributed.exchange import return_buffers, sent_back
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.kernels.stages import RasterSettings
 from splatstudio.optimization.gradients import TrainView
-from splatstudio.rendering.render import RenderOptions, stages_for
-from splatstudio.rendering.sharded_view import (
-    COLUMNS,
-    cameras_of_all,
-    project_for_all,
-    project_settings,
-    projected_from,
-    rows_of_camera,
-    share,
-)
-from splatstudio.scene.scene import Scene
+from splatstudio.rendering.render import RenderOptions
 from splatstudio.settings.capture_config import ShapeConfig
-from splatstudio.strategy.chance import generator_of
 from splatstudio.strategy.population import Population, change_or_none, edit, unless_short
-
-MapsOf = Callable[[TrainView, Tensor, Tensor], Tensor]
-
-
-@torch.enable_grad()
-def contributions(
-    ranks: Ranks, gaussians: Gaussians, views: Sequence[TrainView], options: RenderOptions, maps_of: MapsOf
-) -> list[Tensor]:
-    """Return for each view of all ranks, rank 0's first, what this rank's Gaussians contribute, [N, 3].
-
-    `views` are this rank's; each is drawn, and `maps_of` it, its picture [H, W, 3] and its alpha [H, W] gives
-    the three maps [H, W, 3]. All ranks must call this together, and `options` must be the same on all.
-    """
-    by_rank = cameras_of_all(ranks, [view.camera for view in views])
-    settings = project_settings(gaussians, options)
-    with torch.no_grad():
-        shared = project_for_all(
-            gaussians.detach(), [camera for part in by_rank for camera in part], settings
-        )
-    received = share(ranks, shared, [len(part) for part in by_rank])
-    v_rows = torch.zeros_like(received.rows)
-    colors = slice(sum(COLUMNS) - COLUMNS[-1], sum(COLUMNS))
-    for number, view in enumerate(views):
-        rows = rows_of_camera(received, number)
-        seen = projected_from(received.rows[rows], received.radii[rows])
-        seen.colors.requires_grad_()
-        background = seen.means2d.new_tensor(view.background)
-        sizes = RasterSettings(view.camera.width, view.camera.height, background)
-        raster = stages_for(seen.means2d).rasterize(seen, sizes)
-        maps = maps_of(view, raster.rgb.detach(), raster.alpha.detach())
-        # Of a scalar: for `grad_outputs` torch would load its symbolic shapes, which takes a second.
-        (weights,) = torch.autograd.grad((raster.rgb * maps).sum(), seen.colors)
-        full = torch.zeros_like(v_rows[rows])
-        full[:, colors] = weights
-        v_rows[rows] = full
-    v_sent = sent_back(v_rows, received.route, return_buffers(v_rows, received.route))
-    result, first = [], 0
-    for visible in shared.visible:
-        each = gaussians.means.new_zeros((len(gaussians), 3), requires_grad=False)
-        each[visible] = v_sent[first : first + len(visible), colors]
-        first += len(visible)
-        result.append(each.detach())
-    return result
-
-
-def views_of_step(scene: Scene, seed: int, step: int, num: int | None) -> list[int]:
-    """Return `num` of the views to train on, drawn for the step, the same on all ranks.
-
-    All, where there are fewer or `num` is None.
-    """
-    order = torch.randperm(len(scene.train_indices), generator=generator_of(seed, step))
-    return [scene.train_indices[i] for i in order[:num].tolist()]
-
-
-ShownOf = Callable[[TrainView, Tensor, Tensor], Tensor]
-
-
-def as_drawn(view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-    """Return the picture of a view as it is: of a training that learns nothing besides the Gaussians."""
-    return rgb
-
-
-def survey(
-    population: Population,
-    scene: Scene,
-    views: Sequence[int],
-    view_of: Callable[[int], TrainView],
-    options: RenderOptions,
-    error_ratio: float,
-    *,
-    shown: ShownOf = as_drawn,
-) -> Iterator[Tensor]:
-    """Yield for each of `views` the sums of this rank's Gaussians' weights over its pixels, [N, 3].
-
-    The columns are the sums over the pixels of high error, over all pixels times their error, and over all
-    pixels, all in pixels of the photograph, also where a smaller one is drawn. An error is the mean absolute
-    difference of the three channels, and high above `error_ratio` times the picture's mean; outside of a mask
-    there is none. `shown` makes of a picture [H, W, 3] and its alpha [H, W] what the photograph is compared
-    with. The ranks draw a view each at a time; all must call this together, and take all of it before the
-    population changes.
-    """
-
-    def maps_of(view: TrainView, rgb: Tensor, alpha: Tensor) -> Tensor:
-        error = (shown(view, rgb, alpha) - view.target).abs().mean(dim=-1)
-        counted, mean = torch.ones_like(error), error.mean()
-        if view.mask is not None:
-            counted = view.mask.to(error)
-            error = error * counted
-            mean = error.sum() / counted.sum().clamp_min(1.0)
-        high = (error > error_ratio * mean).to(error)
-        full = scene.views[view.index].camera
-        pixels = full.width * full.height / error.numel()
-        return pixels * torch.stack([high, error, counted], dim=-1)
-
-    ranks = population.ranks
-    population.optimizer.flush_lazy_rows(population.gaussians)
-    for first in range(0, len(views), ranks.num_ranks):
-        drawn = views[first : first + ranks.num_ranks]
-        train_views = [view_of(index) for index in drawn[ranks.rank : ranks.rank + 1]]
-        yield from contributions(ranks, population.gaussians, train_views, options, maps_of)
-
+from splatstudio.strategy.survey import contributions
 
 LIMIT_EVERY = 10  # steps between two looks at the shapes; a step changes them by less than a percent
 SHOWN = 0.5  # pixels' worth of a picture that a Gaussian must make up to be shown by it

@@ -19,8 +19,8 @@ from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed
-from splatstudio.strategy.choice import make_strategy
 from splatstudio.strategy.fast import FastStrategy
+from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.strategy.mcmc import McmcStrategy
 from splatstudio.training.precision import HALVES, row_bytes
 
@@ -113,7 +113,7 @@ def free_bytes(devices: RankDevices) -> int:
     gpus = [gpu for gpu in devices.gpus if gpu is not None]
     if not gpus:
         return free_memory() // devices.num_ranks
-    # As the driver tells it: no context of this process shall take a part of it.
+    # As the driver tells it: no context of this process may take a part of it.
     totals = {gpu: torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus}
     return min(totals[gpu] - torch.cuda.device_memory_used(gpu) for gpu in gpus)
 
@@ -218,7 +218,7 @@ def fitted(
 def _why_no_more(config: TrainConfig) -> str:
     """Return why a training comes to fewer Gaussians than its limit allows, and what would say more."""
     if config.strategy == "mcmc":
-        return " The strategy mcmc wants no more than that: --mcmc.max-gaussians says how many it shall have."
+        return " The strategy mcmc wants no more than that: --mcmc.max-gaussians says how many it has."
     return (
         f" The strategy {config.strategy} wants no more than that for these photographs and steps: a higher"
         " --fast.density allows more."

@@ -163,7 +163,7 @@ def rates_left(config: TrainConfig, step: int) -> float:
 def settled_after(config: TrainConfig, num_photos: int) -> int:
     """Return the step after which nothing but the learning rates is planned to change.
 
-    From there on photographs have their size, or are halved if ever, colours have their last degree, and no
+    From there on photographs have their size, or are halved if ever, colors have their last degree, and no
     Gaussians are added or removed any more.
     """
     coarse = crops_begin(config) or full_size_from(config)

@@ -13,7 +13,7 @@ from splatstudio.rendering.sharded_view import COLUMNS
 from splatstudio.settings.config import Precision
 
 # Where a Gaussian lies, of what shape and how opaque it is travels exactly: alpha, depth and the order of
-# what is drawn are those of 32 bits, and only its colour is rounded. Of the gradients those of the conics
+# what is drawn are those of 32 bits, and only its color is rounded. Of the gradients those of the conics
 # travel exactly: of a long thin Gaussian large terms cancel, and rounding is as large as what is left.
 HALVES = Fp16Packing(
     rows=Packing(exact=(0, 1, 2, 3, 4, 5, 6), dtype=torch.float16),

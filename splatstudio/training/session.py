@@ -181,7 +181,7 @@ class Session:
         return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
 
     def rest(self) -> None:
-        """Count no time until the next step, neither in metrics.jsonl nor towards an autosave."""
+        """Count no time until the next step, neither in metrics.jsonl nor toward an autosave."""
         if self._resting_since is None:
             self._resting_since = self._clock()
 

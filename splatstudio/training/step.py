@@ -24,9 +24,10 @@ from splatstudio.rendering.render import RenderOptions
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Strategy
-from splatstudio.strategy.chance import seeds_of
 from splatstudio.strategy.population import PERSISTENT_ID, Population
-from splatstudio.strategy.shapes import changes_shapes, survey, views_of_step
+from splatstudio.strategy.sampling import seeds_of
+from splatstudio.strategy.shapes import changes_shapes
+from splatstudio.strategy.survey import survey, views_of_step
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at, survey_divisor_at
 from splatstudio.training.data.train_views import TrainViewMaker
@@ -188,7 +189,7 @@ def plan_at(parts: StepParts, index: int, config: TrainConfig) -> StepPlan:
     return StepPlan(
         options=options_at(index, config, scene, absgrad=strategy.absgrad),
         rates=learning_rates(config.optim, extent=parts.extent, step=index, steps=config.steps),
-        observed=strategy.observes(index),
+        observed=strategy.observes_at(index),
         visible_only=config.optim.visible_only,
         regularization=Regularization(config.shapes.opacity_weight, config.shapes.scale_weight),
         poses=parts.corrections.refines_poses(index, config),
@@ -209,7 +210,7 @@ def _dropout_at(index: int, config: TrainConfig, num_photos: int, population: Po
 
 def is_quiet(index: int, config: TrainConfig, strategy: Strategy) -> bool:
     """Return whether all that changes Gaussians in the step after `index` others can have a `StepGate`."""
-    return not (strategy.changes(index) or changes_shapes(config.shapes, index))
+    return not (strategy.changes_at(index) or changes_shapes(config.shapes, index))
 
 
 @dataclass(frozen=True, eq=False)

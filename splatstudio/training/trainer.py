@@ -30,9 +30,9 @@ from splatstudio.optimization.train_step import StepResult, TrainStep
 from splatstudio.rendering.render import RenderOptions, fastest_device, options_for_display
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, check, declaration, with_whole_paths
-from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.after_step import grow, with_lower_limit
 from splatstudio.strategy.global_order import number_rows
-from splatstudio.strategy.growth import grow, with_lower_limit
+from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.strategy.population import PERSISTENT_ID, Population, trainable
 from splatstudio.strategy.shapes import ShapeLimits
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
@@ -78,7 +78,7 @@ class Trainer:
         device: torch.device | str | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Initialise a model from `config.init`, else the scene's points, else at random between the cameras.
+        """Initialize a model from `config.init`, else the scene's points, else at random between the cameras.
 
         `device` None: the fastest there is. Raises ValueError for a setting outside its range, a scene
         without training photographs, or a model to start from that cannot be read or is of another scene.
@@ -191,7 +191,7 @@ class Trainer:
     def live_gaussians(self) -> Gaussians:
         """Return the current model to any thread; its six tensors are always of one length.
 
-        The view-dependent colour of Gaussians that the last photographs did not show may be late by a few
+        The view-dependent color of Gaussians that the last photographs did not show may be late by a few
         thousandths (see `SplatAdam.flush_lazy_rows`).
         """
         return self.parts.population.gaussians.detach()
@@ -202,7 +202,7 @@ class Trainer:
         return options_for_display(self.config, self.parts.corrections.sky)
 
     def camera(self, index: int) -> Camera:
-        """Return the camera of a training photograph of the scene: corrected, where poses are learnt."""
+        """Return the camera of a training photograph of the scene: corrected, where poses are learned."""
         return self.parts.corrections.camera(index)
 
     @property
@@ -442,7 +442,7 @@ def _config_to_go_on(
     if not np.allclose(checkpoint.scene_transform, scene.transform, rtol=1e-6, atol=1e-6):
         raise ValueError(
             f"{folder} is not of {scene.path} as that is now: it is another scene, or its cameras have"
-            " changed since; name the run's own scene, or train this one anew"
+            " changed since; name the run's own scene, or start a new training"
         )
     if (scene.test_every, scene.test_images) != (config.test_every, config.test_images):
         raise ValueError(

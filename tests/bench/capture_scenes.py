@@ -60,7 +60,7 @@ def in_changing_light(folder: Path, target: Path) -> Path:
 def with_passers_by(folder: Path, target: Path, *, masked: bool) -> Path:
     """Write a copy of a COLMAP scene in which somebody stands in each training photograph, elsewhere in each.
 
-    He is a rectangle of one colour, and `masked` says whether masks leave it out. The test photographs (every
+    He is a rectangle of one color, and `masked` says whether masks leave it out. The test photographs (every
     eighth) stay as they are. The name of the folder, which is returned, is that of `target` and what the
     photographs depend on; one that is there is complete.
     """

@@ -60,7 +60,7 @@ FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, 7000, 2, 2
 TINY = Extent((0.001,), {"tiny": (64, 48)}, 3, 2, 0.2)
 
 
-def rasteriser_rows(report: Report, clock: Clock, workload: Workload, label: str, peers: list[str]) -> None:
+def rasterizer_rows(report: Report, clock: Clock, workload: Workload, label: str, peers: list[str]) -> None:
     """Time forward and way back of a picture, and a whole step with its memory."""
     inputs = list(workload.gaussians.tensors().values())
 
@@ -194,7 +194,7 @@ def measure_garden(bench: Bench, sizes: list[str]) -> None:
                 attempt(
                     report,
                     label,
-                    lambda made=made, label=label: rasteriser_rows(
+                    lambda made=made, label=label: rasterizer_rows(
                         report, clock, bench.workload(*made), label, bench.peers
                     ),
                 )
@@ -208,14 +208,14 @@ def measure_cloud(bench: Bench) -> None:
 
     def work() -> None:
         workload = cloud(num, size, bench.clock.device)
-        rasteriser_rows(bench.report, bench.clock, workload, label, bench.peers)
+        rasterizer_rows(bench.report, bench.clock, workload, label, bench.peers)
 
     if bench.report.has_time(label, 10.0):
         attempt(bench.report, label, work)
 
 
 def measure_kernels(bench: Bench) -> None:
-    """Time what is no picture: the loss and the optimiser."""
+    """Time what is no picture: the loss and the optimizer."""
     name, size = bench.extent.first_size
     report, clock, peers = bench.report, bench.clock, bench.peers
     attempt(report, "SSIM with gradient", lambda: loss_row(report, clock, size, name, peers))

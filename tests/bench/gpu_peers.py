@@ -69,7 +69,7 @@ def gsplat_picture(workload: Workload) -> Callable[[], Tensor]:
 
 
 def gsplat_step(workload: Workload) -> Callable[[], object]:
-    """Return a step as gsplat's own trainer makes it: its rasteriser, fused-ssim, torch's fused Adam.
+    """Return a step as gsplat's own trainer makes it: its rasterizer, fused-ssim, torch's fused Adam.
 
     Needs both.
     """

@@ -122,11 +122,11 @@ def _trainer_class() -> Any:
 
 def _tensors_of(checkpoint: Any) -> list[torch.Tensor]:
     population = checkpoint.population
-    optimizer, learnt = population.optimizer, checkpoint.corrections
+    optimizer, learned = population.optimizer, checkpoint.corrections
     models = (population.gaussians, optimizer.exp_avg, optimizer.exp_avg_sq)
     tensors = [tensor for model in models for tensor in model.tensors().values()]
     tensors += [population.counts[name] for name in sorted(population.counts)]
-    tensors += [] if learnt is None else list(learnt.tensors.values())
+    tensors += [] if learned is None else list(learned.tensors.values())
     return [*tensors, checkpoint.rng_state, torch.tensor(optimizer.num_steps)]
 
 

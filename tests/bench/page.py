@@ -69,7 +69,7 @@ def browser_seconds() -> float:
 
 
 def seconds_to_points(browser: Any, url: str, size: tuple[int, int]) -> tuple[float, float]:
-    """Open the address in a browser without a cache; return when coloured points were first on the screen.
+    """Open the address in a browser without a cache; return when colored points were first on the screen.
 
     Also the processor time that this took in the browser, s.
     """
@@ -88,7 +88,7 @@ def seconds_to_points(browser: Any, url: str, size: tuple[int, int]) -> tuple[fl
 
 
 def shows_points(page: Any, clip: dict[str, int]) -> bool:
-    """Say whether there is something colourful in the middle of the window."""
+    """Return whether there is something colorful in the middle of the window."""
     try:
         png = np.frombuffer(page.screenshot(clip=clip), np.uint8)
     except PlaywrightError:  # the browser has drawn nothing at all yet

@@ -4,9 +4,9 @@ python tests/bench/step.py --ply model.ply --scene SCENE --downscale 1 --threads
 
 The model (or, without --ply, the scene's points) is drawn by the scene's training cameras in turn and
 compared with their photographs, so that Adam also makes up for steps of what was out of sight; --camera N
-keeps to one camera. Times are medians over all steps, wall clock. `one_camera_iteration_ms`, the rasteriser
+keeps to one camera. Times are medians over all steps, wall clock. `one_camera_iteration_ms`, the rasterizer
 alone, pairs and size are those of camera N, by default the scene's first. `*_ns_per_pair` are
-core-nanoseconds: wall time of the rasteriser times threads, over the Gaussian-pixel pairs that were
+core-nanoseconds: wall time of the rasterizer times threads, over the Gaussian-pixel pairs that were
 composited.
 """
 
@@ -51,7 +51,7 @@ from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import OptimConfig
 
-# Floating-point operations of the rasteriser's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.
+# Floating-point operations of the rasterizer's inner loops (csrc/cpu/raster_lanes.cpp) for one pixel.
 FORWARD_FLOP, BACKWARD_FLOP = 26, 40
 COUNTING_TILE = 32  # px
 
@@ -200,7 +200,7 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
     """Return the medians of a whole iteration and of its four stages, seconds.
 
     Each example is drawn `repeats` times, in turns, after a first turn that is not measured. The rest of the
-    way back, from what was projected, is part of the optimiser's step.
+    way back, from what was projected, is part of the optimizer's step.
     """
     params = model.map(lambda tensor: tensor.clone().requires_grad_())
     optimizer = SplatAdam.zeros(params)
@@ -230,7 +230,7 @@ def time_iteration(model: Gaussians, examples: list[Example], repeats: int) -> d
 
 
 def time_pose_gradient(model: Gaussians, example: Example, repeats: int) -> float:
-    """Return the seconds that a step takes longer where the camera's place is learnt."""
+    """Return the seconds that a step takes longer where the camera's place is learned."""
     camera, target, mask = example
     params = model.map(lambda tensor: tensor.clone().requires_grad_())
     drawing = draw(params, SplatAdam.zeros(params), camera, RenderOptions(), observed=False)
@@ -239,7 +239,7 @@ def time_pose_gradient(model: Gaussians, example: Example, repeats: int) -> floa
 
 
 def time_rasterizer(model: Gaussians, camera: Camera, repeats: int) -> tuple[float, float, int]:
-    """Return the rasteriser's forward and backward seconds (binning included) and the composited pairs."""
+    """Return the rasterizer's forward and backward seconds (binning included) and the composited pairs."""
     with torch.no_grad():
         projected = ops.project(
             model.means,

@@ -153,8 +153,8 @@ def test_the_garden_is_laid_out_around_the_camera(tmp_path: Path) -> None:
     assert torch.equal(gaussians.quats[50:100], gaussians.quats[:50])
     # The first copy is where it was, the others lie beside it on the ground, not one on the other.
     assert means[:50].abs().max() <= 1 and torch.equal(means[50:100, 2], means[:50, 2])
-    centres = {tuple(copy[:, :2].mean(dim=0).round().int().tolist()) for copy in means[:400].split(50)}
-    assert len(centres) == 8
+    centers = {tuple(copy[:, :2].mean(dim=0).round().int().tolist()) for copy in means[:400].split(50)}
+    assert len(centers) == 8
 
 
 def test_an_aim_is_met_or_missed_or_has_no_peer() -> None:
@@ -177,7 +177,7 @@ def test_a_row_that_fails_is_told_and_the_others_are_measured(
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
 
-    monkeypatch.setattr(gpu, "rasteriser_rows", broken)
+    monkeypatch.setattr(gpu, "rasterizer_rows", broken)
     rows = tmp_path / "rows.txt"
     parts = ["--part", "pictures", "kernels", "--rows", str(rows)]
     with pytest.raises(SystemExit) as ended:

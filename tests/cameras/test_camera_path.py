@@ -192,7 +192,7 @@ def test_orbit_is_level_round_and_steady() -> None:
     for camera in cameras:
         assert abs(camera.viewmat[0, :3] @ up) < 1e-9, "the horizon is level"
         seen = camera.viewmat @ np.append(center, 1.0)
-        assert np.abs(seen[:2]).max() < 2e-3 * seen[2], "the centre stays in the middle"
+        assert np.abs(seen[:2]).max() < 2e-3 * seen[2], "the center stays in the middle"
 
 
 def ring_of_cameras(azimuths: np.ndarray, *, radius: float = 1.0, height: float = 0.4) -> list[Camera]:

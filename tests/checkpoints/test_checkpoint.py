@@ -184,7 +184,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unknown setting": (_manifest(config={"stepz": 1}), "unknown setting 'stepz'"),
     "transform": (_manifest(scene={"path": "a", "transform": [1]}), "transform"),
-    "no optimiser": (_manifest(optimizer={}), "'num_steps' is missing"),
+    "no optimizer": (_manifest(optimizer={}), "'num_steps' is missing"),
     "random state": (_manifest(rng="%"), "manifest.json is damaged"),
 }
 

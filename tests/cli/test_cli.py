@@ -236,7 +236,7 @@ def test_info_says_where_a_model_lies_as_a_crop_takes_it(
 ) -> None:
     command("export", run_dir, "-o", tmp_path / "a.ply")
     told = [command("info", path)[1] for path in (run_dir, tmp_path / "a.ply")]
-    places = [re.search(r"98 % of the centres lie between \((.*)\) and \((.*)\)", text) for text in told]
+    places = [re.search(r"98 % of the centers lie between \((.*)\) and \((.*)\)", text) for text in told]
     assert places[0] is not None and places[1] is not None
     numbers = [[float(n) for text in place.groups() for n in text.split(", ")] for place in places if place]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.02)

@@ -31,7 +31,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, opti
         ("train SCENE -i 7000", "here it is --steps;"),
         ("train SCENE --data_factor 4", "here it is --downscale;"),
         ("train SCENE --white_background", "here it is --background 1 1 1;"),
-        ("train SCENE --cap_max 1000000", "--mcmc.max-gaussians how many mcmc shall have"),
+        ("train SCENE --cap_max 1000000", "--mcmc.max-gaussians how many mcmc has"),
         ("train SCENE --strategy.refine-stop-iter 9000", "here it is --densify.stop-step;"),
         ("train SCENE --absgrad", "here it is --strategy absgrad;"),
         ("train SCENE --headless", "splatstudio open SCENE --train is the one with a page"),

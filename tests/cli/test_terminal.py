@@ -181,4 +181,4 @@ def test_a_run_without_a_checkpoint_is_no_dead_end(
         main()
     told = capsys.readouterr().err
     # Without --resume the folder is refused, as it is not empty: that would be no way out.
-    assert stop.value.code == 2 and "delete it to train anew there, or name another" in told
+    assert stop.value.code == 2 and "delete it to start over there, or name another" in told

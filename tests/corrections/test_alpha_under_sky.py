@@ -1,4 +1,4 @@
-"""Photographs with alpha beside a sky that is learnt: where they are transparent they tell nothing of it."""
+"""Photographs with alpha beside a sky that is learned: where they are transparent they tell nothing of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 @pytest.mark.parametrize("beside", ["nothing", "exposures", "small pictures"])
-def test_the_sky_is_learnt_from_what_is_not_transparent(
+def test_the_sky_is_learned_from_what_is_not_transparent(
     half_cut_out: Scene, truth: TrainConfig, beside: str
 ) -> None:
     if beside == "exposures":

@@ -1,4 +1,4 @@
-"""What is learnt beside the Gaussians: it mends what it is for, repeats, and goes on where it stopped."""
+"""What is learned beside the Gaussians: it mends what it is for, repeats, and goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from splatstudio.checkpoints.checkpoint import load_checkpoint, save_checkpoint,
 from splatstudio.checkpoints.manifest import read_manifest
 from splatstudio.checkpoints.saver import snapshot
 from splatstudio.cli.export import export_model
-from splatstudio.corrections.corrections import LearntRows, corrected_affinely, corrected_by_grid, roughness
+from splatstudio.corrections.corrections import LearnedRows, corrected_affinely, corrected_by_grid, roughness
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.evaluation.evaluate import evaluate
@@ -69,7 +69,7 @@ def uneven(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene
 
 @pytest.fixture(scope="module")
 def from_the_truth(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    """A training that starts from the blobs themselves, so that nothing but a correction is to be learnt."""
+    """A training that starts from the blobs themselves, so that nothing but a correction is to be learned."""
     file = tmp_path_factory.mktemp("model") / "blobs.ply"
     write_ply(file, blobs())
     return TrainConfig(steps=300, init=str(file), densify=DensifyConfig(enabled=False))
@@ -156,7 +156,7 @@ def test_poses_find_back_where_the_cameras_stood(blob_scene: Scene, from_the_tru
     assert test_psnr(refined, blob_scene) > test_psnr(without, blob_scene) + 2.0
 
 
-def test_a_sky_is_learnt_and_shown_to_the_test_cameras(blob_scene: Scene, tmp_path: Path) -> None:
+def test_a_sky_is_learned_and_shown_to_the_test_cameras(blob_scene: Scene, tmp_path: Path) -> None:
     true = Sky(((0.2, 0.5, 1.2), (0.1, 0.0, 0.0), (0.3, 0.6, 0.9), (0.0, 0.4, 0.0)))
     files = load_scene(blob_scene.path)
     options = RenderOptions(sky=true)
@@ -207,8 +207,8 @@ def test_a_sky_before_random_backgrounds_is_refused(blob_scene: Scene) -> None:
         Trainer(blob_scene, replace(ALL_ON, random_background=True))
 
 
-def test_a_step_moves_the_rows_that_it_learnt_from_and_no_other() -> None:
-    rows = LearntRows.starting_at(torch.zeros(4, 2))
+def test_a_step_moves_the_rows_that_it_learned_from_and_no_other() -> None:
+    rows = LearnedRows.starting_at(torch.zeros(4, 2))
     rows.step([2, 0], torch.tensor([[1.0, -1.0], [0.0, 5.0]]), 0.1)
     expected = torch.tensor([[0.0, -0.1], [0.0, 0.0], [-0.1, 0.1], [0.0, 0.0]])
     torch.testing.assert_close(rows.values, expected)
@@ -242,7 +242,7 @@ def test_a_break_changes_nothing(uneven: Scene, tmp_path: Path, how: str) -> Non
     assert one.corrections.tensors.keys() == two.corrections.tensors.keys()
     for name, tensor in one.corrections.tensors.items():
         assert torch.equal(tensor, two.corrections.tensors[name]), name
-        assert tensor.any(), f"{name} has learnt nothing"
+        assert tensor.any(), f"{name} has learned nothing"
 
 
 def test_a_training_without_corrections_keeps_nothing_of_them(blob_scene: Scene, tmp_path: Path) -> None:
@@ -281,8 +281,8 @@ def test_other_photographs_start_without_corrections(uneven: Scene, tmp_path: Pa
     resumed.close()
     saved = resumed.checkpoint().corrections
     assert saved is not None and saved.photographs[2] == "view_03b.png"
-    learnt = saved.tensors["exposure.values"].flatten(1).any(dim=1)
-    assert learnt.tolist() == [index != 2 for index in range(len(saved.photographs))]
+    learned = saved.tensors["exposure.values"].flatten(1).any(dim=1)
+    assert learned.tolist() == [index != 2 for index in range(len(saved.photographs))]
 
 
 def test_an_exported_file_is_told_to_have_no_sky_and_a_page_has_its_mean(
@@ -290,7 +290,7 @@ def test_an_exported_file_is_told_to_have_no_sky_and_a_page_has_its_mean(
 ) -> None:
     folder = save_checkpoint(tmp_path, trained(uneven, ALL_ON, 12).checkpoint())
     note = export_model(folder, tmp_path / "model.ply").note
-    assert note is not None and "has learnt a sky, which no file of splats holds" in note
+    assert note is not None and "has learned a sky, which no file of splats holds" in note
     model = load_model(folder)
     assert model.options.sky is not None
     assert page_view(model, model.transform).background == model.options.sky.mean_color
@@ -340,7 +340,7 @@ def test_ranks_learn_what_one_process_learns_of_the_same_batch(
     for name, tensor in first[0].items():
         for other in found[1:]:
             assert torch.equal(tensor, other[0][name]), name
-        assert tensor.any(), f"{name} has learnt nothing"
+        assert tensor.any(), f"{name} has learned nothing"
         if name.endswith((".values", ".exp_avg")):
             scale = float(alone[0][name].abs().max())
             torch.testing.assert_close(tensor, alone[0][name], rtol=0.02, atol=0.02 * scale)

@@ -279,7 +279,7 @@ Stream *default_stream(int device) { return &devices().streams[device]; }
 void *allocate(size_t bytes) {
   Arena &arena = devices().arenas[devices().current];
   // Pages of their own, so that a kernel that writes past its end can be seen
-  // by a neighbour's test.
+  // by a neighbor's test.
   const size_t page = 4096, size = (bytes + page) / page * page;
   if (arena.used + size > kArena)
     return nullptr;

@@ -25,7 +25,7 @@ void divided_warp(int32_t *out) {
   }
 }
 
-// Every thread reads what its neighbour has written, or not yet.
+// Every thread reads what its neighbor has written, or not yet.
 void missing_sync(int32_t *out) {
   __shared__ int32_t values[kThreads];
   values[threadIdx.x] = -1;

@@ -129,7 +129,7 @@ def _returned(tensor: torch.Tensor, known: dict[int, OnGpu]) -> OnGpu:
 def _check_devices(name: str, args: Any, others: list[torch.Tensor]) -> None:
     if name.startswith("aten::index") or name.startswith("aten::_index"):
         return  # indices may be on the host
-    # Nothing is looked at of what the CPU's optimiser remembers, see `project_adam`.
+    # Nothing is looked at of what the CPU's optimizer remembers, see `project_adam`.
     native = name.startswith("splatstudio::")
     lost = [each for each in others if each.dim() > 0 and not (native and name.endswith("project_adam"))]
     lost = [each for each in lost if not (native and each.numel() == 0)]

@@ -1,4 +1,4 @@
-"""What only a training needs, on pretend devices: the fused optimiser and a strategy's counts."""
+"""What only a training needs, on pretend devices: the fused optimizer and a strategy's counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learnt beside the Gaussians, and from several photographs, keeps no step on one GPU waiting."""
+"""What is learned beside the Gaussians, and from several photographs, keeps no step on one GPU waiting."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def without_memory_ahead(begin: Callable[..., Any]) -> Callable[..., Any]:
     return begun
 
 
-def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learnt(
+def test_a_loss_that_is_no_number_changes_nothing_of_what_is_learned(
     blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with training(blob_scene, OPTIONS["everything"]) as one:

@@ -59,7 +59,7 @@ def test_the_exact_columns_lose_nothing_and_the_others_digits(
 
 
 def test_numbers_out_of_range_stay_what_they_are() -> None:
-    """Small gradients do not vanish, large colours do not become infinite, and no NaN is hidden."""
+    """Small gradients do not vanish, large colors do not become infinite, and no NaN is hidden."""
     gradients = torch.tensor([[1e-30, -3e30, 0.0, math.inf, -math.inf, math.nan]])
     back = through(gradients, Packing((), torch.bfloat16))
     torch.testing.assert_close(back, gradients, rtol=2.0**-8, atol=0, equal_nan=True)
@@ -71,7 +71,7 @@ def test_numbers_out_of_range_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("probe", [False, True])
-def test_places_and_shapes_arrive_exactly_and_colours_nearly(
+def test_places_and_shapes_arrive_exactly_and_colors_nearly(
     pool: RankPool, num_ranks: int, probe: bool
 ) -> None:
     counts, num_back = COUNTS[num_ranks], 12 if probe else 10
@@ -109,7 +109,7 @@ def test_a_step_finds_nearly_the_same(pool: RankPool, case: Case) -> None:
         for name, expected in theirs[1].items():
             gradient = ours[1][name]
             assert expected is not None and gradient is not None
-            # Half of 2^-8 is the most that rounding takes off a number; colours have moved a little, too.
+            # Half of 2^-8 is the most that rounding takes off a number; colors have moved a little, too.
             error, size = float((gradient - expected).norm()), float(expected.norm())
             assert error < 2.0**-8 * size or size == error == 0.0, name
     assert any(not torch.equal(ours[0], theirs[0]) for ours, theirs in zip(mixed, exact, strict=True))

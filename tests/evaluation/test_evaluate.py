@@ -143,18 +143,18 @@ def test_the_table_has_the_worst_first_and_the_mean_last(
     assert values[-1] == pytest.approx(np.mean(values[:-1])) == evaluation.psnr
 
 
-def test_a_colour_cast_costs_nothing_once_it_is_corrected(truth: Gaussians, blob_scene: Scene) -> None:
+def test_a_color_cast_costs_nothing_once_it_is_corrected(truth: Gaussians, blob_scene: Scene) -> None:
     target, _ = target_image(blob_scene.photo(0), (0.0, 0.0, 0.0), torch.device("cpu"))
     mix = torch.tensor([[0.7, 0.1, 0.0], [0.05, 0.6, 0.1], [0.0, 0.1, 0.5]])
     cast = target @ mix + torch.tensor([0.1, 0.0, 0.05])
     torch.testing.assert_close(color_corrected(cast, target), target, rtol=0, atol=1e-5)
-    # Pixels outside the mask have no say, and an image of one colour is no trouble.
+    # Pixels outside the mask have no say, and an image of one color is no trouble.
     mask = torch.ones(target.shape[:2], dtype=torch.bool)
     mask[:, :9] = False
     spoilt = torch.where(mask[..., None], cast, torch.rand_like(cast))
     torch.testing.assert_close(color_corrected(spoilt, target, mask)[mask], target[mask], rtol=0, atol=1e-5)
-    grey = color_corrected(torch.full_like(target, 0.5), target)
-    torch.testing.assert_close(grey[0, 0], target.mean(dim=(0, 1)), rtol=0, atol=1e-4)
+    gray = color_corrected(torch.full_like(target, 0.5), target)
+    torch.testing.assert_close(gray[0, 0], target.mean(dim=(0, 1)), rtol=0, atol=1e-4)
     evaluation = evaluate(
         replace(truth, sh0=truth.sh0 * 0.8), blob_scene, measures=Measures(color_correct=True)
     )

@@ -128,7 +128,7 @@ def test_the_size_is_told_before_a_file_is_written(tmp_path: Path, command: Comm
 
 
 def test_a_photograph_of_each_format_looks_the_same(tmp_path: Path) -> None:
-    """A real model, from one of its scene's cameras: axes, sizes, colours and their order, all at once."""
+    """A real model, from one of its scene's cameras: axes, sizes, colors and their order, all at once."""
     if not (PLY.exists() and BANANA.exists()):
         pytest.skip("the shared model and its scene are not at hand")
     original = Model(read_ply(PLY).gaussians)

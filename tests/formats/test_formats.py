@@ -61,7 +61,7 @@ def test_a_second_trip_loses_nothing_more(tmp_path: Path, ending: str) -> None:
 
 @given(ending=st.sampled_from(BOTH_WAYS), kind=KINDS)
 def test_models_of_any_kind(tmp_path_factory: pytest.TempPathFactory, ending: str, kind: Kind) -> None:
-    """Huge and tiny scenes, certain and invisible Gaussians, needles, glaring colours, odd quaternions."""
+    """Huge and tiny scenes, certain and invisible Gaussians, needles, glaring colors, odd quaternions."""
     gaussians = kind.model()
     path = tmp_path_factory.mktemp("any") / f"a{ending}"
     write_gaussians(path, gaussians)
@@ -208,7 +208,7 @@ def test_gsplat_takes_a_checkpoint_of_ours(
         assert_kept(theirs, gaussians, precision)
 
 
-# Between two readers of one file only rounding differs; .splat's bytes of rotation are centred differently.
+# Between two readers of one file only rounding differs; .splat's bytes of rotation are centerd differently.
 SAME = Precision(means=1e-5, rotation=1e-5, scale=1e-4, opacity=1e-5, color=1e-5, sh=1e-5)
 SAME_SPLAT = Precision(means=1e-5, rotation=0.03, scale=1e-4, opacity=0.001, color=1e-5, sh=1e-5)
 

@@ -73,7 +73,7 @@ def test_a_quaternion_of_length_0_turns_nothing(tmp_path: Path) -> None:
     assert np.isfinite(covariances).all() and np.allclose(covariances[3], np.exp(expected), rtol=1e-2)
 
 
-def test_a_centre_that_is_no_place_is_named() -> None:
+def test_a_center_that_is_no_place_is_named() -> None:
     gaussians = model(10)
     gaussians.means[7, 1] = float("nan")
     for eyes in (np.zeros((0, 3)), np.ones((2, 3))):
@@ -139,11 +139,11 @@ def test_the_command_and_the_tab_write_the_same(
     eyes = np.stack([camera.position for camera in blob_scene.cameras])
     in_files = Model(gaussians).in_frame_of(blob_scene)
     expected = normals_of(in_files.gaussians, eyes)
-    towards = torch.from_numpy(written).float()
+    toward = torch.from_numpy(written).float()
     rotation = torch.from_numpy(
         blob_scene.transform[:3, :3] / np.cbrt(np.linalg.det(blob_scene.transform[:3, :3]))
     )
-    assert torch.allclose(towards @ rotation.T.float(), expected, atol=1e-4)
+    assert torch.allclose(toward @ rotation.T.float(), expected, atol=1e-4)
     events: list[Event] = []
     ended = threading.Event()
 

@@ -228,7 +228,7 @@ def test_an_independent_program_reads_our_files(tmp_path: Path, splat_transform:
     for name, column in columns.items():
         values = dict(zip(names, statistics[name], strict=True))
         assert values["nans"] == values["infs"] == "0"
-        if name.startswith(("x", "y", "z", "f_rest")):  # others are shown as colours and sizes
+        if name.startswith(("x", "y", "z", "f_rest")):  # others are shown as colors and sizes
             assert float(values["mean"]) == pytest.approx(column.mean(dtype=float), abs=2e-6)
             assert float(values["max"]) == pytest.approx(column.max(), abs=2e-6)
 

@@ -1,4 +1,4 @@
-"""The first Gaussians: sizes from neighbours, positions where the cameras look."""
+"""The first Gaussians: sizes from neighbors, positions where the cameras look."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def views_of(camera: Camera, points: np.ndarray) -> np.ndarray:
     return (z > 0) & (u > 0) & (u < camera.width) & (v > 0) & (v < camera.height)
 
 
-def test_the_size_is_the_distance_to_three_neighbours() -> None:
+def test_the_size_is_the_distance_to_three_neighbors() -> None:
     points = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0], [0, 0, 3], [50, 0, 0]])
     gaussians = start(points, init_scale=0.5)
     expected = 0.5 * math.sqrt((1 + 4 + 9) / 3)
@@ -58,7 +58,7 @@ def test_the_size_is_the_distance_to_three_neighbours() -> None:
     assert gaussians.sh_degree == 3 and not gaussians.shN.any()
 
 
-def test_colours_are_seen_as_they_were() -> None:
+def test_colors_are_seen_as_they_were() -> None:
     gaussians = start(np.eye(3), np.array([[255, 0, 51], [0, 0, 0], [1, 2, 3]], np.uint8))
     torch.testing.assert_close(gaussians.sh0[0, 0] * SH_C0 + 0.5, torch.tensor([1.0, 0.0, 0.2]))
 
@@ -92,7 +92,7 @@ def test_a_seed_repeats_itself() -> None:
     assert not torch.equal(first.means, other.means)
 
 
-def test_an_orbit_gets_its_gaussians_around_its_centre() -> None:
+def test_an_orbit_gets_its_gaussians_around_its_center() -> None:
     center = np.array([5.0, -2.0, 1.0])
     angles = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     places = center + 4 * np.stack([np.cos(angles), np.sin(angles), np.full(12, 0.3)], axis=1)

@@ -48,7 +48,7 @@ def test_the_size_is_told_before_a_file_is_written(page: Any, name: str, degree:
     assert f"about {size(form.estimated_bytes(2_000_000, degree))}" in panel._facts.content
 
 
-def test_at_most_as_many_splats_are_announced_and_afterwards_how_many_it_were(page: Any) -> None:
+def test_at_most_as_many_splats_are_announced_and_afterward_how_many_it_were(page: Any) -> None:
     panel = ExportPanel(page)
     page.controller.status = Status(state="viewing", has_model=True, num_gaussians=1000)
     panel.refresh()

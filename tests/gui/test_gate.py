@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.connection import Connection
 
 from splatstudio.gui.server.access import Access, Listen
-from splatstudio.gui.server.allowed_messages import GateLimits
+from splatstudio.gui.server.allowed_browser_messages import GateLimits
 from splatstudio.gui.server.gate import GatedConnection, GatedServer, open_server
 
 PAGE_WORDS = "open the URL printed in the terminal"

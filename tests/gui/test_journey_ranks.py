@@ -42,7 +42,7 @@ def test_two_ranks_are_watched_paused_merged_and_exported(
         screen.wait(lambda rank=rank: " ms" in ranks.nth(rank).inner_text(), f"how fast rank {rank} is")
 
     screen.close_notices()
-    screen.wait(lambda: np.ptp(screen.picture(), axis=2).max() > 40, "coloured splats are on screen")
+    screen.wait(lambda: np.ptp(screen.picture(), axis=2).max() > 40, "colored splats are on screen")
     before, step = screen.picture(), screen.step
     screen.drag(200)
     screen.wait(

@@ -37,7 +37,7 @@ def test_from_the_first_look_to_the_exported_file_and_back_after_a_failure(
     run, keyboard = tmp_path / "runs" / "blobs", screen.page.keyboard
     # Before any training: points and cameras.
     assert screen.text("state") == "Ready"
-    screen.wait(lambda: np.ptp(screen.picture(), axis=2).max() > 40, "coloured points are on screen")
+    screen.wait(lambda: np.ptp(screen.picture(), axis=2).max() > 40, "colored points are on screen")
     click_on_a_camera(screen)
     keyboard.press("p")
     screen.wait(lambda: screen.text("state") == "Training" and screen.step > 10, "P starts")
@@ -178,7 +178,7 @@ def look_from_a_second_browser(screen: Screen, browser: Any) -> None:
 
 
 def drag_while_training(screen: Screen) -> None:
-    """Turn the camera and see the picture change and the training go on; cameras are off afterwards."""
+    """Turn the camera and see the picture change and the training go on; cameras are off afterward."""
     screen.tab("View")
     screen.wait(lambda: not screen.switch("Points").is_checked(), "off by itself when the model appeared")
     screen.switch("Cameras").click()

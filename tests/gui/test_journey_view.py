@@ -109,7 +109,7 @@ def test_the_view_from_the_photographs_to_the_modes(open_page: Open, blob_folder
 
 
 def see_photo_and_model_in_one_picture(screen: Screen) -> Model:
-    """Compare a photograph with the model in each way, and return the model; cameras are off afterwards."""
+    """Compare a photograph with the model in each way, and return the model; cameras are off afterward."""
     scene = screen.studio.controller.project.scene
     assert scene is not None
     screen.tab("View")
@@ -240,7 +240,7 @@ def test_frames_lie_exactly_under_the_points(open_page: Open, blob_folder: Path)
     camera = screen.viewpoint.camera(1.0)
     local = scene.points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
     spots = (local @ camera.K.T)[:, :2] / local[:, 2:]
-    offsets = {"splats": off_centre(splats, spots), "points": off_centre(points, spots)}
+    offsets = {"splats": off_center(splats, spots), "points": off_center(points, spots)}
     for name, offset in offsets.items():
         assert len(offset) >= 5, f"too few {name} stand alone"
         # The browser draws points as squares of whole pixels.
@@ -262,8 +262,8 @@ def resting_picture(screen: Screen) -> np.ndarray:
     return pictures[-1]
 
 
-def off_centre(picture: np.ndarray, spots: np.ndarray, reach: int = 9) -> np.ndarray:
-    """Return how far each dot's centre of light lies from its spot, px; for the spots that stand alone."""
+def off_center(picture: np.ndarray, spots: np.ndarray, reach: int = 9) -> np.ndarray:
+    """Return how far each dot's center of light lies from its spot, px; for the spots that stand alone."""
     height, width = picture.shape[:2]
     light = np.clip(picture.max(axis=2).astype(float) - 30.0, 0.0, None)
     offsets = []
@@ -275,7 +275,7 @@ def off_centre(picture: np.ndarray, spots: np.ndarray, reach: int = 9) -> np.nda
         columns = np.arange(int(x) - reach, int(x) + reach + 1)
         window = light[np.ix_(rows, columns)]
         assert window.sum() > 0, f"nothing is to be seen at {(x, y)}"
-        centre_x = (window.sum(axis=0) @ (columns + 0.5)) / window.sum()
-        centre_y = (window.sum(axis=1) @ (rows + 0.5)) / window.sum()
-        offsets.append((centre_x - x, centre_y - y))
+        center_x = (window.sum(axis=0) @ (columns + 0.5)) / window.sum()
+        center_y = (window.sum(axis=1) @ (rows + 0.5)) / window.sum()
+        offsets.append((center_x - x, center_y - y))
     return np.array(offsets)

@@ -1,4 +1,4 @@
-"""The photographs that the page shows, how well each is learnt, and each beside the model's picture."""
+"""The photographs that the page shows, how well each is learned, and each beside the model's picture."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_errors_are_sorted_and_the_bad_ones_told() -> None:
     colors = errors.colors().astype(int)
     assert colors[4][0] > colors[4][2] + 100, "the worst is red"
     assert colors[6][2] > colors[6][0] + 100, "the best is blue"
-    assert np.ptp(colors[3]) < 40, "what was not measured is grey"
+    assert np.ptp(colors[3]) < 40, "what was not measured is gray"
     assert not Errors(np.full(7, np.nan)).bad.any() and Errors(np.full(7, np.nan)).range is None
     assert not Errors(np.full(7, 20.0)).bad.any()
     few = np.concatenate([psnr, np.full(8, np.nan)])
@@ -156,7 +156,7 @@ def test_a_photograph_tells_its_name_and_score() -> None:
     assert 'alt="a&lt;b&gt;.jpg, 21.4 dB, test photo"' in text and 'aria-pressed="true"' in text
 
 
-OFF_CENTRE = Camera(np.eye(4), np.array([[50.0, 0, 31.0], [0, 55.0, 12.0], [0, 0, 1]]), 60, 40)
+OFF_CENTER = Camera(np.eye(4), np.array([[50.0, 0, 31.0], [0, 55.0, 12.0], [0, 0, 1]]), 60, 40)
 
 
 def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
@@ -166,7 +166,7 @@ def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
 
 
 @pytest.mark.parametrize(("width", "height"), [(900, 500), (300, 700)])
-@pytest.mark.parametrize("camera", [OFF_CENTRE, ring_of_cameras()[2]])
+@pytest.mark.parametrize("camera", [OFF_CENTER, ring_of_cameras()[2]])
 def test_the_photo_lies_where_its_camera_sees_the_world(camera: Camera, width: int, height: int) -> None:
     viewpoint = standing_in(camera, width, height)
     place = place_of(camera, viewpoint, 1.0)
@@ -182,14 +182,14 @@ def test_the_photo_lies_where_its_camera_sees_the_world(camera: Camera, width: i
         camera.height,
     )
     assert np.abs(on_screen - there).max() < 1.0
-    # It fills the canvas in one direction (twice its larger half, where the middle is not the centre).
+    # It fills the canvas in one direction (twice its larger half, where the middle is not the center).
     assert place.width > 0.6 * width or place.height > 0.6 * height
 
 
 def test_what_lies_beyond_the_canvas_is_cut_off() -> None:
-    viewpoint = standing_in(OFF_CENTRE, 300, 200)
+    viewpoint = standing_in(OFF_CENTER, 300, 200)
     narrow = replace(viewpoint, fov=0.5 * viewpoint.fov)
-    place = place_of(OFF_CENTRE, narrow, 1.0)
+    place = place_of(OFF_CENTER, narrow, 1.0)
     assert place.left < 0 and place.width > 300
     image = np.arange(place.width * place.height * 3, dtype=np.uint32).astype(np.uint8)
     image = image.reshape(place.height, place.width, 3)

@@ -40,7 +40,7 @@ def test_two_thousand_cameras_are_quickly_drawn_and_hit() -> None:
     start = time.thread_time()
     lines = frustums.lines(2.0)
     assert lines.shape == (2000, 10, 2, 3) and time.thread_time() - start < 0.5
-    assert np.allclose(lines[7, 0, 0], positions[7]), "an edge begins at the camera's centre"
+    assert np.allclose(lines[7, 0, 0], positions[7]), "an edge begins at the camera's center"
     middle = positions[7] + 0.5 * 2.0 * 0.01 * rotations[7, :, 2]
     origin = middle + np.array([3.0, 1.0, 2.0])
     assert frustums.hit(origin, (middle - origin) / np.linalg.norm(middle - origin), 2.0) == 7
@@ -82,7 +82,7 @@ def test_cameras_are_painted_sized_and_clicked(blob_scene: Scene) -> None:
         server.stop()
 
 
-def test_frustums_do_not_overlap_their_neighbours(blob_scene: Scene) -> None:
+def test_frustums_do_not_overlap_their_neighbors(blob_scene: Scene) -> None:
     positions = np.stack([camera.position for camera in blob_scene.cameras])
     size = frustum_size(positions, blob_scene.extent)
     nearest = np.linalg.norm(positions[0] - positions[1])

@@ -24,7 +24,7 @@ from splatstudio.gui.state.stream import (
     RETRY_SECONDS,
     FrameSource,
     ModelState,
-    Pace,
+    PictureScale,
     RenderFunctionSource,
     Stream,
     Viewport,
@@ -86,7 +86,7 @@ def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
 
 
 def test_the_pace_finds_the_scale_that_takes_the_wanted_time() -> None:
-    pace = Pace(0.08, 0.5)
+    pace = PictureScale(0.08, 0.5)
     for _ in range(40):
         pace.measured(pace.scale, 0.02 + 0.9 * pace.scale**2)  # a slow machine: 0.92 s at full size
     assert abs(0.02 + 0.9 * pace.scale**2 - 0.08) < 0.01

@@ -17,7 +17,7 @@ import torch
 from blob_models import blobs, ring_of_cameras
 from torch import Tensor
 
-from splatstudio.corrections.corrections import LearntRows, corrected_affinely
+from splatstudio.corrections.corrections import LearnedRows, corrected_affinely
 from splatstudio.devices import transfer
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.kernels import ops
@@ -64,7 +64,7 @@ class Training:
         self.gaussians = trainable(blobs(num=400).to("cuda"))
         self.optimizer = SplatAdam.zeros(self.gaussians)
         self.optimizer._columns_in_use(SH_DEGREE)  # asks the device, once
-        self.exposures = LearntRows.starting_at(torch.zeros(4, 3, 4, device="cuda"))
+        self.exposures = LearnedRows.starting_at(torch.zeros(4, 3, 4, device="cuda"))
         self._room = IntersectionCapacity()
         self._room.size = room
         points = {index: blobs().means.numpy().astype(np.float64) for index in range(4)}
@@ -122,7 +122,7 @@ def beside(work: Callable[[], object]) -> None:
 @pytest.mark.usefixtures("no_copies")
 @pytest.mark.parametrize("num_photos", [1, 2])
 @pytest.mark.parametrize("room", [100_000, 20])
-def test_a_step_with_all_that_is_learnt_can_be_captured_and_replayed(num_photos: int, room: int) -> None:
+def test_a_step_with_all_that_is_learned_can_be_captured_and_replayed(num_photos: int, room: int) -> None:
     beside(lambda: [Training(num_photos, room).queue() for _ in range(3)])  # loads kernels and libraries
     eager, replayed = Training(num_photos, room), Training(num_photos, room)
     start = replayed.state()

@@ -38,13 +38,13 @@ def test_image(path: Path) -> None:
 
 
 @each(GRADIENT_SCENES)
-def test_gradients_of_the_colours(path: Path) -> None:
-    test_oracle.test_gradients_of_the_colours(path, NATIVE)
+def test_gradients_of_the_colors(path: Path) -> None:
+    test_oracle.test_gradients_of_the_colors(path, NATIVE)
 
 
 @each(GRADIENT_SCENES)
-def test_gradients_of_colours_alpha_and_depth(path: Path) -> None:
-    test_oracle.test_gradients_of_colours_alpha_and_depth(path, NATIVE)
+def test_gradients_of_colors_alpha_and_depth(path: Path) -> None:
+    test_oracle.test_gradients_of_colors_alpha_and_depth(path, NATIVE)
 
 
 @each(ABSGRAD_SCENES)

@@ -9,7 +9,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 CSRC = Path(__file__).parents[2] / "csrc"
 BINDING = "".join(path.read_text() for path in sorted(CSRC.glob("ops_cuda*.cpp")))
-# A GPU leaves no rows of the optimiser behind, its kernels have no sets of instructions to choose from, and
+# A GPU leaves no rows of the optimizer behind, its kernels have no sets of instructions to choose from, and
 # it is torch that makes photographs smaller there.
 CPU_ALONE = {"flush_lazy_adam", "project_lazy", "instruction_set", "area_means"}
 SCHEMAS = (CSRC / "schemas.cpp").read_text()

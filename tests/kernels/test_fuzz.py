@@ -92,12 +92,12 @@ def test_needles(model: CameraModel, aspect: float) -> None:
 def test_positions_behind_on_and_far_from_the_camera(model: CameraModel) -> None:
     camera = camera_of(model)
     tensors = gaussians_of(64, seed=5)
-    centre = torch.tensor(camera.position, dtype=torch.float32)
+    center = torch.tensor(camera.position, dtype=torch.float32)
     forward = torch.tensor(camera.viewmat[2, :3], dtype=torch.float32)
-    tensors[0][:8] = centre
-    tensors[0][8:16] = centre - 2.0 * forward
-    tensors[0][16:24] = centre + 0.01 * forward
-    tensors[0][24:32] = centre + 1e8 * forward
+    tensors[0][:8] = center
+    tensors[0][8:16] = center - 2.0 * forward
+    tensors[0][16:24] = center + 0.01 * forward
+    tensors[0][24:32] = center + 1e8 * forward
     tensors[0][32:40] = torch.tensor([1e30, -1e30, 1e30])
     projected = draw_and_go_back(tensors, camera)
     assert (projected.radii[:16] == 0).all()
@@ -128,7 +128,7 @@ def test_random_bits(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_bits_in_projected_splats(seed: int) -> None:
-    """The rasteriser alone must stand what no projection would give it."""
+    """The rasterizer alone must stand what no projection would give it."""
     generator = torch.Generator().manual_seed(seed)
     camera = camera_of()
     with torch.no_grad():

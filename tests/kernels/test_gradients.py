@@ -112,7 +112,7 @@ def raw_gaussians() -> Gaussians:
 
 
 def test_render_from_raw_parameters() -> None:
-    """The whole way, through exp and sigmoid, to colours, alpha and depth."""
+    """The whole way, through exp and sigmoid, to colors, alpha and depth."""
     names = list(raw_gaussians().tensors())
 
     def picture(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The native kernels against the plain-torch reference, torch's own optimiser, and themselves."""
+"""The native kernels against the plain-torch reference, torch's own optimizer, and themselves."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
 
 def each(paths: list[Path]):
-    """Parametrise a test by reference files."""
+    """Parametrize a test by reference files."""
     assert paths, f"no reference data in {FOLDER}"
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
 
@@ -184,7 +184,7 @@ def test_image(path: Path, kind: Kind) -> None:
 
 @each_kind
 @each(GRADIENT_SCENES)
-def test_gradients_of_the_colours(path: Path, kind: Kind) -> None:
+def test_gradients_of_the_colors(path: Path, kind: Kind) -> None:
     data = load(path)
     params = parameters(data, kind.dtype)
     total = 0.0
@@ -202,7 +202,7 @@ def test_gradients_of_the_colours(path: Path, kind: Kind) -> None:
 
 @each_kind
 @each(GRADIENT_SCENES)
-def test_gradients_of_colours_alpha_and_depth(path: Path, kind: Kind) -> None:
+def test_gradients_of_colors_alpha_and_depth(path: Path, kind: Kind) -> None:
     data = load(path)
     params = parameters(data, kind.dtype)
     total = 0.0
@@ -219,7 +219,7 @@ def test_gradients_of_colours_alpha_and_depth(path: Path, kind: Kind) -> None:
         total += loss.item()
     assert total == pytest.approx(float(data["loss_all"]), rel=1e-4 * kind.strictness)
     for name, param in params.items():
-        # Colours are in neither of the other two terms, so there is one array for both losses.
+        # Colors are in neither of the other two terms, so there is one array for both losses.
         expected = data["grad_sh" if name == "sh" else f"gradall_{name}"]
         assert_gradient(param.grad, expected, kind.strictness, name)
 

@@ -51,7 +51,7 @@ def test_who_is_not_seen_or_has_no_gradient_says_nothing(device: str) -> None:
     for one in (nobody, empty, unused):
         assert torch.equal(twist(ops_training, one), torch.zeros(6, dtype=torch.float64, device=device))
         assert torch.equal(twist(reference_training, one), twist(ops_training, one))
-    # Without colours that depend on the direction the harmonics do not matter.
+    # Without colors that depend on the direction the harmonics do not matter.
     colorless = twist(ops_training, (gaussians, {**gradients, "sh0": None}, radii))
     assert torch.equal(colorless, twist(ops_training, (gaussians, gradients, radii), 0))
 

@@ -32,7 +32,7 @@ BANANA = Path(__file__).parents[3] / "shared" / "scenes" / "banana"
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """Return 80 coloured blobs around the origin before a grey background."""
+    """Return 80 colored blobs around the origin before a gray background."""
     random, num = torch.Generator().manual_seed(0), 80
     gaussians = Gaussians(
         means=torch.randn(num, 3, generator=random) * 0.3,
@@ -76,12 +76,12 @@ def test_a_video_shows_the_renders(
 
 
 @pytest.mark.parametrize("name", ["flat.mp4", "flat.webm"])
-def test_colours_are_kept(model: Model, path: CameraPath, tmp_path: Path, name: str) -> None:
+def test_colors_are_kept(model: Model, path: CameraPath, tmp_path: Path, name: str) -> None:
     away = replace(model, options=replace(model.options, background=(0.8, 0.1, 0.3), near=100.0))
     render_path(away, path.cameras()[:2], tmp_path / name, fps=24)
-    colour = iio.imread(tmp_path / name, plugin="pyav")[1].reshape(-1, 3).astype(float)
+    color = iio.imread(tmp_path / name, plugin="pyav")[1].reshape(-1, 3).astype(float)
     # The matrix of BT.601 under the name of BT.709 would be 20 off.
-    assert np.abs(colour - [204.0, 25.5, 76.5]).max() < 4
+    assert np.abs(color - [204.0, 25.5, 76.5]).max() < 4
 
 
 def test_an_mp4_can_be_shown_while_it_loads(model: Model, path: CameraPath, tmp_path: Path) -> None:

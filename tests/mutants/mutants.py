@@ -22,7 +22,7 @@ class Mutant:
 # The kernels of the CPU.
 KERNELS = (
     Mutant(
-        "the projection adds too little to colours",
+        "the projection adds too little to colors",
         "csrc/cpu/project_lanes.cpp",
         "const F8 half = constant<F8>(0.5f);",
         "const F8 half = constant<F8>(0.4f);",
@@ -197,7 +197,7 @@ STRATEGIES = (
     ),
     Mutant(
         "random choices do not follow from the seed",
-        "splatstudio/strategy/chance.py",
+        "splatstudio/strategy/sampling.py",
         "return torch.Generator().manual_seed(number)",
         ("generator = torch.Generator().manual_seed(number)\n    generator.seed()\n    return generator"),
         ("tests/strategy/test_strategy.py::test_random_numbers_are_of_a_seed_and_a_step_and_of_no_other",),
@@ -236,7 +236,7 @@ RANKS = (
     ),
     Mutant(
         "rows go to the wrong rank",
-        "splatstudio/distributed/ranks.py",
+        "splatstudio/distributed/process_ranks.py",
         "dist.all_to_all_single(got, rows, list(received)",
         "dist.all_to_all_single(got, rows.flip(0), list(received)",
         (
@@ -521,7 +521,7 @@ REST = (
         ("tests/scene/test_photo.py::test_masks_beside_images_are_found_and_reduced_strictly",),
     ),
     Mutant(
-        "PSNR counts colours beyond white",
+        "PSNR counts colors beyond white",
         "splatstudio/optimization/losses.py",
         "error = (image.clamp(0.0, 1.0) - target.clamp(0.0, 1.0)) ** 2",
         "error = (image - target) ** 2",

@@ -18,7 +18,7 @@ from splatstudio.rendering.render import RenderOptions, render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig
-from splatstudio.strategy.shapes import contributions, survey, views_of_step
+from splatstudio.strategy.survey import contributions, survey, views_of_step
 from splatstudio.training.data import resolution
 from splatstudio.training.data.resolution import SMALLEST_SIDE, divisor_at, reduced, survey_divisor_at
 from splatstudio.training.step import StepLoss

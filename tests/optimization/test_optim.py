@@ -1,4 +1,4 @@
-"""The optimiser: torch's Adam to the last digits, gsplat's learning rates, rows that follow the Gaussians."""
+"""The optimizer: torch's Adam to the last digits, gsplat's learning rates, rows that follow the Gaussians."""
 
 from __future__ import annotations
 

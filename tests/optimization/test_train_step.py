@@ -7,7 +7,7 @@ import torch
 from host_watch import HostWatch, watched
 from lookahead_trainings import all_of, same
 
-from splatstudio.corrections.corrections import LearntRows
+from splatstudio.corrections.corrections import LearnedRows
 from splatstudio.devices.transfer import ReadBack, to_device
 from splatstudio.kernels.ops_training import StepGate
 from splatstudio.optimization import gradients, train_step
@@ -71,7 +71,7 @@ GPU = torch.device("cpu")  # a device that is named counts as one
 @pytest.mark.parametrize("room", [7, 6])
 def test_a_gate_lets_rows_make_their_step_whole_or_not_at_all(room: int, loss: float) -> None:
     random = torch.Generator().manual_seed(1)
-    tables = [LearntRows.starting_at(torch.rand(5, 3, 4, generator=random)) for _ in range(2)]
+    tables = [LearnedRows.starting_at(torch.rand(5, 3, 4, generator=random)) for _ in range(2)]
     for name, tensor in tables[1].tensors().items():
         tensor.copy_(tables[0].tensors()[name])
     gate = StepGate(torch.tensor([7]), room, torch.tensor(loss))

@@ -147,7 +147,7 @@ def test_counts_of_what_was_seen() -> None:
     torch.testing.assert_close(ours[2], torch.maximum(counts[2], radius))
 
 
-def test_a_drawing_holds_of_what_was_projected_but_colours_and_radii(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawing_holds_of_what_was_projected_but_colors_and_radii(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[str, StorageWeakRef] = {}
     real = SplatAdam.project
 

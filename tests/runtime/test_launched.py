@@ -163,7 +163,7 @@ def asked(
 def test_what_a_launcher_decides_is_refused_and_a_number_is_followed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for devices in (DeviceOptions(gpus="0"), DeviceOptions(ranks=2)):
-        with pytest.raises(ValueError, match="leave --gpus and --ranks away"):
+        with pytest.raises(ValueError, match="omit --gpus and --ranks"):
             asked(tmp_path, run, devices=devices)
     for devices in (DeviceOptions(max_splats="auto"), DeviceOptions(fit_batch=True)):
         with pytest.raises(ValueError, match="as numbers"):

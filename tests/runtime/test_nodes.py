@@ -142,7 +142,7 @@ def attached(nodes: Nodes) -> AttachedStudio:
 
     def attach() -> bool:
         with suppress(Unreachable):
-            opened.append(attached_studio(nodes.store.dialled, Listen(port=0)))
+            opened.append(attached_studio(nodes.store.dialed, Listen(port=0)))
         return bool(opened)
 
     nodes.wait_until(attach)
@@ -252,15 +252,15 @@ def test_rank_0_is_found_by_the_store() -> None:
     host = StoreHost()
     at = ("127.0.0.1", host.port)
     with pytest.raises(Unreachable, match="have not met yet"):
-        host.dialled()
+        host.dialed()
     assert own_address(at) == "127.0.0.1"
     announce(at, "127.0.0.1:1", "token")
     with pytest.raises(Unreachable, match="no training answers"):
-        host.dialled()
+        host.dialed()
     for said in ("{", "7", "[" * 60_000, '{"address": "127.0.0.1:1"}'):
         host._store.set(KEY, said)
         with pytest.raises(ValueError, match="is not understood"):
-            host.dialled()
+            host.dialed()
     del host
     with pytest.raises(OSError):
         own_address(at)

@@ -23,7 +23,7 @@ from splatstudio.settings.config import OptimConfig, TrainConfig, from_json
 from splatstudio.settings.plateau_curve import RISEN, Score
 from splatstudio.settings.strategy_config import DensifyConfig, FastConfig, McmcConfig
 from splatstudio.strategy import Strategy
-from splatstudio.strategy.choice import make_strategy
+from splatstudio.strategy.make_strategy import make_strategy
 from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval, settled_after
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
@@ -160,8 +160,8 @@ def test_nothing_is_told_before_the_number_of_splats_settles_even_at_its_limit(
     config = replace(STEADY, **{"densify": DensifyConfig(), **settings})
     assert settled_after(config, 50) == end
     strategy = strategy_of(config, blob_scene)
-    assert not any(strategy.changes(step) for step in range(end + 1, STEPS)), "as the strategy has it"
-    assert end == 0 or any(strategy.changes(step) for step in range(end - 101, end + 1))
+    assert not any(strategy.changes_at(step) for step in range(end + 1, STEPS)), "as the strategy has it"
+    assert end == 0 or any(strategy.changes_at(step) for step in range(end - 101, end + 1))
     told = told_of(config, level())
     assert len(told) == 1
     assert all(news.step > end + 0.1 * STEPS and news.flat.since > end for news in told if end)

@@ -132,7 +132,7 @@ def test_frames_are_those_of_the_merged_model_and_lie_in_order(
     for file, camera in zip(files, cameras, strict=True):
         expected = render_image(whole.gaussians, camera, whole.options).astype(int)
         ours = iio.imread(file)
-        # Colours that differ by 1e-7 may be rounded the other way.
+        # Colors that differ by 1e-7 may be rounded the other way.
         assert np.abs(ours - expected).max() <= 1 and np.mean(ours != expected) < 1e-3
     depths = [iio.imread(file) for file in sorted((tmp_path / "depth").iterdir())]
     assert len(depths) == 8 and not np.array_equal(depths[0], iio.imread(files[0]))

@@ -191,21 +191,21 @@ def test_restarts_are_counted_over_ten_minutes() -> None:
     now = [0.0]
     policy = RestartPolicy(lambda: now[0])
     for step in (1, 2, 3):
-        assert policy.refusal(Cause(0, step, "SIGKILL", "")) is None
-    assert "3 times within 10 minutes" in (policy.refusal(Cause(0, 4, "SIGKILL", "")) or "")
+        assert policy.refuse_or_count(Cause(0, step, "SIGKILL", "")) is None
+    assert "3 times within 10 minutes" in (policy.refuse_or_count(Cause(0, 4, "SIGKILL", "")) or "")
     now[0] = 601.0
-    assert policy.refusal(Cause(0, 5, "SIGKILL", "")) is None
+    assert policy.refuse_or_count(Cause(0, 5, "SIGKILL", "")) is None
 
 
 def test_the_same_end_at_the_same_step_is_not_tried_again() -> None:
     policy = RestartPolicy()
     first = Cause(0, 57, "RuntimeError: bad", "")
-    assert policy.refusal(first) is None
-    assert "at step 57 for the second time" in (policy.refusal(first) or "")
+    assert policy.refuse_or_count(first) is None
+    assert "at step 57 for the second time" in (policy.refuse_or_count(first) or "")
     policy = RestartPolicy()
-    assert policy.refusal(first) is None
-    assert policy.refusal(Cause(0, 57, "RuntimeError: other", "")) is None
-    assert RestartPolicy().refusal(Cause(0, 57, "ValueError: nan", "", final=True)) == ""
+    assert policy.refuse_or_count(first) is None
+    assert policy.refuse_or_count(Cause(0, 57, "RuntimeError: other", "")) is None
+    assert RestartPolicy().refuse_or_count(Cause(0, 57, "ValueError: nan", "", final=True)) == ""
 
 
 LOADED = messages.ModelLoaded(7, 100, (0.0, 0.0, 0.0), 1.0)

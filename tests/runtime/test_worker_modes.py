@@ -143,7 +143,7 @@ def test_ellipsoids_are_solid_and_points_are_small(open_model) -> None:
 def test_an_error_needs_photographs(open_model) -> None:
     received = open_model(plane(4.0)).picture(front(), ViewOptions(mode="error", photo=0))
     assert received.frame.notice is not None and "without the photographs" in received.frame.notice
-    assert received.frame.legend is None and received.image[..., 0].min() > 150, "the colours instead"
+    assert received.frame.legend is None and received.image[..., 0].min() > 150, "the colors instead"
 
 
 def test_the_error_of_a_training_is_that_of_the_chosen_photograph(

@@ -265,7 +265,7 @@ BROKEN = {
         lambda f: colmap_line(f, "points3D.txt", 3, "2 0 0 0 9 9 9 0.5 1"),
         ["points3D.txt, line 3", "9 columns"],
     ),
-    "colour of 256": (
+    "color of 256": (
         lambda f: colmap_line(f, "points3D.txt", 3, "2 0 0 0 9 9 256 0.5"),
         ["points3D.txt, line 3", "256"],
     ),

@@ -18,7 +18,7 @@ NO_POINT = 2**64 - 1
 
 @pytest.fixture
 def make_demo(monkeypatch: pytest.MonkeyPatch):
-    """Return the script as a module; its neighbours are found beside it."""
+    """Return the script as a module; its neighbors are found beside it."""
     monkeypatch.syspath_prepend(str(DEMO))
     yield importlib.import_module("make_demo")
     for name in [n for n, m in sys.modules.items() if str(DEMO) in str(getattr(m, "__file__", ""))]:
@@ -75,7 +75,7 @@ def read_images() -> dict[int, tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def read_points() -> dict[int, tuple[np.ndarray, np.ndarray, float, np.ndarray]]:
-    """Return id -> (position, colour, error, track rows)."""
+    """Return id -> (position, color, error, track rows)."""
     reader = Reader(DEMO / "sparse" / "0" / "points3D.bin")
     (count,), points = reader.take("Q"), {}
     for _ in range(count):
@@ -94,7 +94,7 @@ def test_loads_with_all_views_and_points() -> None:
     assert len(scene.test_indices) == 6
     assert 5000 <= len(scene.points) <= 8000
     up = np.stack([-camera.viewmat[1, :3] for camera in scene.cameras])
-    # The photographer never turned the camera over: after normalisation z is up in every view.
+    # The photographer never turned the camera over: after normalization z is up in every view.
     assert (up[:, 2] > 0.5).all()
 
 
@@ -142,7 +142,7 @@ def test_observations_agree_with_the_points() -> None:
     assert 0.1 < np.mean(errors) < 0.5
 
 
-def test_points_have_the_colours_of_the_photos() -> None:
+def test_points_have_the_colors_of_the_photos() -> None:
     images, points = read_images(), read_points()
     photos = {i: cv2.imread(str(DEMO / "images" / name)) for i, (name, *_) in images.items()}
     differences = []
@@ -155,7 +155,7 @@ def test_points_have_the_colours_of_the_photos() -> None:
     assert np.median(differences) < 25
 
 
-def test_the_files_world_is_not_normalised() -> None:
+def test_the_files_world_is_not_normalized() -> None:
     centers = np.stack([-rotation.T @ translation for _, rotation, translation, _ in read_images().values()])
     ups = np.stack([-rotation[1] for _, rotation, _, _ in read_images().values()])
     assert np.linalg.norm(centers.mean(0)) > 1

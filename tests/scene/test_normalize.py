@@ -1,4 +1,4 @@
-"""The normalised frame is sensible and finite for every arrangement of cameras."""
+"""The normalized frame is sensible and finite for every arrangement of cameras."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ NO_POINTS = np.zeros((0, 3))
 
 
 def normalized(viewmats: np.ndarray, points: np.ndarray = NO_POINTS):
-    """Return the transform, the cameras' positions, forward and up vectors in the normalised frame."""
+    """Return the transform, the cameras' positions, forward and up vectors in the normalized frame."""
     transform = normalizing_transform(viewmats, points)
     assert np.isfinite(transform).all()
     rotation = transform[:3, :3] / np.cbrt(np.linalg.det(transform[:3, :3]))
@@ -114,7 +114,7 @@ def test_cameras_at_one_point_looking_outward():
     np.testing.assert_allclose(np.median(inside), 1, atol=1e-6)
 
 
-def test_ring_of_cameras_looking_outward_is_centred_on_the_ring():
+def test_ring_of_cameras_looking_outward_is_centerd_on_the_ring():
     angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
     out = np.stack([np.cos(angles), np.sin(angles), np.zeros(8)], axis=1)
     viewmats = np.stack([look_at(2 * p, 3 * p, np.array([0.0, 0, 1])) for p in out])

@@ -23,7 +23,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def pattern(x, y):
-    """Return smooth colours [..., 3] of a direction (x/z, y/z), 0..255: a world at infinity."""
+    """Return smooth colors [..., 3] of a direction (x/z, y/z), 0..255: a world at infinity."""
     rgb = [np.sin(9 * x + 1), np.cos(11 * y), np.sin(7 * (x + y))]
     return 127.5 + 110 * np.stack(rgb, axis=-1)
 
@@ -170,7 +170,7 @@ def test_downscale_averages_areas_and_scales_the_intrinsics(tmp_path):
 
 
 def write_jpeg_turned(path, rgb, orientation):
-    """Write `rgb` as a JPEG that stores it turned, so that viewers who honour EXIF show it upright."""
+    """Write `rgb` as a JPEG that stores it turned, so that viewers who honor EXIF show it upright."""
     inverse = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -236,7 +236,7 @@ def test_files_of_every_kind_of_pixel(tmp_path):
     assert load_scene(tmp_path).photo(0).rgb.shape == rgb.shape
 
 
-def test_alpha_does_not_bleed_into_colours(tmp_path):
+def test_alpha_does_not_bleed_into_colors(tmp_path):
     tiny = tiny_scene(4)
     write_blender(tmp_path, tiny)
     rgba = np.zeros((32, 48, 4), np.uint8)

@@ -70,8 +70,8 @@ def test_two_reconstructions_of_fox_agree_after_a_similarity():
     assert angles.mean() < 0.8
 
 
-def test_colours_of_the_points_are_seen_where_they_project():
-    # Cameras, points, distortion-free photographs and reduction fit together: each point's colour is found
+def test_colors_of_the_points_are_seen_where_they_project():
+    # Cameras, points, distortion-free photographs and reduction fit together: each point's color is found
     # at its pixel. Shifted by 20 pixels it is not.
     scene = load_scene(SCENES / "banana", downscale=2)
     errors = {0: [], 20: []}

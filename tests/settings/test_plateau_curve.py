@@ -20,8 +20,8 @@ RULES = PlateauConfig()
 PHOTOS = 50
 
 # The test PSNR of every 100th of 4000 steps on a real scene of 14 photographs, until 1500 with growth: few
-# photographs are learnt by heart.
-LEARNT_BY_HEART = (
+# photographs are learned by heart.
+LEARNED_BY_HEART = (
     "18.83 22.73 25.01 26.17 26.88 27.51 28.12 28.61 28.42 28.29 28.34 28.7 28.45 28.63 29.05 28.87 28.79"
     " 28.95 28.82 28.4 28.49 28.43 28.31 28.24 28.2"
 )
@@ -134,7 +134,7 @@ def test_a_recorded_curve_of_few_photographs_is_told_before_it_falls_far() -> No
     config = TrainConfig(steps=4000, sh_degree=0, densify=DensifyConfig(stop_step=1500))
     told = []
     watch = PlateauWatch()
-    for number, psnr in enumerate(map(float, LEARNT_BY_HEART.split()), start=1):
+    for number, psnr in enumerate(map(float, LEARNED_BY_HEART.split()), start=1):
         watch.add(Score(100 * number, psnr, 90_000 if number > 15 else 50_000 + 2000 * number))
         if (news := watch.news(config, PHOTOS)) is not None:
             told.append((100 * number, news))

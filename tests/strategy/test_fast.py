@@ -125,7 +125,7 @@ def test_opacities_are_never_reset_and_growth_ends_by_its_share_of_the_steps() -
     change = rule.after_step(group, seen([10 * HIGH]), 3000)
     assert change is not None and not change.opacities_reset and change.cloned == 1
     assert (rule.start_step, rule.stop_step) == (500, 15_000)
-    assert not rule.observes(15_000) and rule.observes(14_999)
+    assert not rule.observes_at(15_000) and rule.observes_at(14_999)
 
 
 def test_the_limit_follows_what_the_photographs_show() -> None:

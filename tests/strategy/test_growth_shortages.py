@@ -24,7 +24,7 @@ from splatstudio.runtime.messages import Evaluated, Finished, SettingChanged, Tr
 from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.strategy import growth
+from splatstudio.strategy import after_step as growth
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 

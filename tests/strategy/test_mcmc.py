@@ -228,7 +228,7 @@ def test_the_noise_follows_the_step_and_the_rate_of_the_means() -> None:
 def test_guided_births_go_where_gradients_are_large() -> None:
     group = population(scales=[0.01] * 3, opacities=[0.9, 0.3, 0.001])
     rule = strategy(McmcConfig(noise=0.0, spread=0.0, max_gaussians=3))
-    assert rule.observes(STEP) and not strategy(McmcConfig(guided=False)).observes(STEP)
+    assert rule.observes_at(STEP) and not strategy(McmcConfig(guided=False)).observes_at(STEP)
     rule.after_step(group, seen([0.0, 1.0, 0.0]), STEP)
     assert group.gaussians.means.detach()[:, 0].tolist() == [1.0, 2.0, 2.0]
     assert not group.counts["grad2d"].any() and not group.counts["visible"].any()
@@ -305,7 +305,7 @@ def test_over_many_steps_each_gets_its_share() -> None:
     wanted = 200 * masses().double() / masses().double().sum()
     steps = 300
     total = sum(dealt(ALONE, masses(), chances_of(KEYS, seed), 200)[0] for seed in range(steps))
-    # Of a number that is one of two neighbours, the mean of so many; five times its standard error at most.
+    # Of a number that is one of two neighbors, the mean of so many; five times its standard error at most.
     error = 5.0 * ((wanted % 1) * (1 - wanted % 1) / steps).sqrt() + 0.01 * wanted + 0.002
     assert isinstance(total, torch.Tensor) and ((total / steps - wanted).abs() < error).all()
 

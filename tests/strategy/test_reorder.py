@@ -29,7 +29,7 @@ from splatstudio.rendering.render import render
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import FastConfig, McmcConfig
-from splatstudio.strategy.growth import reorder
+from splatstudio.strategy.after_step import reorder
 from splatstudio.strategy.population import Population, trainable
 from splatstudio.training import memory_plan
 from splatstudio.training.memory_plan import PLACE_BYTES, plan_memory
@@ -69,7 +69,7 @@ def test_everything_moves_with_the_rows_and_pictures_stay() -> None:
     assert torch.equal(render(after, camera).rgb, picture)
 
 
-def test_neighbours_in_memory_are_neighbours_in_space() -> None:
+def test_neighbors_in_memory_are_neighbors_in_space() -> None:
     population = population_of(model(300))
     steps = [population.gaussians.means.detach().diff(dim=0).norm(dim=1).mean()]
     reorder(population)

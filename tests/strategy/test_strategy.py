@@ -13,8 +13,8 @@ from splatstudio.optimization.gradients import Observation
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import CoarseConfig, DensifyConfig
-from splatstudio.strategy.chance import generator_of, seeds_of
 from splatstudio.strategy.population import edit, trainable
+from splatstudio.strategy.sampling import generator_of, seeds_of
 from splatstudio.training.data.resolution import divisor_at, sh_degree_at
 from splatstudio.training.trainer import Trainer
 
@@ -185,7 +185,7 @@ def test_short_trainings_stop_at_half_of_their_steps() -> None:
         group = population(scales=[0.005])
         strategy(steps=1400).after_step(group, seen([HIGH]), step)
         assert len(group) == num, step
-    assert not strategy(steps=1400).observes(700) and strategy(steps=1400).observes(699)
+    assert not strategy(steps=1400).observes_at(700) and strategy(steps=1400).observes_at(699)
 
 
 def test_short_trainings_start_after_a_sixth_of_their_steps() -> None:
@@ -260,18 +260,18 @@ def test_a_degree_needs_photographs_for_its_coefficients(num_photos: int, degree
     assert sh_degree_at(500, config, num_photos) == degree
     assert sh_degree_at(5, config, num_photos) == 0
     assert sh_degree_at(500, replace(config, sh_photos=0.0), num_photos) == 3
-    # A model to start from keeps what it has learnt.
+    # A model to start from keeps what it has learned.
     assert sh_degree_at(500, replace(config, init="a.ply"), num_photos) == 3
 
 
-def test_with_too_few_photographs_the_colour_does_not_depend_on_the_view(blob_scene: Scene) -> None:
+def test_with_too_few_photographs_the_color_does_not_depend_on_the_view(blob_scene: Scene) -> None:
     num = len(blob_scene.train_indices)
-    for sh_photos, learnt in ((num / 4.0, True), (num / 3.9, False)):
+    for sh_photos, learned in ((num / 4.0, True), (num / 3.9, False)):
         config = TrainConfig(steps=10, sh_degree=1, sh_degree_every=2, sh_photos=sh_photos)
         trainer = Trainer(blob_scene, config)
         degrees = [trainer.train_step().sh_degree for _ in range(4)]
-        assert bool((trainer.gaussians.shN != 0).any()) == learnt
-        assert degrees == ([0, 0, 1, 1] if learnt else [0] * 4)
+        assert bool((trainer.gaussians.shN != 0).any()) == learned
+        assert degrees == ([0, 0, 1, 1] if learned else [0] * 4)
         trainer.close()
 
 

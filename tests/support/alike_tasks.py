@@ -16,11 +16,11 @@ from splatstudio.optimization.gradients import Observation
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.settings.config import TrainConfig
 from splatstudio.strategy import Strategy
-from splatstudio.strategy.choice import AbsgradStrategy
+from splatstudio.strategy.after_step import rebalance
 from splatstudio.strategy.default import DefaultStrategy
 from splatstudio.strategy.fast import FastStrategy
 from splatstudio.strategy.global_order import number_rows
-from splatstudio.strategy.growth import rebalance
+from splatstudio.strategy.make_strategy import AbsgradStrategy
 from splatstudio.strategy.mcmc import McmcStrategy
 from splatstudio.strategy.population import ROW_INDEX, Population, trainable
 

@@ -1,4 +1,4 @@
-"""A tiny model of coloured blobs and cameras around it; needs nothing but the package's own requirements."""
+"""A tiny model of colored blobs and cameras around it; needs nothing but the package's own requirements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_VIEWS = 9  # the first and the last are test views
 
 
 def blobs(seed: int = 0, num: int = 60) -> Gaussians:
-    """Return `num` coloured, fairly opaque Gaussians within about 1 unit of the origin."""
+    """Return `num` colored, fairly opaque Gaussians within about 1 unit of the origin."""
     generator = torch.Generator().manual_seed(seed)
     rgb = torch.rand(num, 3, generator=generator)
     return Gaussians(

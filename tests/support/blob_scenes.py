@@ -1,4 +1,4 @@
-"""A tiny scene of coloured blobs, written as a COLMAP folder: of fixtures, all that a test on a GPU needs.
+"""A tiny scene of colored blobs, written as a COLMAP folder: of fixtures, all that a test on a GPU needs.
 
 `-p blob_scenes` loads them where conftest.py, which needs what the page's tests need, is left out.
 """
@@ -64,7 +64,7 @@ def _wxyz(rotation: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def blob_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A COLMAP folder of nine 48x40 views of sixty coloured blobs."""
+    """A COLMAP folder of nine 48x40 views of sixty colored blobs."""
     return write_blob_scene(tmp_path_factory.mktemp("scenes") / "blobs")
 
 

@@ -23,7 +23,7 @@ ALL_ON = TrainConfig(
 
 
 def repainted(folder: Path, target: Path, paint: Callable[[int, np.ndarray], np.ndarray]) -> Path:
-    """Copy a scene with other colours; `paint` gets a view's number and its pixels, RGB in 0..1."""
+    """Copy a scene with other colors; `paint` gets a view's number and its pixels, RGB in 0..1."""
     shutil.copytree(folder, target)
     for number, file in enumerate(sorted((target / "images").iterdir())):
         stored = cv2.imread(str(file))

@@ -208,7 +208,7 @@ def valid_files(folder: Path) -> dict[str, bytes]:
 
 
 def inria_state(gaussians) -> tuple:
-    """Return what the original trainer saves, with its optimiser's state."""
+    """Return what the original trainer saves, with its optimizer's state."""
     parameters = [torch.nn.Parameter(tensor.clone()) for tensor in gaussians.tensors().values()]
     optimizer = torch.optim.Adam(parameters)
     means, quats, scales, opacities, sh0, shN = parameters

@@ -19,7 +19,7 @@ from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.scene.load import load_scene
-from splatstudio.strategy import growth
+from splatstudio.strategy import after_step as growth
 from splatstudio.strategy import population as populations
 from splatstudio.strategy.population import Population, trainable
 from splatstudio.training.trainer import Trainer

@@ -48,15 +48,15 @@ def take_room(one: Trainer) -> None:
 
 def all_of(one: Trainer) -> list[Tensor]:
     """Return copies of all that a training learns: Gaussians, moments, counts, corrections."""
-    population, learnt = one.parts.population, one.parts.corrections.save()
+    population, learned = one.parts.population, one.parts.corrections.save()
     models = (one.gaussians, population.optimizer.exp_avg, population.optimizer.exp_avg_sq)
     tensors = [tensor for model in models for tensor in model.tensors().values()]
-    tensors += [*population.counts.values(), *([] if learnt is None else learnt.tensors.values())]
+    tensors += [*population.counts.values(), *([] if learned is None else learned.tensors.values())]
     return [tensor.detach().clone() for tensor in tensors]
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """Return whether two trainings have learnt the same, to the bit."""
+    """Return whether two trainings have learned the same, to the bit."""
     return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 

@@ -45,7 +45,7 @@ STEP_OF_PARTS = 9
 
 
 def content_of(rank: int) -> dict[str, Any]:
-    """Return what gsplat's trainer writes of a rank, with optimisers and a module that all ranks share."""
+    """Return what gsplat's trainer writes of a rank, with optimizers and a module that all ranks share."""
     splats = dict(blobs(num=20 + rank).detach().tensors())
     optimizers = {
         name: {

@@ -1,6 +1,6 @@
 """Programs of others for the formats that we write and read, of fixed versions, fetched when needed.
 
-Each is kept in the user's cache. Where one cannot be had its tests are skipped, but never in CI.
+Each is kept in the user's cache. Where one is not available its tests are skipped, but never in CI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write tiny scenes in each format: coloured balls seen by a ring of cameras, the same from every side."""
+"""Write tiny scenes in each format: colored balls seen by a ring of cameras, the same from every side."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def picture(scene: TinyScene, index: int, *, radius: float = 0.15) -> np.ndarray
     camera = np.where(np.abs(camera) < 100, camera, 50.0)  # points that tests have damaged
     for i in np.argsort(-camera[:, 2]):
         x, y, z = camera[i]
-        # cv2 counts from pixel centres; 4 fractional bits.
+        # cv2 counts from pixel centers; 4 fractional bits.
         u = scene.focal * x / z + 0.5 * scene.width - 0.5
         v = scene.focal * y / z + 0.5 * scene.height - 0.5
         color = (*(int(c) for c in scene.colors[i]), 255)

@@ -54,7 +54,7 @@ class Outcome:
 
 
 class Recorded(SplatAdam):
-    """The optimiser, which keeps the gradients that it got."""
+    """The optimizer, which keeps the gradients that it got."""
 
     gradients: dict[str, Tensor | None]
 

@@ -29,7 +29,7 @@ HIGH, LOW = 1e-3, 1e-5  # image gradients above and below the threshold
 
 
 def seen(norms: list[float], *, visible: list[bool] | None = None) -> tuple[Observation, ...]:
-    """Return an observation whose gradients in normalised coordinates have the given norms."""
+    """Return an observation whose gradients in normalized coordinates have the given norms."""
     gradients = torch.zeros(len(norms), 2)
     gradients[:, 0] = torch.tensor(norms) / 50.0  # an image of 100 pixels: half the width
     radii = torch.tensor(visible or [True] * len(norms)).int()[:, None].expand(-1, 2) * 3
@@ -41,7 +41,7 @@ def rows(gaussians: Gaussians) -> Tensor:
 
 
 def population(*, scales: list[float], opacities: list[float] | None = None) -> Population:
-    """Return Gaussians of the given sizes (fractions of the extent) with recognisable rows and moments."""
+    """Return Gaussians of the given sizes (fractions of the extent) with recognizable rows and moments."""
     num = len(scales)
     ramp = torch.arange(1.0, num + 1)
     opacity = torch.tensor(opacities or [0.5] * num)

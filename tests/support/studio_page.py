@@ -236,7 +236,7 @@ class Screen:
         self.page.mouse.up()
 
     def still_is_sent(self) -> bool:
-        """Say whether the browser has the picture of its resting camera, in full size."""
+        """Return whether the browser has the picture of its resting camera, in full size."""
         stream = self.studio._viewport.stream(self.client)
         if stream is None or stream._shown is None or stream._acknowledged is None:
             return False

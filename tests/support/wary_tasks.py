@@ -28,7 +28,7 @@ class Ending:
     kind: str  # of the error; "" where there was none
     told: Any  # what it says, or the result
     num_undone: int  # how often the work was taken back
-    num_all: int  # what the ranks say together afterwards: they are in step
+    num_all: int  # what the ranks say together afterward: they are in step
 
 
 def fail_at(ranks: Ranks, failures: dict[int, tuple[int, str]]) -> Ending:

@@ -97,7 +97,7 @@ def launch() -> Iterator[Launch]:
 
 
 def alive(pid: int) -> bool:
-    """Say whether a process runs (a zombie does not)."""
+    """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

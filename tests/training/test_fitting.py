@@ -72,7 +72,7 @@ def test_a_limit_that_a_strategy_does_not_come_to_is_told(blob_scene: Scene) -> 
         return fitted(config, blob_scene, CPU, max_splats=most, fit_batch=False)[1]
 
     mcmc, fast = TrainConfig(strategy="mcmc"), TrainConfig(strategy="fast")
-    assert told(mcmc, 900_000).count("--mcmc.max-gaussians says how many it shall have") == 1
+    assert told(mcmc, 900_000).count("--mcmc.max-gaussians says how many it has") == 1
     assert told(fast, 900_000).count("a higher --fast.density allows more") == 1
     for config, most in [(mcmc, 1000), (fast, 1000), (TrainConfig(), 900_000)]:
         assert "wants no more" not in told(config, most) and f"Up to {most:,} splats" in told(config, most)

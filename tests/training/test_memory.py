@@ -113,7 +113,7 @@ def free(monkeypatch: pytest.MonkeyPatch):
     return set_free
 
 
-def test_more_memory_smaller_colours_and_smaller_batches_hold_more_splats(free) -> None:
+def test_more_memory_smaller_colors_and_smaller_batches_hold_more_splats(free) -> None:
     config = TrainConfig()
     one = plan_memory(config, SIZES, GPU).num_splats
     # 16 bytes for each of 59 numbers and some more: gsplat's own figure is 1.6 kB.
@@ -195,7 +195,7 @@ EVERYTHING = replace(
 
 
 def after_training(scene: Scene, config: TrainConfig) -> tuple[dict[str, torch.Tensor], float]:
-    """Return all that a training has learnt, and its score in the middle, which it must not use."""
+    """Return all that a training has learned, and its score in the middle, which it must not use."""
     trainer = Trainer(scene, config)
     for _ in range(STEPS // 2):
         trainer.train_step()
@@ -206,8 +206,8 @@ def after_training(scene: Scene, config: TrainConfig) -> tuple[dict[str, torch.T
     trainer.close()
     assert checkpoint.corrections is not None
     assert {name.partition(".")[0] for name in checkpoint.corrections.tensors} == {"exposure", "poses", "sky"}
-    learnt = {**named_tensors(checkpoint.population), **checkpoint.corrections.tensors}
-    return {name: tensor.clone() for name, tensor in learnt.items()}, score
+    learned = {**named_tensors(checkpoint.population), **checkpoint.corrections.tensors}
+    return {name: tensor.clone() for name, tensor in learned.items()}, score
 
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc", "fast"])

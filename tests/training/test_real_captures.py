@@ -52,32 +52,32 @@ def test_a_sky_wins_over_random_backgrounds_of_an_older_training(blob_scene: Sce
         trainer.close()
     for trainer in trainers:
         assert torch.equal(trainer.gaussians.means, straight.gaussians.means)
-    with pytest.raises(ValueError, match="a sky cannot be learnt over random backgrounds"):
+    with pytest.raises(ValueError, match="a sky cannot be learned over random backgrounds"):
         Trainer.resume(blob_scene, plain, random_background=True)
 
 
-@pytest.mark.parametrize("learnt", ["sky", "exposure"])
+@pytest.mark.parametrize("learned", ["sky", "exposure"])
 def test_a_survey_finds_no_errors_where_sky_and_exposure_explain_the_photograph(
-    blob_scene: Scene, learnt: str
+    blob_scene: Scene, learned: str
 ) -> None:
     config = TrainConfig(steps=20, strategy="fast")
-    if learnt == "sky":
+    if learned == "sky":
         config = replace(config, sky=SkyConfig(enabled=True, degree=1))
     else:
         config = replace(config, exposure=ExposureConfig(enabled=True))
     trainer = Trainer(blob_scene, config)
-    values = trainer.parts.corrections._tables[learnt].values
+    values = trainer.parts.corrections._tables[learned].values
     values.copy_(0.3 * torch.randn(values.shape, generator=torch.Generator().manual_seed(1)))
     shots, gaussians = trainer.parts.views, trainer.gaussians
     shot_of = shots.of_photo
 
     def perfect(index: int, *how: Any) -> TrainView:
-        """Return the photograph as the model shows it with what was learnt."""
+        """Return the photograph as the model shows it with what was learned."""
         shot = shot_of(index, *how)
         with torch.no_grad():
             options = RenderOptions(sh_degree=0, sky=trainer.display_options.sky)
             rgb = render(gaussians, shot.camera, options).rgb
-        if learnt == "exposure":
+        if learned == "exposure":
             rgb = corrected_affinely(rgb, values[scene_row[index]])
         return replace(shot, target=rgb)
 

@@ -201,7 +201,7 @@ def test_a_resume_deletes_no_checkpoint_that_was_to_be_kept(run_dir: Path, blob_
     assert (config.steps, config.keep) == (8, 0)
 
 
-def test_settings_are_found_however_they_are_spelt() -> None:
+def test_settings_are_found_however_they_are_spelled() -> None:
     arguments = "a --steps 7 --keep=0 --optim.means-lr 1 --densify.no-enabled --random_background --run steps"
     assert settings_named([*arguments.split(), "--no-antialiased", "--resume", "keep"]) == {
         "steps",

@@ -52,7 +52,7 @@ def test_two_hundred_steps_are_those_of_one_process_to_the_last_bit(
     assert one.psnr > 17.5 and one.losses[-1] < 0.5 * one.losses[0]
 
 
-def test_what_is_learnt_beside_the_model_is_the_same(pool: RankPool, blob_folder: Path) -> None:
+def test_what_is_learned_beside_the_model_is_the_same(pool: RankPool, blob_folder: Path) -> None:
     more: dict[str, Any] = {"exposure.enabled": True, "exposure.grid": True, "sky.enabled": True}
     more |= {"poses.enabled": True, "poses.start_step": 2, "antialiased": True, "order": "morton"}
     more |= {"coarse.first": 2.0, "coarse.until": 0.02, "coarse.halves_from": 0.04}

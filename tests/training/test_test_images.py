@@ -49,8 +49,8 @@ def test_a_run_remembers_them(blob_folder: Path, tmp_path: Path) -> None:
     assert [score.name for score in scored.evaluation.images] == [names[2]] and scored.file is not None
     other = evaluate_task(EvaluationTask(tmp_path / "run", test_images=(names[3],)))
     assert [score.name for score in other.evaluation.images] == [names[3]] and other.file is None
-    learnt, unwritten = other.evaluation.notes
-    assert learnt.startswith(f"the training has learnt from 1 of these 1 photographs ({names[3]})")
+    learned, unwritten = other.evaluation.notes
+    assert learned.startswith(f"the training has learned from 1 of these 1 photographs ({names[3]})")
     assert unwritten.endswith("its own scores are of other photographs")
     assert scored.evaluation.notes == ()
     checkpoint = tmp_path / "run" / "ckpts" / "step_00000002"

@@ -37,7 +37,7 @@
       if (control && event.key.startsWith("Arrow")) event.stopPropagation();
     });
 
-  // viser greys its controls out when the studio is gone, without a word. A studio that was started anew has
+  // viser grays its controls out when the studio is gone, without a word. A studio that was started anew has
   // another address, and lets this page in no more. A line that is cut may let a question wait for minutes.
   let missed = 0, told = null;
   const say = text => {

@@ -40,7 +40,7 @@ from splatstudio.gui.server.access import (
     make_access,
     page_response,
 )
-from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
+from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageFilter, Unacceptable
 
 _ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
 _PATIENCE_SECONDS = 60.0  # for a message to be looked at
@@ -305,8 +305,8 @@ def open_server(
     """Start a viser server behind the gate, and try the gate before returning.
 
     `token` is the secret in the URL, at least 8 characters; None: a new random one. Raises ValueError where
-    the port or address cannot be had, or an argument is wrong, and RuntimeError where the gate does not hold
-    with the installed viser; nothing is left open then.
+    the port or address is not available, or an argument is wrong, and RuntimeError where the gate does not
+    hold with the installed viser; nothing is left open then.
     """
     token = secrets.token_urlsafe(24) if token is None else token
     if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:

@@ -421,7 +421,7 @@ class Controller(FrameSource):
             self._tell_damaged(damaged)
             job = replace(job, settings=(*job.settings, *self._to_set.items()))
         old = self._replace_worker(
-            job, "The training was resumed" if resume else "The training was started anew"
+            job, "The training was resumed" if resume else "The training was started over"
         )
         if old is not None:
             self._to_set, self._untrained = {}, False

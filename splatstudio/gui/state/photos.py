@@ -173,7 +173,7 @@ class Errors:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Return the PSNR at the ends of the colours, dB; None while nothing was measured."""
+        """Return the PSNR at the ends of the colors, dB; None while nothing was measured."""
         known = self.psnr[self.known]
         if len(known) == 0:
             return None
@@ -193,7 +193,7 @@ class Errors:
         return self.known & (self.psnr < middle - max(BAD_DECIBELS, BAD_DEVIATIONS * deviation))
 
     def colors(self) -> np.ndarray:
-        """Return a colour for each photograph, red the worst and blue the best, [V, 3] uint8."""
+        """Return a color for each photograph, red the worst and blue the best, [V, 3] uint8."""
         colors = np.tile(np.array(UNKNOWN_COLOR, np.uint8), (len(self.psnr), 1))
         if self.range is not None:
             low, high = self.range

@@ -105,7 +105,7 @@ class PathEditor:
                 self._change_keys(keys, place)
 
     def delete(self) -> None:
-        """Remove the selected keyframe and select its neighbour."""
+        """Remove the selected keyframe and select its neighbor."""
         with self._lock:
             keys, index = list(self.path.keyframes), self.draft.selected
             if index is not None:
@@ -316,7 +316,7 @@ class Frustums:
 
     @classmethod
     def of_scene(cls, scene: Scene) -> Frustums:
-        """Return the pyramids of a scene's cameras, coloured by which part of the split they belong to."""
+        """Return the pyramids of a scene's cameras, colored by which part of the split they belong to."""
         test, positions = set(scene.test_indices), positions_of(scene)
         shapes = [_shape(c.width / 2 / c.K[0, 0], c.height / 2 / c.K[1, 1]) for c in scene.cameras]
         return cls(
@@ -377,12 +377,12 @@ def _shape(half_width: float, half_height: float) -> np.ndarray:
 
 
 def linear(colors: np.ndarray) -> np.ndarray:
-    """Return sRGB colours as the linear ones that viser takes a line's colours for, uint8."""
+    """Return sRGB colors as the linear ones that viser takes a line's colors for, uint8."""
     return np.rint(255.0 * (colors / 255.0) ** 2.2).astype(np.uint8)
 
 
 def line_colors(colors: np.ndarray) -> np.ndarray:
-    """Return the colours of the edges' ends, [C * lines, 2, 3] uint8, from the cameras' [C, 3]."""
+    """Return the colors of the edges' ends, [C * lines, 2, 3] uint8, from the cameras' [C, 3]."""
     return np.repeat(linear(colors), 2 * len(EDGES), axis=0).reshape(-1, 2, 3)
 
 
@@ -428,7 +428,7 @@ class SceneOverlay:
             self._draw_edges()
 
     def paint(self, colors: np.ndarray) -> None:
-        """Give the cameras other colours, [C, 3] uint8."""
+        """Give the cameras other colors, [C, 3] uint8."""
         if not np.array_equal(colors, self._colors):
             self._colors = colors
             self._edges.colors = line_colors(colors)

@@ -39,7 +39,7 @@ LABELS = {
     "densify.prune_opacity": "Remove below opacity",
     "absgrad.grow_grad": "Growth threshold",
     "fast.grow_grad": "Growth threshold",
-    "exposure.stay": "Pull towards none",
+    "exposure.stay": "Pull toward none",
     "exposure.grid_smooth": "Smoothness of the grid",
 }
 
@@ -164,7 +164,7 @@ def followed(status: Status, event: messages.Event) -> Status:
             flat = status.flat if status.flat is not None and status.flat.step <= step else None
             return replace(status, step=step, total_steps=total_steps, flat=flat)
         case messages.Progress():
-            still = status.state == "paused"  # the step that it was at may be told afterwards
+            still = status.state == "paused"  # the step that it was at may be told afterward
             return replace(
                 status,
                 step=event.step,

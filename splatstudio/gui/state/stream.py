@@ -80,7 +80,7 @@ class FrameSource(Protocol):
 MIN_SCALE = 0.15
 
 
-class Pace:
+class PictureScale:
     """The share of the canvas's pixels a side at which a picture takes about `target` seconds."""
 
     def __init__(self, target: float, scale: float):
@@ -149,11 +149,11 @@ def frame_request(
 
 
 REST_SECONDS = 0.25  # without movement, after which the camera is at rest
-MOVING_TARGET = 0.025  # seconds that a picture may take while the camera moves
-TRAINING_TARGET = 0.05  # and at rest beside a training, whose cores it borrows
-MOVING_SHARE = 1.15  # while training, the pause after a picture of a moving camera, over its own time
+MOVING_TARGET_SECONDS = 0.025  # seconds that a picture may take while the camera moves
+TRAINING_TARGET_SECONDS = 0.05  # and at rest beside a training, whose cores it borrows
+MOVING_PAUSE_FACTOR = 1.15  # while training, the pause after a picture of a moving camera, over its own time
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
-REFRESH_SHARE = 30.0  # and at least this many times the picture's own time
+REFRESH_PAUSE_FACTOR = 30.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
 RETRY_SECONDS = 0.25  # after a picture that did not come
 LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
@@ -198,8 +198,8 @@ class Stream:
         self.frame: Frame | None = None  # that was shown last
         # Called when a frame has another legend, or a photograph's camera is entered or left.
         self.on_news: Callable[[], None] = lambda: None
-        self._moving_pace = Pace(MOVING_TARGET, 0.5)
-        self._training_pace = Pace(TRAINING_TARGET, 0.5)
+        self._moving_pace = PictureScale(MOVING_TARGET_SECONDS, 0.5)
+        self._training_pace = PictureScale(TRAINING_TARGET_SECONDS, 0.5)
         self._shown: PictureOrder | None = None
         self._shown_step: int | None = None
         self._received: tuple[PictureOrder, ReceivedFrame] | None = None
@@ -303,7 +303,7 @@ class Stream:
         received = self._source.render(self.client.client_id, request.camera, request.options)
         if received is not None:
             self._received = (order, received)
-            self._learn(order, received.frame.render_seconds)
+            self._schedule_next(order, received.frame.render_seconds)
         return received
 
     def _finished(
@@ -338,10 +338,12 @@ class Stream:
         blank = np.zeros((size[1], size[0], 3), np.uint8)
         return on_canvas(blank if image is None else image, place), frame
 
-    def _learn(self, order: PictureOrder, seconds: float) -> None:
+    def _schedule_next(self, order: PictureOrder, seconds: float) -> None:
         now = time.monotonic()
-        self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_SHARE * seconds)
-        self._moving_due = now + (MOVING_SHARE * seconds if self._source.model_state().training else 0.0)
+        self._refresh_due = now + max(REFRESH_SECONDS, REFRESH_PAUSE_FACTOR * seconds)
+        self._moving_due = now + (
+            MOVING_PAUSE_FACTOR * seconds if self._source.model_state().training else 0.0
+        )
         if order.moving:
             self._moving_pace.measured(order.scale, seconds)
         elif self._source.model_state().training:

@@ -27,7 +27,7 @@ from splatstudio.training.data.resolution import divisor_at, sh_degree_at
 
 WATCH_SECONDS = 0.25  # between two looks at how far a task on files is
 
-# While it is done, and afterwards.
+# While it is done, and afterward.
 _VERBS: dict[type[messages.JobCommand], tuple[str, str]] = {
     messages.Export: ("Exporting", "Exported"),
     messages.RenderPath: ("Rendering", "Rendered"),

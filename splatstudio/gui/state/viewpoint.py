@@ -96,7 +96,7 @@ def fitting_fov(camera: Camera, canvas_aspect: float) -> float:
     return min(2.0 * math.atan(max(half_height, half_width / canvas_aspect)), MAX_FOV)
 
 
-NEAR = 2e-3  # times the scene's extent: how far from a camera's centre one still stands in it
+NEAR = 2e-3  # times the scene's extent: how far from a camera's center one still stands in it
 TURN = 4e-3  # radians: how far one may have turned
 ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
 
@@ -183,7 +183,7 @@ def positions_of(scene: Scene) -> np.ndarray:
 
 
 def frustum_size(positions: np.ndarray, extent: float) -> float:
-    """Return the depth of drawn cameras, world units: a fifth of the typical distance of neighbours."""
+    """Return the depth of drawn cameras, world units: a fifth of the typical distance of neighbors."""
     if len(positions) < 2:
         return 0.06 * extent
     sample = positions[:: max(1, len(positions) // 500)]

@@ -21,7 +21,7 @@ HISTORY_SECONDS = 300
 AXIS_SECONDS = 30
 NOT_AVAILABLE = "not available"
 UNEVEN = 1.2  # from this imbalance on it is worth a look
-# A line a device: the accent first, then colours that eight can be told apart by.
+# A line a device: the accent first, then colors that eight can be told apart by.
 COLORS = (css(ACCENT), "#3ecf7a", "#ffb040", "#ff6b8a", "#b28cff", "#4dd7d7", "#d8d35a", "#c78a5a")
 
 
@@ -115,7 +115,7 @@ class DevicesPanel(RanksPanel):
             return
         values = history.values.T * quantity.scale
         minutes = history.seconds / 60.0
-        # The axis moves on now and then, not with every sample: each time the page makes the chart anew.
+        # The axis moves on now and then, not with every sample: each time the page makes a new chart.
         end = AXIS_SECONDS * float(np.ceil(history.seconds[-1] / AXIS_SECONDS)) / 60.0
         lines = [
             PlotLine(f"GPU {i}" if is_gpu(reading) else reading.name, COLORS[i % len(COLORS)])

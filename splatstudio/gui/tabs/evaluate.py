@@ -151,7 +151,7 @@ class ModelList(Panel):
             return ()
 
     def _turn_to_own(self) -> None:
-        """Choose the run of this page once there is a model in it; afterwards the user chooses."""
+        """Choose the run of this page once there is a model in it; afterward the user chooses."""
         own = self.controller.project.run_dir
         if own is None or own == self._turned_to:
             return

@@ -37,14 +37,14 @@ class ExportPanel(Panel):
         self._upright = gui.add_checkbox(
             "Stand upright",
             False,
-            hint="As other viewers show it, centred and scaled as here; else in the scene's own coordinates.",
+            hint="As other viewers show it, centerd and scaled as here; else in the scene's own coordinates.",
             visible=has_scene,
         )
         self._cameras = gui.add_checkbox(
             "Cameras beside it",
             False,
             hint="The photographs' cameras as NAME.cameras.json, in the same coordinates; refined ones, "
-            "where the training learnt poses.",
+            "where the training learned poses.",
             visible=has_scene,
         )
         self._normals = gui.add_checkbox(

@@ -93,7 +93,7 @@ class OutputSection(Panel):
         self._render.disabled = not (num and has_model)
         self._render.hint = SHOWN if has_model else "There is no model yet: start the training first."
         named_for = (self._editor.draft, has_model, self.controller.project)
-        # Also where a file of this name was written: the next one shall not silently take its place.
+        # Also where a file of this name was written: the next one must not silently take its place.
         if named_for != self._named_for or self._suggestion() != self._suggested:
             self._named_for = named_for
             self._follow_name()

@@ -356,7 +356,7 @@ DOWNSCALES = (1, 2, 4, 8)
 PRECISIONS = {
     "auto": "16 bits between machines, 32 within one",
     "fp32": "32 bits",
-    "mixed": "colours, gradients in 16 bits",
+    "mixed": "colors, gradients in 16 bits",
 }
 
 

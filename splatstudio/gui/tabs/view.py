@@ -85,7 +85,7 @@ class PhotoList:
         for place, button in enumerate(self._buttons):
             self._connect(button, place, on_pick)
 
-    def neighbour(self, index: int | None, step: int) -> int:
+    def neighbor(self, index: int | None, step: int) -> int:
         """Return the photograph `step` places after `index` in the order of the list, round its end."""
         order = self._order or list(range(len(self._scene.views)))
         if index not in order:
@@ -105,7 +105,7 @@ class PhotoList:
         self._resort = True
 
     def refresh(self, errors: Errors) -> None:
-        """Draw the list; sort it anew where that is due."""
+        """Draw the list; sort it again where that is due."""
         now = time.monotonic()
         if self._resort or (errors is not self._sorted_by and now >= self._sort_due):
             self._resort = False
@@ -219,7 +219,7 @@ COMPARISONS: dict[str, Comparing] = {
 }
 RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
 UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
-PAINT_SECONDS = 5.0  # between two colourings of the cameras, which the browser builds anew each time
+PAINT_SECONDS = 5.0  # between two colorings of the cameras, which the browser rebuilds each time
 PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 
 
@@ -236,7 +236,7 @@ class SceneParts:
 class ViewPanel(Panel):
     """Builds the tab's controls in each browser that comes, and tells them what is new."""
 
-    look_seconds = 2.0  # the order of the photographs and the colours of the cameras follow after a while
+    look_seconds = 2.0  # the order of the photographs and the colors of the cameras follow after a while
 
     def __init__(self, page: Page):
         super().__init__(page)
@@ -286,7 +286,7 @@ class ViewPanel(Panel):
         self._do(lambda view: view.compare_at(index), client)
 
     def _has_sky(self) -> bool:
-        """Return whether the model in the view has learnt a sky, which then can be shown or hidden."""
+        """Return whether the model in the view has learned a sky, which then can be shown or hidden."""
         path = self.controller.shown_path
         if path is None:
             return self.controller.project.config.sky.enabled
@@ -382,7 +382,7 @@ class BrowserView:
     def walk(self, step: int) -> None:
         """Fly to the next photograph of the list, or with `step` -1 to the one before."""
         if self._list is not None and self._stream.camera_snap is not None:
-            self.visit(self._list.neighbour(self._stream.camera_snap.last, step))
+            self.visit(self._list.neighbor(self._stream.camera_snap.last, step))
 
     def visit_nearest(self) -> None:
         """Fly to the photograph that was taken nearest to here."""
@@ -538,7 +538,7 @@ class BrowserView:
         click = "Click on one to stand where its photo was taken; hidden while a photo is compared. Key C."
         self._cameras = on(gui.add_checkbox("Cameras", True, hint=click), lambda _: self._show_cameras())
         on(gui.add_slider("Camera size", 0.2, 4.0, 0.1, 1.0), self._overlay.size_cameras)
-        by_error = "By error: red is the worst photo, blue the best, grey not measured. Test photos: orange."
+        by_error = "By error: red is the worst photo, blue the best, gray not measured. Test photos: orange."
         choice = gui.add_dropdown("Camera color", ("Error", "Test or training"), hint=by_error)
 
         def paint_soon(_: str) -> None:
@@ -553,8 +553,8 @@ class BrowserView:
             gui.add_dropdown("Resolution", tuple(RESOLUTIONS), initial_value="Full", hint=adapts),
             lambda value: self._change(max_scale=RESOLUTIONS[value]),
         )
-        learnt = "Show the sky that the model has learnt, not the background."
-        sky = gui.add_checkbox("Sky", True, visible=False, hint=learnt)
+        learned = "Show the sky that the model has learned, not the background."
+        sky = gui.add_checkbox("Sky", True, visible=False, hint=learned)
         self._sky = on(sky, lambda value: self._set(sky=value))
         background = gui.add_rgb("Background", rgb_bytes(self._stream.settings.options.background))
         on(background, lambda value: self._set(background=tuple(channel / 255.0 for channel in value)))

@@ -165,7 +165,7 @@ REMOTE_COMMANDS: tuple[type[Command], ...] = (
     *(Pause, Resume, Step, Stop, Save, Evaluate, SetCap, UpdateSettings),
     *(SetView, DropView, Export, RenderPath, Snapshot, CancelJob),
 )
-WRITABLE = ("exports", "renders")  # folders of the run that commands from outside may write into
+WRITABLE_RUN_FOLDERS = ("exports", "renders")  # folders of the run that commands from outside may write into
 MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photographs
 MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
 MAX_CLIENTS = 8
@@ -183,7 +183,7 @@ _quiet = logging.getLogger("splatstudio.runtime.websockets")
 _quiet.setLevel(logging.CRITICAL)
 
 
-def command_in(data: bytes | str) -> Command:
+def checked_remote_command(data: bytes | str) -> Command:
     """Return the command that a remote client sent; ValueError where it may send none such."""
     if isinstance(data, str):
         raise ValueError("a command is binary")
@@ -229,7 +229,7 @@ def within_run(command: JobCommand, run_dir: Path) -> JobCommand:
     asked = command.path if isinstance(command, Export) else command.output
     root = run_dir.resolve()
     path = (root / asked).resolve()  # where links lead out, too
-    folders = [root / name for name in WRITABLE]
+    folders = [root / name for name in WRITABLE_RUN_FOLDERS]
     if not any(folder in path.parents for folder in folders):
         where = " or ".join(map(str, folders))
         raise ValueError(f"{asked} is not written: from outside only files in {where} can be")
@@ -241,7 +241,7 @@ class RemoteServer:
     """Lets in who has the token, and makes a client of the hub of each."""
 
     def __init__(self, host: str, port: int, hub: Hub, card: Callable[[], RunCard], token: str | None = None):
-        """Listen; OSError when the address cannot be had. `port` 0: any free one; `token` None: a new one.
+        """Listen; OSError when the address is not available. `port` 0: any free one; `token` None: a new one.
 
         `card` says what is trained; it is called when somebody comes.
         """
@@ -372,7 +372,7 @@ class RemoteServer:
 
     def _take(self, data: bytes | str, client: RemoteClient) -> None:
         """Obey a command; ValueError when it is none."""
-        command = command_in(data)
+        command = checked_remote_command(data)
         if not isinstance(command, SetView):
             log.info("told from outside: %.300s", command)
         if isinstance(command, JobCommand):

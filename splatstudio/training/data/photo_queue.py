@@ -30,7 +30,7 @@ class Batch:
 class PhotoQueue:
     """The photographs of a training: epochs, each in an order of its own, that all ranks draw alike.
 
-    `generator` must be in the same state on all ranks, and is afterwards. What a photograph has cost before
+    `generator` must be in the same state on all ranks, and is afterward. What a photograph has cost before
     says which rank takes it, see `assign_views`.
     """
 

@@ -74,10 +74,10 @@ def _means(image: Tensor, height: int, width: int) -> Tensor:
 def sh_degree_at(index: int, config: TrainConfig, num_photos: int) -> int:
     """Return the highest degree in use at the step after `index` steps, with `num_photos` to learn from.
 
-    Degree d has (d + 1)^2 coefficients for each colour, and a photograph says one thing about them: with too
+    Degree d has (d + 1)^2 coefficients for each color, and a photograph says one thing about them: with too
     few photographs they take up the differences between these (see `TrainConfig.sh_photos`).
     """
-    # A model to start from has settled base colours already, and must not lose what depends on the view.
+    # A model to start from has settled base colors already, and must not lose what depends on the view.
     reached = config.sh_degree if config.init else index // config.sh_degree_every
     if config.sh_photos > 0 and not config.init:
         reached = min(reached, max(math.isqrt(int(num_photos / config.sh_photos)) - 1, 0))

@@ -15,13 +15,13 @@ from splatstudio.scene.photo import Photo
 from splatstudio.scene.photo_uploads import PhotoUploads
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.chance import generator_of
+from splatstudio.strategy.sampling import generator_of
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import divisor_at, full_size_from, reduced
 
 SMALLEST_TO_CUT = 128  # px of the shorter side: below it a step costs hardly less with fewer pixels
 VARIATION = 0.12  # of a side: how far from its middle a photograph may be cut
-TILE = 16  # px: the rasteriser's, of which halves have whole ones
+TILE = 16  # px: the rasterizer's, of which halves have whole ones
 
 
 def random_crop(view: TrainView, step: int, config: TrainConfig, number: int = 0) -> TrainView:

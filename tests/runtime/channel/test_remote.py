@@ -235,10 +235,10 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
     server = RemoteServer("127.0.0.1", 0, Hub(obey), lambda: card)
     address = f"127.0.0.1:{server.port}"
 
-    def dialled() -> RemoteLine:
+    def dialed() -> RemoteLine:
         return dial(address, server.token, frames=True)
 
-    client = WorkerClient(messages.TrainJob(Path("scene"), tmp_path), RemotePlan(dialled(), dialled)).start()
+    client = WorkerClient(messages.TrainJob(Path("scene"), tmp_path), RemotePlan(dialed(), dialed)).start()
     try:
         for _ in range(40):  # more than the socket holds
             client.send(messages.UpdateSettings((("a", "x" * 1_000_000),)))

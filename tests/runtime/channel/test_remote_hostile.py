@@ -31,7 +31,7 @@ from splatstudio.runtime.channel.remote_server import (
     RemoteServer,
     RunCard,
     Welcome,
-    command_in,
+    checked_remote_command,
     proof,
     within_run,
 )
@@ -282,7 +282,7 @@ commands = st.builds(lambda name, rest: {**rest, "type": name}, names | values, 
 @given(data=st.binary(max_size=60) | (commands | values).map(msgspec.msgpack.encode))
 def test_data_is_a_command_that_may_be_sent_or_a_value_error(data: bytes) -> None:
     try:
-        command = command_in(data)
+        command = checked_remote_command(data)
     except ValueError:
         return
     assert type(command) in REMOTE_COMMANDS

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.connection import Connection
 
 from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.allowed_messages import GateLimits, MessageFilter, Unacceptable
+from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageFilter, Unacceptable
 from splatstudio.gui.server.gate import GatedServer, open_server
 
 BAD_VALUES: list[tuple[str, object]] = [

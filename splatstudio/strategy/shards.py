@@ -45,12 +45,12 @@ def copied(population: Population) -> Population:
 
 
 def joined(parts: Sequence[Population], num_steps: int) -> Population:
-    """Return the rows of all `parts`, in order, as one population whose optimiser made `num_steps` updates.
+    """Return the rows of all `parts`, in order, as one population whose optimizer made `num_steps` updates.
 
     Raises ValueError when `num_steps` is no whole number.
     """
     if type(num_steps) is not int:
-        raise ValueError(f"the optimiser's num_steps is {num_steps!r}")
+        raise ValueError(f"the optimizer's num_steps is {num_steps!r}")
     return Population(
         concatenated([part.gaussians for part in parts]),
         SplatAdam(

@@ -34,7 +34,7 @@ def reorder(population: Population) -> None:
 def _reorder(population: Population) -> None:
     means = population.gaussians.means.detach()
     if not bool(means.isfinite().all()):
-        return  # what is nowhere has no neighbours; the next loss tells of it
+        return  # what is nowhere has no neighbors; the next loss tells of it
     rows = torch.from_numpy(morton_order(means.cpu().numpy())).to(means.device)
     optimizer, num_moved = population.optimizer, 0
     assert population.steps_back is not None, "in an attempt"
@@ -140,7 +140,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
-ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterwards
+ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterward
 
 
 def grow(

@@ -251,7 +251,7 @@ class MessageFilter:
             self._start_upload(message, server, client)
         elif kind == "FileTransferPart":
             self._continue_upload(message)
-        # Encoded anew: viser reads what has been checked, not what a second reading of the bytes might give.
+        # Encoded again: viser reads what has been checked, not what a second reading of the bytes might give.
         return msgspec.msgpack.encode(message)
 
     def _start_upload(

@@ -44,7 +44,7 @@ DEFINITIONS = {
     "lpips_vgg": "Zhang et al. 2018, version 0.1, VGG16; images in 0..1 as they are (as the first 3DGS"
     " program and gsplat's lpips_net vgg); lower is better; mean over positions",
     "test_photographs": "nothing is learned of them: where a training learns exposures, poses or depths, they"
-    " are those of its own photographs; a test photograph is compared with the uncorrected render from the camera"
+    " are of its own photographs; a test photograph is compared with the uncorrected render from the camera"
     " that the scene's files tell",
     "mean": "over images; one that is masked altogether is left out, and one whose score is no finite number"
     " from the mean of that score",

@@ -289,7 +289,7 @@ def test_cameras_that_fail_leave_the_model_and_say_so(
         raise OSError(28, "No space left on device")
 
     write_ply(tmp_path / "a.ply", blobs(num=30))
-    monkeypatch.setattr("splatstudio.cameras.camera_file.write_durably", full)
+    monkeypatch.setattr("splatstudio.models.exporter.write_durably", full)
     with pytest.raises(ValueError, match=r"b\.ply is written, but not .*c\.json: No space left"):
         placement = Placement(cameras=tmp_path / "c.json", scene=blob_folder)
         export_model(tmp_path / "a.ply", tmp_path / "b.ply", placement=placement)

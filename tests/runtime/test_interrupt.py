@@ -310,8 +310,8 @@ FULL_DISK = """
 MAIN = """
 import signal, threading, time
 from splatstudio.gui.app import Studio
-from splatstudio.runtime import save_retries
-save_retries.RETRY_SECONDS = 0.25
+from splatstudio.runtime import supervisor
+supervisor.RETRY_SECONDS = 0.25
 
 def run_and_tell(self):
     def tell():

@@ -103,10 +103,11 @@ def test_fields_of_the_page_say_it_and_start_nothing(
         editor.add(key)
     render, export, evaluate = OutputSection(page, editor), ExportPanel(page), evaluate_panel(page)
     render._file.value = export._path.value = NOBODY
-    render._start(cast(viser.ClientHandle, object()))
-    export._write()
-    assert evaluate._output(NOBODY) is None
-    assert all(refused([notice]) for notice in notices) and len(notices) == 3 and not sent
+    client = cast(viser.ClientHandle, object())
+    for start in (lambda: render._start(client), export._write, lambda: evaluate._output(NOBODY)):
+        with pytest.raises(ValueError, match=SENTENCE):
+            start()
+    assert not notices and not sent
 
 
 def test_a_folder_of_models_that_is_none_is_said_once(page: Page, notices: list[Notice]) -> None:

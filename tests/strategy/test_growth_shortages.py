@@ -42,9 +42,9 @@ PRUNE = {"densify.enabled": False, "init_scale": 0.2, "shapes.min_views": 5, "sh
         (2, MCMC, (EDIT, "_apart", 2)),
         (2, MCMC, ("splatstudio.strategy.mcmc", "normal_noise", 2)),  # when some are drawn already
         (2, FAST, (MOMENTS, "with_rows", 1)),
-        (2, FAST, ("splatstudio.strategy.shapes", "projected_from", 2)),
+        (2, FAST, ("splatstudio.strategy.survey", "projected_from", 2)),
         (2, PRUNE, (MOMENTS, "with_rows", 12)),
-        (1, PRUNE, ("splatstudio.strategy.shapes", "project_for_all", 3)),
+        (1, PRUNE, ("splatstudio.strategy.survey", "project_for_all", 3)),
     ],
     ids=lambda value: f"{value[1]}-{value[2]}" if isinstance(value, tuple) else None,
 )

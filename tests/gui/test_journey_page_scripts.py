@@ -46,7 +46,7 @@ def test_a_page_says_that_its_studio_is_gone_until_it_is_back(browser: Any) -> N
         (200, None),
         (0, None),  # one may be missed
         (0, "No connection to the studio"),
-        (403, "The studio was started over"),
+        (403, "The studio was restarted"),
         (200, None),
         (0, None),
     ):

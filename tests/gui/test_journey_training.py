@@ -1,19 +1,14 @@
-"""A first training in a real browser, from the first look to the exported file and back after a failure.
-
-SPLATSTUDIO_SCREENSHOTS=FOLDER also trains the bundled scene for a while and writes pictures of the page.
-"""
+"""A first training in a real browser, from the first look to the exported file and back after a failure."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from blob_models import NUM_VIEWS
 from gui_parts import TIMEOUT
@@ -24,9 +19,7 @@ from splatstudio.formats.ply import read_ply
 from splatstudio.gui.tabs.log import LogPanel
 from splatstudio.models.model import Model, load_model
 from splatstudio.rendering.render import render_image
-from splatstudio.settings.config import TrainConfig
 
-SCREENSHOTS = os.environ.get("SPLATSTUDIO_SCREENSHOTS")
 pytestmark = PAGE_TEST
 
 
@@ -287,39 +280,3 @@ def fail_and_resume(screen: Screen) -> None:
     assert screen.page.get_by_text("Training finished").count() == 0
     screen.page.get_by_role("button", name="Resume from step").click()
     screen.wait(lambda: screen.text("state") == "Training", "training again")
-
-
-@pytest.mark.skipif(SCREENSHOTS is None, reason="pictures of the page are written on demand")
-@pytest.mark.timeout(1800)
-def test_pictures_for_the_documentation(open_page: Callable[..., Screen]) -> None:
-    folder = Path(str(SCREENSHOTS))
-    folder.mkdir(parents=True, exist_ok=True)
-    config = TrainConfig(steps=3000, eval_steps=(500, 1000, 1500), save_steps=(1000,), sh_degree=2)
-    screen = open_page(Path(__file__).parents[2] / "assets" / "demo", config, width=1440, height=900)
-
-    def shoot(name: str, seconds: float = 2.0) -> None:
-        time.sleep(seconds)
-        screen.close_notices()
-        screen.page.screenshot(path=folder / f"{name}.jpg", type="jpeg", quality=85)
-
-    shoot("ready", 3.0)
-    screen.button("Start training").click()
-    deadline = time.monotonic() + 1200
-    while screen.step < 1600 and time.monotonic() < deadline:
-        time.sleep(1.0)
-    shoot("training")
-    screen.tab("View")
-    screen.page.locator("[data-photo]").first.click()
-    time.sleep(3.0)
-    screen.page.keyboard.press("g")
-    shoot("compare", 4.0)
-    screen.tab("Evaluate")
-    shoot("evaluate", 4.0)
-    screen.tab("Render")
-    screen.button("Orbit").click()
-    screen.drag(60)
-    shoot("render", 4.0)
-    screen.tab("Export")
-    screen.button("Export PLY").click()
-    screen.page.get_by_text("Exported").first.wait_for(timeout=60_000)
-    shoot("export", 1.0)

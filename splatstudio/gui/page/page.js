@@ -58,7 +58,7 @@
     await answer?.text?.().catch(() => null);  // or the browser counts the request as one that failed
     missed = answer?.ok ? 0 : missed + 1;
     say(missed < 2 ? "" : answer?.status === 403
-      ? "The studio was started anew: open the address that it has printed, and close this page."
+      ? "The studio was restarted: open the address that it has printed, and close this page."
       : "No connection to the studio. What was saved is safe. If the studio was closed, start it again and "
         + "open the address that it prints; if only the line is cut, this page goes on by itself.");
   }, 2500);

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,6 +13,8 @@ import numpy as np
 import viser
 
 from splatstudio.gui.server import viser_private
+from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.gate import SharedEvent, open_server
 
 
 def test_viser_still_has_what_the_viewport_takes_from_its_inside() -> None:
@@ -31,3 +37,39 @@ def test_viser_still_has_what_the_viewport_takes_from_its_inside() -> None:
         server.scene._websock_interface.queue_message = original  # type: ignore[method-assign]
     finally:
         server.stop()
+
+
+def test_a_message_from_any_thread_wakes_who_waits_in_the_event_loop_alone() -> None:
+    """A thread that sends must not touch the waiters, which the event loop may be changing."""
+    event, waiting, woken = SharedEvent(), threading.Event(), threading.Event()
+    touched: list[int] = []
+
+    class Waiters(collections.deque):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[Any]:
+            touched.append(threading.get_ident())
+            return super().__iter__()
+
+    async def wait() -> None:
+        event._waiters = Waiters()  # type: ignore[attr-defined]
+        asyncio.get_running_loop().call_soon(waiting.set)
+        await event.wait()
+        woken.set()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(wait(),))
+    thread.start()
+    assert waiting.wait(10)
+    event.set()
+    assert touched == [] and event.is_set() and not woken.wait(0.2)
+    loop.call_soon_threadsafe(event.set)  # as viser does right after
+    assert woken.wait(10)
+    thread.join()
+    loop.close()
+
+
+def test_viser_sends_by_such_an_event() -> None:
+    gated = open_server(Listen(port=0), token="a-token-of-16-characters")
+    try:
+        assert isinstance(gated.server._websock_server._broadcast_buffer.message_event, SharedEvent)
+    finally:
+        gated.stop()

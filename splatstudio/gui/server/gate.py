@@ -23,6 +23,7 @@ import msgspec
 import viser
 import viser._messages
 import websockets.asyncio.server
+from viser.infra._async_message_buffer import AsyncMessageBuffer
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import CloseCode
@@ -348,6 +349,39 @@ def _open_behind(gate: Gate, listener: socket.socket, host: str, token: str) -> 
     return gated
 
 
+class SharedEvent(asyncio.Event):
+    """An event that any thread may set; those who wait for it are woken by the event loop's own thread.
+
+    viser 1.1 sets the event of its messages in whatever thread sends one, and then again in the event loop.
+    asyncio's own event goes through its waiters each time, which now and then fails ("deque mutated during
+    iteration") in a thread that only wanted to send: a browser's pictures stood still for good.
+    """
+
+    def set(self) -> None:
+        """Set it; in the event loop also wake who waits, who may have been left to it by another thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._value = True
+            return
+        self._value = False
+        super().set()
+
+
+def _let_any_thread_send() -> None:
+    """Give every buffer of messages that viser makes from now on an event that any thread may set."""
+    make = AsyncMessageBuffer.__init__
+    if getattr(make, "sets_shared_event", False):
+        return
+
+    def make_shared(buffer: AsyncMessageBuffer, *args: Any, **kwargs: Any) -> None:
+        make(buffer, *args, **kwargs)
+        buffer.message_event = SharedEvent()
+
+    make_shared.sets_shared_event = True  # type: ignore[attr-defined]
+    AsyncMessageBuffer.__init__ = make_shared  # type: ignore[method-assign]
+
+
 def _build(gate: Gate, listener: socket.socket, host: str, port: int) -> viser.ViserServer:
     """Construct the viser server in a thread of its own: its constructor waits for ever when it fails."""
     built: list[viser.ViserServer] = []
@@ -355,6 +389,7 @@ def _build(gate: Gate, listener: socket.socket, host: str, port: int) -> viser.V
     def build() -> None:
         built.append(viser.ViserServer(host=host, port=port, verbose=False))
 
+    _let_any_thread_send()
     builder = threading.Thread(target=build, daemon=True)
     # viser prints its address, which nobody can open without the token.
     with _patching, contextlib.redirect_stdout(io.StringIO()), _gated_serve(gate, listener):

@@ -15,11 +15,10 @@ CUDA_ASSEMBLED := 75 90 120
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
 
-# Many tests wait for processes that start or end: three at a time keep two cores busy. A browser and the studio
-# that it shows take both cores: the tests of the page run one by one, after the others.
+# A browser and the studio that it shows take both cores: the tests of the page run one by one, after the others.
 test: setup test-tools
 	@ended=0; \
-	$(BIN)/python -m pytest -m "not gui" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGUMENTS) || ended=$$?; \
+	$(BIN)/python -m pytest -m "not gui" $(TWO_AT_A_TIME) --no-loadscope-reorder $(TEST_ARGUMENTS) || ended=$$?; \
 	$(BIN)/python -m pytest -m gui $(TEST_ARGUMENTS) || ended=$$?; \
 	exit $$ended
 TWO_AT_A_TIME := --numprocesses 2 --dist loadfile

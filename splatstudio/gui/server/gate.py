@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -360,7 +361,7 @@ class SharedEvent(asyncio.Event):
     def set(self) -> None:
         """Set it; in the event loop also wake who waits, who may have been left to it by another thread."""
         try:
-            asyncio.get_running_loop()
+            get_running_loop()
         except RuntimeError:
             self._value = True
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import select
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -28,7 +31,6 @@ from splatstudio.cli.options import (
     ScoreFiles,
     Scores,
 )
-from splatstudio.cli.unread_output import leave_unread, nobody_reads
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
@@ -37,6 +39,31 @@ from splatstudio.rendering.modes import DrawnMode
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
+
+AS_SIGPIPE = 141  # the exit code that a shell gives a command which SIGPIPE ended
+
+
+def nobody_reads() -> bool:
+    """Return whether standard output is a pipe without a reader: others that break are errors to tell.
+
+    Or a socket, as other programs give to what they start. It is asked itself: what could not be written went
+    with the error, so that a flush would succeed.
+    """
+    if not hasattr(select, "poll"):  # Windows tells of it by another error
+        return False
+    try:
+        asked = select.poll()
+        asked.register(sys.stdout.fileno(), 0)
+    except io.UnsupportedOperation:  # the output goes to a program's own object
+        return False
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in asked.poll(0))
+
+
+def leave_unread() -> None:
+    """End the command without a word, as nothing more can be printed, not even at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(AS_SIGPIPE)
+
 
 # Everything that needs torch is imported inside the command that uses it: `--help` must answer at once.
 

@@ -21,6 +21,25 @@ from splatstudio.settings.setting import in_words, typed_value
 OPTION = re.compile(r"--?[A-Za-z]")  # how one begins: not as a negative number does
 NUMBERS = ("-inf", "-infinity", "-nan")  # but for these
 
+Commands = Mapping[str, Callable[..., object]]
+
+OPTION_ALONE = re.compile(r"--[\w.-]+( \d)*")
+ALIKE = 0.72  # of SequenceMatcher: --downscal, --test-evry
+AS_GOOD = 0.08  # below the best one: named as well
+
+SCENE = "the scene needs none: splatstudio {command} SCENE"
+RUN = "here it is --run, the folder for all that a training leaves"
+CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc has"
+NO_PAGE = "splatstudio train has no window; splatstudio open SCENE --train is the one with a page"
+
+OTHER_COMMANDS = {
+    **dict.fromkeys(("view", "viewer", "gui", "studio", "show"), "splatstudio open PATH"),
+    **dict.fromkeys(("default", "mcmc"), "splatstudio train SCENE --preset {word}"),
+    **dict.fromkeys(("convert", "compress", "export-splat"), "splatstudio export MODEL -o FILE"),
+    **dict.fromkeys(("evaluate", "test", "metrics"), "splatstudio eval RUN"),
+    "resume": "splatstudio train SCENE --run RUN --resume",
+}
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -161,17 +180,6 @@ def _num_values(hint: Any) -> int | None:
     return None if Ellipsis in tuples[0] else len(tuples[0])
 
 
-Commands = Mapping[str, Callable[..., object]]
-
-OPTION_ALONE = re.compile(r"--[\w.-]+( \d)*")
-ALIKE = 0.72  # of SequenceMatcher: --downscal, --test-evry
-AS_GOOD = 0.08  # below the best one: named as well
-
-SCENE = "the scene needs none: splatstudio {command} SCENE"
-RUN = "here it is --run, the folder for all that a training leaves"
-CAP = "here --max-splats is the limit of any strategy, and --mcmc.max-gaussians how many mcmc has"
-NO_PAGE = "splatstudio train has no window; splatstudio open SCENE --train is the one with a page"
-
 # What the trainers of others call it, with hyphens: gsplat's simple_trainer, nerfstudio, LichtFeld Studio,
 # Brush, Postshot and the original implementation. A name of an option, or a sentence.
 OTHER_NAMES: dict[str, str] = {
@@ -224,14 +232,6 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(("profile",), "--preset"),
     **dict.fromkeys(("gpu", "devices"), "--gpus"),
     **dict.fromkeys(("disable-viewer", "headless", "vis", "viewer", "with-viewer", "port"), NO_PAGE),
-}
-
-OTHER_COMMANDS = {
-    **dict.fromkeys(("view", "viewer", "gui", "studio", "show"), "splatstudio open PATH"),
-    **dict.fromkeys(("default", "mcmc"), "splatstudio train SCENE --preset {word}"),
-    **dict.fromkeys(("convert", "compress", "export-splat"), "splatstudio export MODEL -o FILE"),
-    **dict.fromkeys(("evaluate", "test", "metrics"), "splatstudio eval RUN"),
-    "resume": "splatstudio train SCENE --run RUN --resume",
 }
 
 

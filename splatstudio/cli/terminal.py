@@ -35,6 +35,14 @@ console.soft_wrap = not console.is_terminal
 
 LINE_SECONDS = 10.0  # between two lines where the output is no terminal and a bar cannot be drawn
 
+SCORE_TITLES = {
+    "psnr": "PSNR dB",
+    "ssim": "SSIM",
+    "psnr_corrected": "color-corrected PSNR dB",
+    "lpips_alex": "LPIPS (AlexNet)",
+    "lpips_vgg": "LPIPS (VGG16)",
+}
+
 
 class ProgressReport:
     """The state of a training: a bar in a terminal, lines elsewhere."""
@@ -119,15 +127,6 @@ def event_line(event: messages.Event, to_stop: str) -> str | None:
     if isinstance(event, (messages.Warned, messages.Failed)):
         return event.sentence
     return None
-
-
-SCORE_TITLES = {
-    "psnr": "PSNR dB",
-    "ssim": "SSIM",
-    "psnr_corrected": "color-corrected PSNR dB",
-    "lpips_alex": "LPIPS (AlexNet)",
-    "lpips_vgg": "LPIPS (VGG16)",
-}
 
 
 def print_evaluation(evaluation: Evaluation, prefix: str = "") -> None:

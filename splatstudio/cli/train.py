@@ -38,6 +38,10 @@ from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 LIMIT = "densify.max_gaussians"  # what --max-splats sets
 
+INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
+POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
+
 
 def launched_job(
     scene_path: Path,
@@ -136,11 +140,6 @@ class _LogLines:
         how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
         if (line := event_line(event, how)) is not None:
             print(line, flush=True)
-
-
-INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
-LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
-POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
 
 def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from splatstudio.cli import terminal
-from splatstudio.cli.main import main
-from splatstudio.cli.unread_output import nobody_reads
+from splatstudio.cli.main import main, nobody_reads
 from splatstudio.error_text import as_sentence, in_words
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run

@@ -3,16 +3,3 @@
 The loss alone sees color corrections and moved cameras; the sky is part of the model. Every rank of a
 training holds all of them and makes the same steps, from gradients that are summed over the ranks.
 """
-
-from __future__ import annotations
-
-from splatstudio.corrections.corrections import (
-    Corrections,
-    LearnedRows,
-    SavedCorrections,
-    check_agreement,
-    saved_poses,
-    saved_sky,
-)
-
-__all__ = ["Corrections", "LearnedRows", "SavedCorrections", "check_agreement", "saved_poses", "saved_sky"]

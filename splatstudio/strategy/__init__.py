@@ -1,4 +1,4 @@
-"""Strategies: who is born and who dies while a model trains."""
+"""Strategies: which Gaussians are added, moved and removed while a model trains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from splatstudio.gaussians.change import Change
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.gradients import Observation
 from splatstudio.settings.config import TrainConfig
-from splatstudio.strategy.global_order import number_rows
-from splatstudio.strategy.population import Population, edit, trainable
-
-__all__ = ["Change", "Observation", "Population", "Strategy", "edit", "number_rows", "trainable"]
+from splatstudio.strategy.population import Population
 
 
 class Strategy(Protocol):

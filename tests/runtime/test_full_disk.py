@@ -44,7 +44,7 @@ from contextlib import closing
 from pathlib import Path
 from splatstudio.settings.config import TrainConfig
 from splatstudio.files.run import Run
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 

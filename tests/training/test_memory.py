@@ -47,7 +47,7 @@ import blob_models
 blob_models.WIDTH, blob_models.HEIGHT, blob_models.FOCAL = 480, 360, 430.0
 import conftest
 from splatstudio.settings.config import DensifyConfig, TrainConfig
-from splatstudio.scene import load_scene
+from splatstudio.scene.load import load_scene
 from splatstudio.training.trainer import Trainer
 
 

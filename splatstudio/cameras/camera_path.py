@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 MAX_FRAMES = 1_000_000
 MAX_SIZE = 16384  # px a side
 
+VideoQuality = Literal["full", "small"]
+
+MAX_SIDE = 1920  # px, of frames whose size comes from photographs
+ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
+THROUGH_KEYFRAMES = 48
+DENSE = 2001  # points of a curve along which keyframes are spread evenly
+GAP = math.radians(120)  # without a camera: beyond it a capture is not all around
+MIN_SWAY = math.radians(20)  # of an orbit where all cameras stand on one spot
+STEEP = math.radians(80)  # of elevation: beyond it a capture is one from above
+ORIGIN = np.zeros(3)  # of a scene's frame: what the cameras look at
+Z = np.array([0.0, 0.0, 1.0])
+
 
 @dataclass(frozen=True, eq=False)
 class Keyframe:
@@ -48,9 +60,6 @@ class Keyframe:
             raise ValueError(
                 f"the time between two keyframes must be more than 0 seconds, not {self.seconds:g}"
             )
-
-
-VideoQuality = Literal["full", "small"]
 
 
 @dataclass(frozen=True)
@@ -284,17 +293,6 @@ def _rotation(quat: np.ndarray) -> np.ndarray:
             [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
         ]
     )
-
-
-MAX_SIDE = 1920  # px, of frames whose size comes from photographs
-ORBIT_KEYFRAMES = 24  # the curve through them keeps to the circle by 0.02 %, its speed by 1.2 %
-THROUGH_KEYFRAMES = 48
-DENSE = 2001  # points of a curve along which keyframes are spread evenly
-GAP = math.radians(120)  # without a camera: beyond it a capture is not all around
-MIN_SWAY = math.radians(20)  # of an orbit where all cameras stand on one spot
-STEEP = math.radians(80)  # of elevation: beyond it a capture is one from above
-ORIGIN = np.zeros(3)  # of a scene's frame: what the cameras look at
-Z = np.array([0.0, 0.0, 1.0])
 
 
 def orbit(

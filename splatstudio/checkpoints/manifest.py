@@ -26,6 +26,16 @@ DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.
 DTYPES |= {torch.uint8: "U8", torch.bool: "BOOL"}
 BLOCK = 8 << 20  # bytes hashed and written at a time; other threads run meanwhile
 
+FORMAT = "splatstudio checkpoint"
+FORMAT_VERSION = 1
+STEP_FOLDER = re.compile(r"step_(\d{8,})")
+# What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
+REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
+DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying
+SEAL = "sha256"  # of the manifest's other values, as canonical JSON
+# The values that a manifest had before there was a seal.
+UNSEALED = {"format", "format_version", "step", "num_gaussians", "ranks", "config", "scene", "optimizer"}
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -178,15 +188,6 @@ def _sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-FORMAT = "splatstudio checkpoint"
-FORMAT_VERSION = 1
-STEP_FOLDER = re.compile(r"step_(\d{8,})")
-# What a save that was killed between its two renames leaves of the checkpoint it was about to replace.
-REPLACED_FOLDER = re.compile(r"\.(step_(\d{8,}))\.old-\d+")
-DOOMED_FOLDER = re.compile(r"\..*\.del-(\d+)")  # what `remove_checkpoint` of a process is emptying
-SEAL = "sha256"  # of the manifest's other values, as canonical JSON
-# The values that a manifest had before there was a seal.
-UNSEALED = {"format", "format_version", "step", "num_gaussians", "ranks", "config", "scene", "optimizer"}
 UNSEALED |= {"rng", "upcoming", "autosave"}
 
 

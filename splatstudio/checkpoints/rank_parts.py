@@ -20,6 +20,11 @@ GSPLAT_NAME = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
 GSPLAT_STATS = re.compile(r"train_step(\d+)_rank(\d+)\.json")
 FRACTIONS = {2: "half", 3: "a third", 4: "a quarter"}
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# What differs between ranks; all else each of them holds whole.
+SPLIT = ("splats", "optimizers")
+DEEPEST = 20  # levels of nesting in a state_dict: more is no state_dict
+
 
 @dataclass(frozen=True)
 class RankPart:
@@ -176,12 +181,6 @@ def _siblings(folder: Path, name: re.Pattern[str]) -> list[tuple[Path, re.Match[
     except OSError:
         return []  # not there, or not ours to list
     return [(file, match) for file in files if (match := name.fullmatch(file.name)) is not None]
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-# What differs between ranks; all else each of them holds whole.
-SPLIT = ("splats", "optimizers")
-DEEPEST = 20  # levels of nesting in a state_dict: more is no state_dict
 
 
 def check_part(file: Path, content: Mapping[str, Any]) -> None:

@@ -26,6 +26,10 @@ PATHS = {
 SLOW_PATHS = {PATHS[pynvml.NVML_TOPOLOGY_NODE], PATHS[pynvml.NVML_TOPOLOGY_SYSTEM]}
 NVLINK = "NVLink"
 
+Field = Literal["memory_used_by_us", "memory_used_by_others", "utilization", "temperature_c", "power_w"]
+
+_RETRY_SECONDS = 5.0  # between two attempts to reach a driver that is missing or has died
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -104,11 +108,6 @@ def _path(one: Any, other: Any) -> str | None:
     if nvlink == pynvml.NVML_P2P_STATUS_OK:
         return NVLINK
     return PATHS.get(_ask(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)))
-
-
-Field = Literal["memory_used_by_us", "memory_used_by_others", "utilization", "temperature_c", "power_w"]
-
-_RETRY_SECONDS = 5.0  # between two attempts to reach a driver that is missing or has died
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from torch import Tensor
 from splatstudio.distributed.failures import together
 from splatstudio.distributed.ranks import Ranks
 
+MOST_RADIUS = 32767  # px: what 16 bits hold; a larger rectangle is cut down to it
+RADII_WORDS = 1  # of 32 bits, both together
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -87,10 +90,6 @@ def _runs(packing: Packing, num_columns: int) -> tuple[list[tuple[int, int]], li
             runs[start not in packing.exact].append((start, end))
             start = end
     return runs
-
-
-MOST_RADIUS = 32767  # px: what 16 bits hold; a larger rectangle is cut down to it
-RADII_WORDS = 1  # of 32 bits, both together
 
 
 @dataclass(frozen=True, eq=False)

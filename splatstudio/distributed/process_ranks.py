@@ -19,6 +19,10 @@ PATIENCE_SECONDS = 60.0  # for the first messages, once all ranks have met
 # Numbers to each rank: NCCL connects, and takes memory, at the first short message and at the first long one.
 LENGTHS = (1, 1 << 20)
 
+SHORT = 1024  # bytes of a message that is sent to all ranks at once
+COUNT_BYTES = 8  # of it, which say how many rows it is about
+EXACT = (torch.int64, torch.float64)  # of which sums do not depend on who adds them, as they are used here
+
 
 def gpu_group(
     ranks: Ranks, device: torch.device, timeout: timedelta, patience: float = PATIENCE_SECONDS
@@ -141,11 +145,6 @@ def _now_on(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-SHORT = 1024  # bytes of a message that is sent to all ranks at once
-COUNT_BYTES = 8  # of it, which say how many rows it is about
-EXACT = (torch.int64, torch.float64)  # of which sums do not depend on who adds them, as they are used here
 
 
 class ProcessRanks(Ranks):

@@ -22,6 +22,9 @@ from splatstudio.settings.config import TrainConfig, from_json, to_json
 FORMAT_VERSION = 1
 PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what network disks without locks answer
+PATIENCE_SECONDS = 2.0  # for a process that is just ending, as when a training starts again after a crash
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -153,10 +156,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step", 0), int) else None
-
-
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what network disks without locks answer
-PATIENCE_SECONDS = 2.0  # for a process that is just ending, as when a training starts again after a crash
 
 
 @dataclass(frozen=True)

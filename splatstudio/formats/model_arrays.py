@@ -14,6 +14,11 @@ from splatstudio.gaussians.gaussians import Gaussians
 NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
 CHUNK = 65_536  # Gaussians handled at a time, so that temporary arrays stay small
 
+ABOUT_X = (1.0, -1.0, -1.0)
+ABOUT_Z = (-1.0, -1.0, 1.0)
+# The axes of which each SH basis function beyond the first holds an odd power, in the coefficients' order.
+ODD_AXES = ["y", "z", "x", "xy", "yz", "", "xz", "", "y", "xyz", "y", "z", "x", "z", "x"]
+
 
 @dataclass(frozen=True, eq=False)
 class SplatFile:
@@ -122,12 +127,6 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
         write_durably(path, content)
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-ABOUT_X = (1.0, -1.0, -1.0)
-ABOUT_Z = (-1.0, -1.0, 1.0)
-# The axes of which each SH basis function beyond the first holds an odd power, in the coefficients' order.
-ODD_AXES = ["y", "z", "x", "xy", "yz", "", "xz", "", "y", "xyz", "y", "z", "x", "z", "x"]
 
 
 def half_turned(arrays: ModelArrays, signs: tuple[float, float, float]) -> ModelArrays:

@@ -37,6 +37,15 @@ _RENDER_MODES = {
 }
 BYTE_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
 
+POSITION = ["x", "y", "z"]
+NORMAL = ["nx", "ny", "nz"]
+BASE_COLOR = ["f_dc_0", "f_dc_1", "f_dc_2"]
+SCALE = ["scale_0", "scale_1", "scale_2"]
+ROTATION = ["rot_0", "rot_1", "rot_2", "rot_3"]
+REQUIRED = [*POSITION, *BASE_COLOR, "opacity", *SCALE, *ROTATION]
+CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cache
+NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
+
 
 @dataclass(frozen=True)
 class Element:
@@ -130,16 +139,6 @@ def _add_property(element: Element, words: list[str]) -> None:
     if name in element.properties:
         raise ValueError(name)
     element.properties[name] = code
-
-
-POSITION = ["x", "y", "z"]
-NORMAL = ["nx", "ny", "nz"]
-BASE_COLOR = ["f_dc_0", "f_dc_1", "f_dc_2"]
-SCALE = ["scale_0", "scale_1", "scale_2"]
-ROTATION = ["rot_0", "rot_1", "rot_2", "rot_3"]
-REQUIRED = [*POSITION, *BASE_COLOR, "opacity", *SCALE, *ROTATION]
-CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cache
-NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
 
 
 def write_ply(

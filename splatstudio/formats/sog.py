@@ -46,6 +46,18 @@ SAMPLE = 1_000_000  # values that a codebook is fitted to
 BRANCHES = 256  # clusters that a set of vectors is split into at a time
 ROUNDS = 5
 
+LARGEST = 3e38  # float32 ends there
+# Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
+ANTIALIASED = {"model": "antialiased", "antialias": True}
+
+MOST_GAUSSIANS = 16_380 * 16_380  # pixels of the largest WebP image
+PALETTE_SIZE = 65_536  # of SH; two bytes choose from it
+PALETTE_WIDTH = 64  # entries side by side in its image
+FIRST_TAG = 252  # of a rotation's largest component
+SQRT_2 = 2.0**0.5
+MOST_PER_BYTE = 1000  # Gaussians for a byte of a file, which no true model reaches
+EFFORT = 2  # of the WebP encoder, 0..6; more takes far longer and gains few percent
+
 
 def codebook(values: np.ndarray) -> np.ndarray:
     """Return 256 float32, ascending, with little squared distance from the nearest to each of `values`.
@@ -152,11 +164,6 @@ def _nearest_rows(rows: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.n
         labels[start : start + 16_384] = least.indices.numpy()
         halves[start : start + 16_384] = least.values.numpy()
     return labels, 2 * halves + (rows * rows).sum(axis=1)
-
-
-LARGEST = 3e38  # float32 ends there
-# Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
-ANTIALIASED = {"model": "antialiased", "antialias": True}
 
 
 @dataclass(frozen=True)
@@ -266,15 +273,6 @@ def _files(path: Path, part: dict[str, Any], num: int) -> list[str]:
                 f"{path}: {str(name)[:60]!r} in its meta.json is not the name of a file beside it"
             )
     return files
-
-
-MOST_GAUSSIANS = 16_380 * 16_380  # pixels of the largest WebP image
-PALETTE_SIZE = 65_536  # of SH; two bytes choose from it
-PALETTE_WIDTH = 64  # entries side by side in its image
-FIRST_TAG = 252  # of a rotation's largest component
-SQRT_2 = 2.0**0.5
-MOST_PER_BYTE = 1000  # Gaussians for a byte of a file, which no true model reaches
-EFFORT = 2  # of the WebP encoder, 0..6; more takes far longer and gains few percent
 
 
 def write_sog(path: Path | str, gaussians: Gaussians, *, antialiased: bool = False) -> None:

@@ -57,6 +57,11 @@ LIGHT = 2.0  # of what is lit in the scene: cameras and keyframes
 
 log = logging.getLogger(__name__)
 
+# What is for the studio, of the words of a command line; all else is for the training.
+OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
+
+MAX_RESTARTS = 100  # a machine that is replaced counts, too
+
 
 class Studio:
     """A running studio. `close` saves what is unsaved and ends it."""
@@ -396,10 +401,7 @@ def open_attached(
     return told_and_shown(studio, network, browser, "Closing the studio leaves the training as it is.")
 
 
-# What is for the studio, of the words of a command line; all else is for the training.
-OWN = {"host", "port", "allow-host", "allow-origin", "nodes", "nodes-at", "gpus", "ranks", "run", "browser"}
 OWN |= {"train", "no-train", "no-browser", "attach", "attach-via"}
-MAX_RESTARTS = 100  # a machine that is replaced counts, too
 
 
 @dataclass(frozen=True)

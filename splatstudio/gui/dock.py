@@ -35,6 +35,8 @@ BEHIND: dict[State, str] = {
     "ended": "The training behind it has ended",
 }
 
+STOP, SAVE = "Stop", "Save"
+
 
 class TaskBar(Panel):
     """The newest task of a kind, below the button that starts it: how far it is, Cancel, and its file."""
@@ -206,9 +208,6 @@ def part_html(part: RankPart) -> str:
     """Return the notice that the model in the view is a part, as HTML; file names are escaped."""
     advice = "" if part.complete else ". Copy it there to merge them."
     return box_html(f"{part}{advice}", "warning", mark="part")
-
-
-STOP, SAVE = "Stop", "Save"
 
 
 class StatusPanel(Panel):

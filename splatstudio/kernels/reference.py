@@ -29,6 +29,13 @@ from splatstudio.kernels.stages import (
 
 LONGEST_TIE = 32  # Gaussians of one depth that are put in an order of their own
 
+MAX_EXTENT = 3.33  # standard deviations; exp(-3.33^2 / 2) is just below 1/255
+LARGEST_RADIUS = 1e9  # px, fits an int32
+TILE_SIZE = 32  # px; bounds the memory of a pixels x Gaussians table, has no influence on the image
+SSIM_WINDOW = 11  # px
+SSIM_SIGMA = 1.5  # px
+SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2
+
 
 @torch.no_grad()
 def in_order_of_depth(projected: Projected) -> Tensor:
@@ -103,14 +110,6 @@ PROJECTIONS: Mapping[str, Callable[[Tensor, Camera], tuple[Tensor, Tensor]]] = {
     "ortho": ortho,
     "fisheye": fisheye,
 }
-
-
-MAX_EXTENT = 3.33  # standard deviations; exp(-3.33^2 / 2) is just below 1/255
-LARGEST_RADIUS = 1e9  # px, fits an int32
-TILE_SIZE = 32  # px; bounds the memory of a pixels x Gaussians table, has no influence on the image
-SSIM_WINDOW = 11  # px
-SSIM_SIGMA = 1.5  # px
-SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2
 
 
 def project(

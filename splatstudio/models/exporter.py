@@ -27,6 +27,17 @@ from splatstudio.rendering.render import RenderOptions
 
 CHUNK = 65_536
 
+NO_SKY = (
+    "The model has learned a sky, which no file of splats holds: other programs show their own background"
+    " there, a web page the sky's mean color."
+)
+BLURRED = (
+    "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
+    " call it mip splatting), or what is small looks too bright."
+)
+BLURRED_PAGE = "The model is anti-aliased, which the page cannot draw: what is small looks too bright there."
+REFINED = "The cameras of the training photographs are written as the training has refined them."
+
 
 @torch.no_grad()
 def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
@@ -88,18 +99,6 @@ def _row(number: int, name: str, camera: Camera) -> dict[str, Any]:
         "cx": float(camera.K[0, 2]),
         "cy": float(camera.K[1, 2]),
     }
-
-
-NO_SKY = (
-    "The model has learned a sky, which no file of splats holds: other programs show their own background"
-    " there, a web page the sky's mean color."
-)
-BLURRED = (
-    "The model is anti-aliased, which the file does not tell: switch that on where it is shown (some programs"
-    " call it mip splatting), or what is small looks too bright."
-)
-BLURRED_PAGE = "The model is anti-aliased, which the page cannot draw: what is small looks too bright there."
-REFINED = "The cameras of the training photographs are written as the training has refined them."
 
 
 class Exportable(Protocol):

@@ -20,6 +20,8 @@ from splatstudio.settings.config import TrainConfig
 
 ROWS_AT_ONCE = 256
 
+MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
+
 
 def photometric(rgb: Tensor, target: Tensor, *, ssim_weight: float, mask: Tensor | None = None) -> Tensor:
     """Return the training loss (1 - w) * L1 + w * (1 - SSIM) of a rendering, a scalar (Kerbl et al. 2023).
@@ -75,9 +77,6 @@ def ssim(image: Tensor, target: Tensor, mask: Tensor | None = None) -> float:
     border = reference.SSIM_WINDOW // 2
     similarity = reference.ssim_map(torch.where(mask[..., None], image, target), target, padding="valid")
     return float(similarity[mask[border:-border, border:-border]].mean())
-
-
-MIN_ALPHA = 0.5  # where less is drawn there is no surface yet whose depth could be judged
 
 
 class DepthGuide:

@@ -35,6 +35,16 @@ _STOPS: dict[ColorMapName, str] = {
     "gray": "000000ffffff",
 }
 
+SEEN_ALPHA = 0.02  # a pixel that is covered less has no depth and no normal
+ELLIPSOID_HULL = 2.0  # standard deviations
+ELLIPSOID_MIN_OPACITY = 0.05  # fainter splats would hide the others
+POINT_RADIUS = 1.5  # px
+SAMPLES = 20_000  # pixels that a range is estimated from
+MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
+# Not to be waited for without kernels.
+KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
+OUTSIDE = 20  # gray of 255 where there is no photograph to compare with
+
 
 @cache
 def color_table(name: ColorMapName) -> Tensor:
@@ -53,17 +63,6 @@ def colored(values: Tensor, low: float, high: float, name: ColorMapName) -> Tens
     assert high > low, "an empty range"
     places = ((values - low) * (255.0 / (high - low))).clamp(0.0, 255.0).nan_to_num(0.0)
     return color_table(name).to(values.device)[places.round().long()]
-
-
-SEEN_ALPHA = 0.02  # a pixel that is covered less has no depth and no normal
-ELLIPSOID_HULL = 2.0  # standard deviations
-ELLIPSOID_MIN_OPACITY = 0.05  # fainter splats would hide the others
-POINT_RADIUS = 1.5  # px
-SAMPLES = 20_000  # pixels that a range is estimated from
-MIN_ERROR_RANGE = 16.0  # of 255, so that a good model does not look as bad as a bad one
-# Not to be waited for without kernels.
-KERNEL_MODES = {"median_depth", "normals", "ellipsoids", "points", "count"}
-OUTSIDE = 20  # gray of 255 where there is no photograph to compare with
 
 
 @dataclass(frozen=True, eq=False)

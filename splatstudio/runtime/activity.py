@@ -17,6 +17,8 @@ from splatstudio.runtime.shared_views import SharedViews
 from splatstudio.runtime.training_news import model_loaded
 from splatstudio.runtime.view_renderer import ShownModel
 
+log = logging.getLogger("splatstudio.runtime")
+
 
 def _nothing(*_: object) -> None:
     """Do nothing: what a rank without an outbox does of what is told to clients."""
@@ -93,9 +95,6 @@ class Activity(Protocol):
     def gather_views(self, requests: Sequence[ViewRequest]) -> list[ShownModel]:
         """Return what each request shows of a model that lies on several ranks."""
         ...
-
-
-log = logging.getLogger("splatstudio.runtime")
 
 
 class Viewing:

@@ -50,9 +50,14 @@ HUNG = 3  # the exit code of a rank that ends because of one that hangs
 
 log = logging.getLogger("splatstudio.runtime")
 
+LAST_WORDS_SECONDS = 2.0
+UNSAVED = 2  # the exit code where the model could not be saved
+SLURM_PORT = 29_500  # the first of a thousand, of which a step takes one by its job's number and its own
+_STEPS_APART = 37
+
 
 class Process(Struct, frozen=True):
-    """Which process a rank is; `insertion` tells it from a later one of the same number."""
+    """Which process a rank is; `born` tells it from a later one of the same number."""
 
     host: str
     pid: int
@@ -252,12 +257,6 @@ def _store() -> TCPStore | None:
 
 def _key(rank: int) -> str:
     return f"splatstudio/beat/{rank}"
-
-
-LAST_WORDS_SECONDS = 2.0
-UNSAVED = 2  # the exit code where the model could not be saved
-SLURM_PORT = 29_500  # the first of a thousand, of which a step takes one by its job's number and its own
-_STEPS_APART = 37
 
 
 @dataclass(frozen=True)

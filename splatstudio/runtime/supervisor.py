@@ -41,6 +41,13 @@ from splatstudio.runtime.tasks import output_of
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
 RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
 
+WATCH_SECONDS = 0.25  # between two looks at the heartbeats
+MAX_RESTARTS = 3
+WINDOW_SECONDS = 600.0
+LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
+
+log = logging.getLogger(__name__)
+
 
 class SaveRetries:
     """Counts the saves that found no room, and says when the next one is due; for one thread."""
@@ -71,14 +78,6 @@ def retry_sentence(*, told: bool) -> str:
     """Return what happens while the disk is full; `told`: Ctrl-C was pressed once already."""
     how = "Ctrl-C again ends" if told else "Ctrl-C tries at once, and again ends"
     return f"It is tried again every {RETRY_SECONDS:g} s for {RETRY_MINUTES} minutes ({how} without it)."
-
-
-WATCH_SECONDS = 0.25  # between two looks at the heartbeats
-MAX_RESTARTS = 3
-WINDOW_SECONDS = 600.0
-LOADING_PATIENCE_SECONDS = 5.0  # for a worker that is told to leave and has nothing to save
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from splatstudio.scene.capture import Capture, CapturedPhoto, ImageFolder, find_
 from splatstudio.scene.colmap_model import ColmapModel
 from splatstudio.scene.scene import Scene
 
+MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")  # the last as nerfstudio keeps it
+PARTS = ("cameras", "images", "points3D")
+
 
 def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     """Return the sparse points [M, 3] float64, in the scene's frame, that each photograph shows, by its name.
@@ -42,10 +45,6 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
             " training; set depth.weight to 0"
         )
     return shown
-
-
-MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")  # the last as nerfstudio keeps it
-PARTS = ("cameras", "images", "points3D")
 
 
 def model_folder(folder: Path) -> Path | None:

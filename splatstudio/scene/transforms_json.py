@@ -28,6 +28,9 @@ PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENC
 FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
 ROTATION_TOLERANCE = 0.02  # of the matrix's scale; poses are printed with few digits by some programs
 
+FORMATS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+MAX_HEADER_BYTES = 65536
+
 
 @dataclass(frozen=True)
 class Record:
@@ -203,8 +206,6 @@ TYPES = {
     "double": "f8",
     "float64": "f8",
 }
-FORMATS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
-MAX_HEADER_BYTES = 65536
 
 
 def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:

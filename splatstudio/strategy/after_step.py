@@ -19,6 +19,10 @@ from splatstudio.strategy import Strategy
 from splatstudio.strategy.population import ROW_INDEX, Population, attempt, trainable
 from splatstudio.strategy.shapes import ShapeLimits, hold_shapes
 
+TOLERANCE = 0.1  # of the mean: how far the largest and the smallest share may be apart
+
+ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterward
+
 
 def reorder(population: Population) -> None:
     """Put each rank's own rows in the order of a Morton curve through their positions.
@@ -66,9 +70,6 @@ def _reorder(population: Population) -> None:
     places = {} if ROW_INDEX in population.counts else {ROW_INDEX: rows}
     population.counts = {name: count.index_select(0, rows) for name, count in population.counts.items()}
     population.counts |= places
-
-
-TOLERANCE = 0.1  # of the mean: how far the largest and the smallest share may be apart
 
 
 @torch.no_grad()
@@ -138,9 +139,6 @@ def _moves(sizes: list[int], rank: int) -> tuple[list[int], list[int]]:
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
-
-
-ROOM_LEFT = 0.9  # of the Gaussians that were too many: the limit on their number afterward
 
 
 def grow(

@@ -22,6 +22,8 @@ PERSISTENT_ID = (
     "key"  # the count that numbers a Gaussian for life, from which its random numbers follow, see `births`
 )
 
+T = TypeVar("T")
+
 
 @dataclass(eq=False)
 class Population:
@@ -181,9 +183,6 @@ def _as_before(tensor: Tensor, rows: Tensor, gone: Tensor, lost: Tensor) -> Tens
 def trainable(gaussians: Gaussians) -> Gaussians:
     """Return the same values as contiguous leaf tensors that require gradients."""
     return gaussians.map(lambda tensor: tensor.detach().contiguous().requires_grad_())
-
-
-T = TypeVar("T")
 
 
 def attempt(population: Population, work: Callable[[], T]) -> T:

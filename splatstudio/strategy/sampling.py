@@ -15,6 +15,12 @@ from splatstudio.kernels.reference_training import random_bits
 from splatstudio.strategy.global_order import in_order, listed
 from splatstudio.strategy.population import PERSISTENT_ID, ROW_INDEX, Population
 
+_BLOCK = 1 << 18  # rows that are looked at together: what is made of each takes 200 bytes for a moment
+_LEVELS = 4  # of a bisection that are decided at once: one message to the other ranks for all of them
+# From a part to the next of one Gaussian: odd, so that none comes twice, and far from small numbers.
+_STEP = 0x1E3779B97F4A7C15
+_LARGEST_KEY = 2**63 - 1
+
 
 def generator_of(seed: int, step: int) -> torch.Generator:
     """Return a generator for a step's random numbers, on the CPU: the same on all ranks and when repeated."""
@@ -27,13 +33,6 @@ def generator_of(seed: int, step: int) -> torch.Generator:
 def seeds_of(seed: int, step: int, num: int) -> list[int]:
     """Return `num` seeds of a step for what is made by counting, 0 to below 2^62, the same on all ranks."""
     return torch.randint(2**62, (num,), generator=generator_of(seed, step), device="cpu").tolist()
-
-
-_BLOCK = 1 << 18  # rows that are looked at together: what is made of each takes 200 bytes for a moment
-_LEVELS = 4  # of a bisection that are decided at once: one message to the other ranks for all of them
-# From a part to the next of one Gaussian: odd, so that none comes twice, and far from small numbers.
-_STEP = 0x1E3779B97F4A7C15
-_LARGEST_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)

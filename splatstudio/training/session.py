@@ -27,13 +27,12 @@ FIRST_SAVE_SECONDS = 60.0  # after which an autosave comes at the earliest
 LOST = "lost"  # the folder below eval/ for scores of a model that no checkpoint has
 METRICS_EVERY = 10  # steps between two lines of metrics.jsonl: fine enough for a plot, small on disk
 
+OnImage = Callable[[ImageScore, Tensor], None]
+Evaluator = Callable[[OnImage], Evaluation]
+
 
 class EvaluationAbandoned(Exception):
     """Raised between two images of an evaluation, by who has something to do that cannot wait."""
-
-
-OnImage = Callable[[ImageScore, Tensor], None]
-Evaluator = Callable[[OnImage], Evaluation]
 
 
 def evaluate_training(trainer: Trainer, on_image: OnImage) -> Evaluation:

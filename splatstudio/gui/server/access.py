@@ -28,6 +28,8 @@ from websockets.http11 import Request, Response
 _OPEN_THE_URL = "Please open the URL printed in the terminal where splatstudio was started."
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 
+_PORTS = range(8080, 8180)  # that "auto" tries
+
 
 class Refusal(Exception):
     """A request that is not let in: the HTTP status, the counter it adds to, a sentence for the reader."""
@@ -206,9 +208,6 @@ def _cookie_name(port: str) -> str:
 
 def _equal(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
-
-
-_PORTS = range(8080, 8180)  # that "auto" tries
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,17 @@ from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageF
 _ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
 _PATIENCE_SECONDS = 60.0  # for a message to be looked at
 
+_log = logging.getLogger(__name__)
+STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
+_ANY = "The gate of the studio's page refused something for the first time: %s."
+_NEWS = {
+    "token": "A page without the secret of this studio's address was not let in (%s). Open the address that "
+    "is printed here; a tab of an earlier studio can be closed."
+}
+
+_START_SECONDS = 30.0
+_patching = threading.Lock()
+
 
 class Prober:
     """Opens WebSockets to a server with whatever headers are to be tried."""
@@ -123,15 +134,6 @@ class Prober:
         except (OSError, InvalidHandshake, TimeoutError):
             return None, 0
         return connection, 101
-
-
-_log = logging.getLogger(__name__)
-STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
-_ANY = "The gate of the studio's page refused something for the first time: %s."
-_NEWS = {
-    "token": "A page without the secret of this studio's address was not let in (%s). Open the address that "
-    "is printed here; a tab of an earlier studio can be closed."
-}
 
 
 class Gate:
@@ -277,10 +279,6 @@ class GatedConnection(ServerConnection):
         if self._credit < 0:
             self._gate.refuse("fast")
             await asyncio.sleep(-self._credit / rate)
-
-
-_START_SECONDS = 30.0
-_patching = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)

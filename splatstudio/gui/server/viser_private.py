@@ -1,6 +1,7 @@
 """What the page takes from viser beyond its public interface; a test fails when viser changes it.
 
-The gate's own dealings with viser are in `gate` and `allowed_messages`: it tests itself at each start.
+The gate's own dealings with viser are in `gate` and `allowed_browser_messages`.
+It tests itself at each start.
 """
 
 from __future__ import annotations

@@ -29,6 +29,19 @@ NUM_THREADS = 2
 THUMBNAIL_SIDE = 132  # px
 THUMBNAIL_QUALITY = 72
 
+PhotoKey = tuple[object, ...]
+
+BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
+BAD_DECIBELS = 2.0  # at least this much
+MIN_TYPICAL = 4  # photographs, and half of them: before that many are measured nobody knows what is typical
+UNKNOWN_COLOR = (120, 130, 146)
+# From the worst photographs to the best; told apart also by those who see red and green alike.
+SCALE = np.array([(235, 64, 70), (246, 150, 62), (238, 214, 92), (120, 190, 200), (64, 130, 235)], float)
+
+Comparing = Literal["off", "split", "blend", "difference"]
+
+DIVIDER = (255, 255, 255)
+
 
 @dataclass(frozen=True, eq=False)
 class PhotoPixels:
@@ -39,7 +52,6 @@ class PhotoPixels:
 
 
 PhotoItem = PhotoPixels | str  # a photograph, or a small picture as a data URI
-PhotoKey = tuple[object, ...]
 
 
 class PhotoCache:
@@ -150,14 +162,6 @@ class PhotoCache:
 
 def _num_bytes(item: PhotoItem) -> int:
     return len(item) if isinstance(item, str) else item.rgb.nbytes
-
-
-BAD_DEVIATIONS = 2.0  # below the typical photograph by this many (robust) standard deviations, and
-BAD_DECIBELS = 2.0  # at least this much
-MIN_TYPICAL = 4  # photographs, and half of them: before that many are measured nobody knows what is typical
-UNKNOWN_COLOR = (120, 130, 146)
-# From the worst photographs to the best; told apart also by those who see red and green alike.
-SCALE = np.array([(235, 64, 70), (246, 150, 62), (238, 214, 92), (120, 190, 200), (64, 130, 235)], float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,11 +279,6 @@ def _scores(path: Path) -> list[tuple[Any, Any]]:
         return [(image["name"], image["psnr"]) for image in images]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-Comparing = Literal["off", "split", "blend", "difference"]
-
-DIVIDER = (255, 255, 255)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,26 @@ from splatstudio.scene.scene import Scene
 MAX_UNDO = 200
 MERGE_SECONDS = 1.5  # changes of one control within this time are one step back
 
+QUICK_FRAMES = 3000  # beyond, the frames' cameras are omitted from what is saved after every change
+SAVE_SECONDS = 1.0  # without another change, after which a change is written
+RETRY_SECONDS = 10.0  # after a change that could not be written
+FLUSH_SECONDS = 20.0  # for the disk to take what is unsaved
+
+MAX_POINTS = 300_000  # more would take seconds to send and show no more
+POINT_SIZE = 0.0025  # times the scene's extent
+# A camera is drawn as a pyramid of half width, half height and depth 1, times a scale: its apex, the corners
+# of the picture, and the tip of a roof over the upper edge, which says which side is up.
+CORNERS = np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [0, -1.4, 1]], np.float32)
+EDGES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
+# Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
+FACES = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]], np.uint32)
+CAMERA_PIXELS, PATH_PIXELS, HANDLE_PIXELS = 1.5, 2.0, 90.0  # of lines, and of the handles
+
+ROOT = "/camera_path"  # what a preview hides in one browser
+DRAWN = f"{ROOT}/drawn"  # what the switch hides in all
+PATH_COLOR, SELECTED_COLOR = (214, 120, 255), (255, 255, 255)
+CURVE_POINTS = 400
+
 
 @dataclass(frozen=True, eq=False)
 class Draft:
@@ -151,12 +171,6 @@ class PathEditor:
         self.draft = draft
         for listener in self._listeners:
             listener(draft)
-
-
-QUICK_FRAMES = 3000  # beyond, the frames' cameras are omitted from what is saved after every change
-SAVE_SECONDS = 1.0  # without another change, after which a change is written
-RETRY_SECONDS = 10.0  # after a change that could not be written
-FLUSH_SECONDS = 20.0  # for the disk to take what is unsaved
 
 
 class PathStore:
@@ -287,22 +301,6 @@ def _transform_of(project: Project) -> np.ndarray | None:
 def plain_name(text: str) -> str:
     """Return what of a text can be a file's name: letters, digits, dashes; "path" where nothing is left."""
     return re.sub(r"[^\w-]+", "-", text, flags=re.ASCII).strip("-_")[:60] or "path"
-
-
-MAX_POINTS = 300_000  # more would take seconds to send and show no more
-POINT_SIZE = 0.0025  # times the scene's extent
-# A camera is drawn as a pyramid of half width, half height and depth 1, times a scale: its apex, the corners
-# of the picture, and the tip of a roof over the upper edge, which says which side is up.
-CORNERS = np.array([[0, 0, 0], [-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1], [0, -1.4, 1]], np.float32)
-EDGES = np.array([(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1), (1, 5), (2, 5)])
-# Open in front: who stands in the camera looks through, and whoever clicks meets the inside of a face.
-FACES = np.array([[0, 1, 2], [0, 2, 3], [0, 3, 4], [0, 4, 1]], np.uint32)
-CAMERA_PIXELS, PATH_PIXELS, HANDLE_PIXELS = 1.5, 2.0, 90.0  # of lines, and of the handles
-
-ROOT = "/camera_path"  # what a preview hides in one browser
-DRAWN = f"{ROOT}/drawn"  # what the switch hides in all
-PATH_COLOR, SELECTED_COLOR = (214, 120, 255), (255, 255, 255)
-CURVE_POINTS = 400
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,21 @@ if TYPE_CHECKING:
 
 FRAME_SECONDS = 10.0  # a worker that needs longer has another problem
 
+MIN_SCALE = 0.15
+
+REST_SECONDS = 0.25  # without movement, after which the camera is at rest
+MOVING_TARGET_SECONDS = 0.025  # seconds that a picture may take while the camera moves
+TRAINING_TARGET_SECONDS = 0.05  # and at rest beside a training, whose cores it borrows
+MOVING_PAUSE_FACTOR = 1.15  # while training, the pause after a picture of a moving camera, over its own time
+REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
+REFRESH_PAUSE_FACTOR = 30.0  # and at least this many times the picture's own time
+ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
+RETRY_SECONDS = 0.25  # after a picture that did not come
+LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
+MOVING_QUALITY, STILL_QUALITY = 70, 90
+
+RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
+
 
 @dataclass(frozen=True)
 class ModelState:
@@ -75,9 +90,6 @@ class FrameSource(Protocol):
     def forget(self, view: int) -> None:
         """Note that nobody looks at this view any more."""
         ...
-
-
-MIN_SCALE = 0.15
 
 
 class PictureScale:
@@ -146,18 +158,6 @@ def frame_request(
     if settings.comparison.kind == "difference":
         options = replace(options, mode="color")
     return FrameRequest(camera.resized(width, height), options, index, place)
-
-
-REST_SECONDS = 0.25  # without movement, after which the camera is at rest
-MOVING_TARGET_SECONDS = 0.025  # seconds that a picture may take while the camera moves
-TRAINING_TARGET_SECONDS = 0.05  # and at rest beside a training, whose cores it borrows
-MOVING_PAUSE_FACTOR = 1.15  # while training, the pause after a picture of a moving camera, over its own time
-REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
-REFRESH_PAUSE_FACTOR = 30.0  # and at least this many times the picture's own time
-ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
-RETRY_SECONDS = 0.25  # after a picture that did not come
-LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
-MOVING_QUALITY, STILL_QUALITY = 70, 90
 
 
 @dataclass(frozen=True)
@@ -502,9 +502,6 @@ class Viewport:
             stream.close()
             for _, on_close in self._listeners:
                 on_close(stream)
-
-
-RenderFunction = Callable[["CameraState", "RenderTabState"], "np.ndarray | tuple[np.ndarray, object]"]
 
 
 class RenderFunctionSource(FrameSource):

@@ -34,6 +34,12 @@ _VERBS: dict[type[messages.JobCommand], tuple[str, str]] = {
     messages.Snapshot: ("Rendering", "Rendered"),
 }
 
+NUM_KEPT = 200
+MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
+
+NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
+COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photographs are divided, as they are told
+
 
 @dataclass(frozen=True, eq=False)
 class TaskStatus:
@@ -268,10 +274,6 @@ def notice_of_end(task: FileTask, end: TaskEnd) -> Notice:
     return Notice(f"Written {end.output.name}{splats}", str(end.output))
 
 
-NUM_KEPT = 200
-MAX_MISSED_SHOWN = 4  # to who comes back; the others are in the Log tab
-
-
 @dataclass(frozen=True)
 class NewsItem:
     """Something that was told, and when."""
@@ -355,10 +357,6 @@ def _show(client: viser.ClientHandle, notice: Notice, *, stays: bool) -> viser.N
         auto_close_seconds=None if stays else 8.0,
         color="red" if notice.bad else ACCENT,
     )
-
-
-NOTABLE_GROWTH = 1.5  # times the number of splats that was told last, or less than one over it
-COARSENESSES = (1, 2, 3, 4, 6, 8)  # by which the sides of photographs are divided, as they are told
 
 
 class Milestones:

@@ -19,6 +19,17 @@ from splatstudio.scene.scene import Scene
 MIN_SIDE, MAX_SIDE = 16, 8192  # px; below and above a window is closed or a lie
 MIN_FOV, MAX_FOV = math.radians(1.0), math.radians(170.0)
 
+NEAR = 2e-3  # times the scene's extent: how far from a camera's center one still stands in it
+TURN = 4e-3  # radians: how far one may have turned
+ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
+
+Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
+FOV = 0.9  # radians, vertical: about a 28 mm lens
+NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
+
+STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
+MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
+
 
 @dataclass(frozen=True, eq=False)
 class Viewpoint:
@@ -96,11 +107,6 @@ def fitting_fov(camera: Camera, canvas_aspect: float) -> float:
     return min(2.0 * math.atan(max(half_height, half_width / canvas_aspect)), MAX_FOV)
 
 
-NEAR = 2e-3  # times the scene's extent: how far from a camera's center one still stands in it
-TURN = 4e-3  # radians: how far one may have turned
-ARRIVAL_SECONDS = 2.0  # the browser tells that it is there after a round trip
-
-
 class CameraSnap:
     """The camera that a browser was last sent to. Methods may be called from any thread."""
 
@@ -167,14 +173,6 @@ class CameraSnap:
         fov = fitting_fov(camera, viewpoint.width / viewpoint.height)
         if abs(fov - viewpoint.fov) > 5e-3:
             self._client.camera.fov = fov
-
-
-Axis = Literal["+x", "+y", "+z", "-x", "-y", "-z"]
-FOV = 0.9  # radians, vertical: about a 28 mm lens
-NARROWEST_FOV = 0.5  # a tele lens's own field of view would show too little to find one's way
-
-STEPS_BACK = (0.25, 0.5, 0.75, 1.0)  # times the distance to what the photographs show
-MIN_IN_SIGHT = 2  # cameras, which tell at the first look how the photographs were taken
 
 
 def positions_of(scene: Scene) -> np.ndarray:

@@ -42,6 +42,24 @@ COLORS = {
 }  # what is not stands out
 KEEP_IT, DELETE_IT = "Keep it", "Delete it"
 
+FILES = "evaluate"  # the kind of this tab's tasks
+OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
+NETWORKS: dict[str, tuple[str, ...]] = {
+    "AlexNet": ("alex",),
+    "VGG": ("vgg",),
+    "Both": ("alex", "vgg"),
+    "None": (),
+}
+NUM_WORST = 8
+NO_SCORES = note_html("Not evaluated yet.")
+TITLES = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "psnr_corrected": "PSNR, color-corrected",
+    "lpips_alex": "LPIPS, AlexNet",
+    "lpips_vgg": "LPIPS, VGG16",
+}
+
 
 def row_label(entry: CatalogEntry) -> str:
     """Return a model as a row of the list says it."""
@@ -173,25 +191,6 @@ class ModelList(Panel):
         before, self.selected = self.selected, entry
         if entry is not None and (before is None or before.path != entry.path):
             self._on_select(entry)
-
-
-FILES = "evaluate"  # the kind of this tab's tasks
-OPEN, EXPORT, DELETE = "Open", "Export", "Delete"
-NETWORKS: dict[str, tuple[str, ...]] = {
-    "AlexNet": ("alex",),
-    "VGG": ("vgg",),
-    "Both": ("alex", "vgg"),
-    "None": (),
-}
-NUM_WORST = 8
-NO_SCORES = note_html("Not evaluated yet.")
-TITLES = {
-    "psnr": "PSNR",
-    "ssim": "SSIM",
-    "psnr_corrected": "PSNR, color-corrected",
-    "lpips_alex": "LPIPS, AlexNet",
-    "lpips_vgg": "LPIPS, VGG16",
-}
 
 
 class EvaluatePanel(Panel):

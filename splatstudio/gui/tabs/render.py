@@ -54,6 +54,17 @@ ENDINGS = {ending for ending, _ in FORMATS.values()}
 SHOWN = "As your browser shows the model: mode, background and splat scale of the View tab."
 PICTURE_SIDES = {"As the window": None, "Full HD": 1920, "4K": 3840, "8K": 7680}  # px, the longer side
 
+EMPTY, ORBIT, SPIRAL, PHOTOS = "Empty", "Orbit", "Spiral", "Photos"
+GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Delete"
+PLAY, STOP = "Play", "Stop"
+NO_KEYFRAME = "none yet"
+CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
+KEYFRAME_SIZE = 1.5  # times a photograph's camera
+
+STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
+# What is put back after a preview, in this order: who looks at a point turns to it.
+VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
+
 
 class OutputSection(Panel):
     """Size, rate and format of the frames, the Render button, and how far it is."""
@@ -188,14 +199,6 @@ def options_of(page: Page, client: viser.ClientHandle) -> ViewOptions | None:
     return replace(options, mode="color" if options.mode == "error" else options.mode, photo=None)
 
 
-EMPTY, ORBIT, SPIRAL, PHOTOS = "Empty", "Orbit", "Spiral", "Photos"
-GO, SET, EARLIER, LATER, DELETE = "Go to", "Set here", "Earlier", "Later", "Delete"
-PLAY, STOP = "Play", "Stop"
-NO_KEYFRAME = "none yet"
-CAMERAS, CROP = "/cameras", "/crop"  # what other panels draw, and no video shows
-KEYFRAME_SIZE = 1.5  # times a photograph's camera
-
-
 class RenderPanel(Panel):
     """Keyframes, path, preview and output. The path is one for all browsers, and saved with the run."""
 
@@ -253,11 +256,6 @@ class RenderPanel(Panel):
                 continue
             return Draft(path, 0 if path.keyframes else None, name)
         return Draft(name=self._store.unused("path"))
-
-
-STEP_SECONDS = 0.05  # between two positions: browsers draw what comes faster no better
-# What is put back after a preview, in this order: who looks at a point turns to it.
-VIEW = ("fov", "up_direction", "position", "look_at", "wxyz")
 
 
 class PathPreviews:

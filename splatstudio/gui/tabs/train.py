@@ -42,6 +42,13 @@ GRID = "rgba(255,255,255,0.07)"
 
 Ranges = tuple[tuple[float, float], tuple[float, float]]
 
+DOWNSCALES = (1, 2, 4, 8)
+PRECISIONS = {
+    "auto": "16 bits between machines, 32 within one",
+    "fp32": "32 bits",
+    "mixed": "colors, gradients in 16 bits",
+}
+
 
 @dataclass(frozen=True)
 class PlotLine:
@@ -350,14 +357,6 @@ def hint_of(setting: LiveSetting) -> str:
     else:
         allowed = "" if low is None else f" At least {low:g}."
     return f"{HELP.get(setting.path, declared.help)}{allowed} Also called {setting.path}."
-
-
-DOWNSCALES = (1, 2, 4, 8)
-PRECISIONS = {
-    "auto": "16 bits between machines, 32 within one",
-    "fp32": "32 bits",
-    "mixed": "colors, gradients in 16 bits",
-}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,28 @@ WORST, WORST_TEST, WORST_TRAINING, BY_NAME = ORDERS = (
 SORT_SECONDS = 3.0  # between two sortings while the errors change
 REST_SECONDS = 10.0  # without a sorting, after the user has done something
 
+MODES: dict[str, RenderMode] = {
+    "Color": "color",
+    "Depth": "depth",
+    "Median depth": "median_depth",
+    "Normals": "normals",
+    "Opacity": "alpha",
+    "Ellipsoids": "ellipsoids",
+    "Points": "points",
+    "Splat count": "count",
+    "Error": "error",
+}
+COMPARISONS: dict[str, Comparing] = {
+    "Off": "off",
+    "Split": "split",
+    "Blend": "blend",
+    "Difference": "difference",
+}
+RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
+UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
+PAINT_SECONDS = 5.0  # between two colorings of the cameras, which the browser rebuilds each time
+PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
+
 
 class PhotoList:
     """The list in one browser, PER_PAGE photographs at a time, however many there are.
@@ -198,29 +220,6 @@ def tile_html(
         f'<div class="picture">{picture}{badge}</div><div class="color" style="background:{color}"></div>'
         f'<div class="text"><div>{name}</div><div><span>{figure}</span>{mark}</div></div></label>'
     )
-
-
-MODES: dict[str, RenderMode] = {
-    "Color": "color",
-    "Depth": "depth",
-    "Median depth": "median_depth",
-    "Normals": "normals",
-    "Opacity": "alpha",
-    "Ellipsoids": "ellipsoids",
-    "Points": "points",
-    "Splat count": "count",
-    "Error": "error",
-}
-COMPARISONS: dict[str, Comparing] = {
-    "Off": "off",
-    "Split": "split",
-    "Blend": "blend",
-    "Difference": "difference",
-}
-RESOLUTIONS = {"Full": 1.0, "High": 0.75, "Medium": 0.5, "Low": 0.25}
-UP_AXES: dict[str, Axis] = {"-y (COLMAP)": "-y", "+y": "+y", "+z": "+z", "-z": "-z", "+x": "+x", "-x": "-x"}
-PAINT_SECONDS = 5.0  # between two colorings of the cameras, which the browser rebuilds each time
-PREVIOUS, NEXT, NEAREST = "‹ Previous", "Next ›", "Nearest"
 
 
 @dataclass(frozen=True, eq=False)

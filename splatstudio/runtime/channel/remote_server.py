@@ -65,6 +65,27 @@ PING_SECONDS = 5.0  # between two questions whether it is there
 NONCE = re.compile("[0-9a-f]{32}")
 WRONG_TOKEN = "the token is not that of this training"
 
+# What a remote client may send.
+REMOTE_COMMANDS: tuple[type[Command], ...] = (
+    *(Pause, Resume, Step, Stop, Save, Evaluate, SetCap, UpdateSettings),
+    *(SetView, DropView, Export, RenderPath, Snapshot, CancelJob),
+)
+WRITABLE_RUN_FOLDERS = ("exports", "renders")  # folders of the run that commands from outside may write into
+MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photographs
+MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
+MAX_CLIENTS = 8
+MAX_STRANGERS = 32  # who have not shown the token yet
+MAX_WAITING = 500  # events for one who is slow: then the oldest are left out
+HELLO_SECONDS = 10.0  # for the token to be shown
+FLUSH_SECONDS = 2.0  # at the end, for the last words to all
+ACCEPT_SECONDS = 1.0  # after a connection that failed
+UNANSWERED_SECONDS = 10.0  # after which a picture is no longer waited for
+JPEG_QUALITY = 90
+
+log = logging.getLogger("splatstudio.runtime")
+# What strangers send is their affair: it would fill the log of a training.
+_quiet = logging.getLogger("splatstudio.runtime.websockets")
+
 
 class Greeting(Struct, frozen=True):
     """What a training says first."""
@@ -160,26 +181,6 @@ def shut(line: socket.socket) -> None:
         return  # it has gone
 
 
-# What a remote client may send.
-REMOTE_COMMANDS: tuple[type[Command], ...] = (
-    *(Pause, Resume, Step, Stop, Save, Evaluate, SetCap, UpdateSettings),
-    *(SetView, DropView, Export, RenderPath, Snapshot, CancelJob),
-)
-WRITABLE_RUN_FOLDERS = ("exports", "renders")  # folders of the run that commands from outside may write into
-MAX_COMMAND = 1 << 24  # bytes: an export names the cameras of all photographs
-MAX_NUMBER = 1 << 53  # beyond it a step or a number of splats is none, and no float holds it exactly
-MAX_CLIENTS = 8
-MAX_STRANGERS = 32  # who have not shown the token yet
-MAX_WAITING = 500  # events for one who is slow: then the oldest are left out
-HELLO_SECONDS = 10.0  # for the token to be shown
-FLUSH_SECONDS = 2.0  # at the end, for the last words to all
-ACCEPT_SECONDS = 1.0  # after a connection that failed
-UNANSWERED_SECONDS = 10.0  # after which a picture is no longer waited for
-JPEG_QUALITY = 90
-
-log = logging.getLogger("splatstudio.runtime")
-# What strangers send is their affair: it would fill the log of a training.
-_quiet = logging.getLogger("splatstudio.runtime.websockets")
 _quiet.setLevel(logging.CRITICAL)
 
 

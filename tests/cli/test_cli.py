@@ -26,7 +26,7 @@ from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
 from splatstudio.models.model import load_model
-from splatstudio.runtime import supervisor as save_retries
+from splatstudio.runtime import supervisor
 from splatstudio.runtime.messages import Event, StateChanged
 from splatstudio.runtime.supervisor import WorkerClient
 from splatstudio.settings.config import TrainConfig
@@ -169,7 +169,7 @@ def test_a_disk_that_refuses_at_the_end_is_tried_again(
     tmp_path: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr(save_retries, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.5)
     told: list[str] = []
 
     def make_room(self: WorkerClient, event: Event) -> None:

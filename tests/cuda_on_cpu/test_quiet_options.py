@@ -18,7 +18,7 @@ from splatstudio.evaluation.evaluate import target_of
 from splatstudio.scene.photo_uploads import Pixels
 from splatstudio.scene.scene import Scene
 from splatstudio.training import trainer as trainer_module
-from splatstudio.training.data import train_views as shots
+from splatstudio.training.data import train_views
 from splatstudio.training.step import DrawnStep, StepLoss, TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
@@ -35,8 +35,8 @@ def test_no_step_waits_for_the_device(
     option: str, blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if option == "masked":
-        monkeypatch.setattr(shots, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
-        monkeypatch.setattr(shots, "alpha_of", lambda pixels: half(pixels).float())
+        monkeypatch.setattr(train_views, "target_of", lambda *args: (target_of(*args)[0], half(*args)))
+        monkeypatch.setattr(train_views, "alpha_of", lambda pixels: half(pixels).float())
     with HostWatch() as watch, training(blob_scene, OPTIONS[option]) as one:
         for _ in range(3):
             one.train_step()

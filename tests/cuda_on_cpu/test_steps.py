@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from splatstudio.devices import transfer
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
-from splatstudio.optimization import train_step as findings
+from splatstudio.optimization import train_step as train_step_module
 from splatstudio.optimization.gradients import RenderOutput
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -71,13 +71,13 @@ def test_a_picture_without_room_is_drawn_again_before_the_model_changes(
 ) -> None:
     exact, short = trainer_on(blob_scene, None), trainer_on(blob_scene, IntersectionCapacity())
     drawn: list[int | None] = []
-    draw = findings.draw_as_planned
+    draw = train_step_module.draw_as_planned
 
     def counted(*args: Any, capacity: int | None = None, **options: Any) -> RenderOutput:
         drawn.append(capacity)
         return draw(*args, capacity=capacity, **options)
 
-    monkeypatch.setattr(findings, "draw_as_planned", counted)
+    monkeypatch.setattr(train_step_module, "draw_as_planned", counted)
     for number in range(3):
         expected = exact.train_step()
         if number == 1:
@@ -112,7 +112,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
 
     for owner, name in (
         (transfer.ReadBack, "read"),
-        *((findings, n) for n in ("draw_as_planned", "backward", "apply_gradients")),
+        *((train_step_module, n) for n in ("draw_as_planned", "backward", "apply_gradients")),
     ):
         noting(owner, name)
     # Ranks agree on the host alone.

@@ -26,7 +26,7 @@ from worker_watcher import MANY, TIMEOUT
 from splatstudio.cameras.camera import Camera
 from splatstudio.gui.app import Studio
 from splatstudio.gui.server.access import Listen
-from splatstudio.gui.state import controller as present_worker
+from splatstudio.gui.state import controller as controller_module
 from splatstudio.runtime.channel.frame_slots import NUM_SLOTS
 from splatstudio.runtime.heartbeat import Limits
 from splatstudio.runtime.messages import Save, ViewOptions
@@ -80,7 +80,7 @@ def wait(reached: Callable[[], object], what: str) -> None:
 def studio_of_all(blob_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("strangers"))
-        patch.setattr(present_worker, "plan_for", lambda *_: QUICK)
+        patch.setattr(controller_module, "plan_for", lambda *_: QUICK)
         studio = Studio(blob_folder, network=Listen(port=0), config=MANY)
         made = Training(studio, parse_qs(urlsplit(studio.url).query)["token"][0])
         wait(lambda: studio.controller.status.state == "ready", "the process is there")

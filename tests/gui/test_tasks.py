@@ -11,7 +11,7 @@ import pytest
 from gui_parts import Steered, evaluate_panel, fake_camera, scores, wait_until
 
 from splatstudio.cameras.camera_path import CameraPath
-from splatstudio.gui import dock as bars
+from splatstudio.gui import dock
 from splatstudio.gui.dock import PreviewBar, TaskBar, header_html, panel_label
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.status import Notice, Status
@@ -133,8 +133,8 @@ def test_what_grew_since_it_was_offered_is_not_sent(tmp_path: Path) -> None:
     told: list[str] = []
     client: Any = type("Client", (), {"add_notification": lambda _, title, text, color: told.append(text)})()
     with open(tmp_path / "a.ply", "wb") as file:
-        file.truncate(bars.MAX_DOWNLOAD_BYTES)  # takes no room on the disk
-    bars.download(client, tmp_path / "a.ply")
+        file.truncate(dock.MAX_DOWNLOAD_BYTES)  # takes no room on the disk
+    dock.download(client, tmp_path / "a.ply")
     assert told == [f"{tmp_path / 'a.ply'}: it has become too large to be sent"]
 
 

@@ -23,7 +23,7 @@ from splatstudio.distributed.ranks import ALONE
 from splatstudio.kernels import ops
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
 from splatstudio.optimization import losses as depth_guide
-from splatstudio.optimization import train_step as findings
+from splatstudio.optimization import train_step
 from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam
@@ -54,7 +54,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [module for name, module in sys.modules.items() if name.startswith("splatstudio")]:
         if getattr(module, "to_device", None) is real:
             monkeypatch.setattr(module, "to_device", once)
-    monkeypatch.setattr(findings, "ReadBack", lambda *tensors: tensors)
+    monkeypatch.setattr(train_step, "ReadBack", lambda *tensors: tensors)
 
 
 class Training:

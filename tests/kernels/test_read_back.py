@@ -16,8 +16,8 @@ from splatstudio.kernels.intersection_capacity import (
     IntersectionCapacity,
     intersection_capacity_for,
 )
-from splatstudio.optimization import gradients as descent
-from splatstudio.optimization import train_step as findings
+from splatstudio.optimization import gradients
+from splatstudio.optimization import train_step as train_step_module
 from splatstudio.rendering.render import RenderOptions, project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -70,16 +70,16 @@ def test_room_that_takes_too_much_memory_goes_with_the_step(
     room = trainer.parts.capacity = IntersectionCapacity()
     assert room.held(10**9)
     rooms: list[int | None] = []
-    draw = descent.draw_as_planned
+    draw = gradients.draw_as_planned
 
-    def drawn(*args: Any, capacity: int | None = None, **options: Any) -> descent.RenderOutput:
+    def drawn(*args: Any, capacity: int | None = None, **options: Any) -> gradients.RenderOutput:
         rooms.append(capacity)
         if capacity is not None:
             raise MemoryError("a GPU is full")
         return draw(*args, **options)
 
-    monkeypatch.setattr(findings, "draw_as_planned", drawn)
-    monkeypatch.setattr(findings, "has_step_gates", lambda _: True)
+    monkeypatch.setattr(train_step_module, "draw_as_planned", drawn)
+    monkeypatch.setattr(train_step_module, "has_step_gates", lambda _: True)
     stats = trainer.train_step()
     assert rooms == [math.ceil(MARGIN * 10**9), None] and stats.step == 1 and stats.problem is not None
     assert room.size is not None and room.size < 10**6
@@ -94,7 +94,7 @@ def test_what_is_sent_to_the_cpu_is_there() -> None:
 def test_pictures_tell_how_many_instances_they_have(blob_scene: Scene) -> None:
     trainer = Trainer(blob_scene, TrainConfig(), device="cpu")
     camera = blob_scene.views[1].camera
-    drawing = descent.draw(
+    drawing = gradients.draw(
         trainer.parts.population.gaussians,
         trainer.parts.population.optimizer,
         camera,

@@ -24,7 +24,7 @@ import pytest
 from free_ports import free_port
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.cli import train as launched_command
+from splatstudio.cli import train as train_command
 from splatstudio.cli.train import launched_job
 from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
@@ -187,8 +187,8 @@ def test_a_run_goes_on_as_it_was_changed_and_with_what_is_asked_anew(
     run = Run.create(tmp_path / "run", tmp_path / "scene", started)
     latest = replace(started, ssim_weight=0.5, keep=3)  # changed while it trained
     checkpoint = run.path / "ckpts" / "step_00000020"
-    monkeypatch.setattr(launched_command, "newest_checkpoint", lambda _: checkpoint)
-    monkeypatch.setattr(launched_command, "config_of_checkpoint", lambda _: latest)
+    monkeypatch.setattr(train_command, "newest_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(train_command, "config_of_checkpoint", lambda _: latest)
     scene = tmp_path / "scene"
     # A restart gives the same command again: what was changed meanwhile stays.
     job, notes = launched_job(

@@ -222,6 +222,11 @@ class RemoteRun:
         """Return None: orders that are given while the line is broken are not kept."""
         return None
 
+    @property
+    def trains(self) -> bool:
+        """Return False: what it has to save it saves itself."""
+        return False
+
     def send(self, command: messages.Command) -> None:
         """Give an order; Close only leaves, and the training goes on. What cannot arrive is told of."""
         if isinstance(command, messages.Close):

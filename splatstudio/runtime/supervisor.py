@@ -29,7 +29,7 @@ from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
 from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.command_replay import CommandReplay
-from splatstudio.runtime.heartbeat import Limits, Silence, SilenceWatch
+from splatstudio.runtime.heartbeat import Limits, Phase, Silence, SilenceWatch
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.rank import activity_of, rank_main, setting_key
 from splatstudio.runtime.rank_group import RankGroup, RankMain
@@ -215,6 +215,11 @@ class Supervisor:
     def will_pause(self) -> bool | None:
         """Return whether the training will stand still once all is obeyed; None: it was not told to start."""
         return self._replay.paused if self._replay.started else None
+
+    @property
+    def trains(self) -> bool:
+        """Return whether rank 0 is at a step of the training; its events may come later."""
+        return self._group.heartbeats.read(0).phase == Phase.TRAINING
 
     def send(self, command: messages.Command) -> None:
         """Give an order; never waits.
@@ -468,6 +473,13 @@ class WorkerClient:
         """
         return self._supervisor.will_pause
 
+    @property
+    def unsaved(self) -> bool:
+        """Return whether the worker has something to save, also where its events are late."""
+        return self.state in ("training", "paused") or (
+            self.state not in ("failed", "ended", "finished") and self._supervisor.trains
+        )
+
     def send(self, command: messages.Command) -> None:
         """Give an order; never waits. After the worker's end it has no effect."""
         if isinstance(command, messages.SetView):
@@ -507,7 +519,7 @@ class WorkerClient:
 
     def close(self, timeout: float = 60.0) -> None:
         """Let the worker save and leave; kill it after `timeout` seconds, a few where nothing is unsaved."""
-        unsaved = self.state in ("training", "paused")
+        unsaved = self.unsaved
         self.send(messages.Close())
         self._supervisor.join(timeout if unsaved else min(timeout, LOADING_PATIENCE_SECONDS))
         if self.alive:

@@ -78,6 +78,26 @@ def test_pause_stops_the_steps_and_resume_goes_on(launch: Launch, blob_folder: P
     assert worker.wait(messages.Progress).step > finished.step, "a stopped training can go on"
 
 
+def test_a_studio_whose_news_are_late_still_lets_the_training_save(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    worker = launch(messages.TrainJob(blob_folder, tmp_path, MANY))
+    worker.reach("ready")
+    go_on = threading.Event()
+
+    def dawdle(event: messages.Event) -> None:
+        if event == messages.StateChanged("loading"):
+            go_on.wait(TIMEOUT)
+
+    worker.client.subscribe(dawdle)
+    worker.start()
+    wait_until((tmp_path / "metrics.jsonl").exists, "it trains")
+    assert worker.client.state == "loading" and worker.client.unsaved
+    go_on.set()
+    worker.client.close()
+    assert newest_checkpoint(tmp_path) is not None and not worker.client.unsaved
+
+
 def test_a_saved_training_resumes_in_another_process(
     launch: Launch, blob_folder: Path, tmp_path: Path
 ) -> None:

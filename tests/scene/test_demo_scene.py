@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import pytest
 
+from splatstudio.scene.load import load_scene
+
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 NO_POINT = 2**64 - 1
 
@@ -88,7 +90,7 @@ def read_points() -> dict[int, tuple[np.ndarray, np.ndarray, float, np.ndarray]]
 
 def test_loads_with_all_views_and_points() -> None:
     scene_module = pytest.importorskip("splatstudio.scene")
-    scene = scene_module.load_scene(DEMO)
+    scene = load_scene(DEMO)
     assert scene.format == "COLMAP"
     assert len(scene.views) == 48
     assert len(scene.test_indices) == 6

@@ -170,7 +170,7 @@ class Controller(FrameSource):
     @property
     def unsaved(self) -> bool:
         """Return whether there is something that to close the studio must save."""
-        return self.status.state in ("training", "paused") and not self.elsewhere
+        return self._worker.unsaved and not self.elsewhere
 
     @property
     def log_path(self) -> Path:

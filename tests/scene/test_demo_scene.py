@@ -89,7 +89,6 @@ def read_points() -> dict[int, tuple[np.ndarray, np.ndarray, float, np.ndarray]]
 
 
 def test_loads_with_all_views_and_points() -> None:
-    scene_module = pytest.importorskip("splatstudio.scene")
     scene = load_scene(DEMO)
     assert scene.format == "COLMAP"
     assert len(scene.views) == 48

@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# The tests start a hundred programs: where bytecode is not kept, each compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)

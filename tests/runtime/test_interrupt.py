@@ -6,19 +6,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from started_programs import StartedProgram, start_program
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.runtime.sentences import saved_sentence
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., StartedProgram]
 TIMEOUT = 120.0
 AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
 
@@ -60,25 +60,16 @@ HELD_UP = """
 @pytest.fixture
 def start(tmp_path: Path, blob_folder: Path) -> Iterator[Start]:
     """Start the command line with the scene; `inside` is a program that its other processes begin with."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[StartedProgram] = []
 
-    def run(command: str, *arguments: str, inside: str = "", main: str = "") -> subprocess.Popen[str]:
-        folders = [path for path in sys.path if path]
-        if inside:  # Python loads sitecustomize.py before anything else
-            (tmp_path / "python").mkdir()
-            (tmp_path / "python" / "sitecustomize.py").write_text(inside)
-            folders.insert(0, str(tmp_path / "python"))
-        environment = {**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(folders)
-        python = [sys.executable, *(("-c", main) if main else ("-m", "splatstudio"))]
+    def run(command: str, *arguments: str, inside: str = "", main: str = "") -> StartedProgram:
+        program = ("-c", main) if main else ("-m", "splatstudio")
         settings = ("--run", str(tmp_path / "run"), "--sh-degree", "1", "--steps", "100000")
-        process = subprocess.Popen(
-            [*python, command, str(blob_folder), *arguments, *settings],
-            stdout=subprocess.PIPE,
+        process = start_program(
+            *(*program, command, blob_folder, *arguments, *settings),
             stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
+            env={**os.environ, "COLUMNS": "500", "PYTHONUNBUFFERED": "1"},
+            prelude=inside,
         )
         started.append(process)
         return process
@@ -95,7 +86,7 @@ def held_up(when: str, folder: Path) -> str:
     return program.replace("MARKER", repr(str(folder / "held")))
 
 
-def training_process(run: Path, process: subprocess.Popen[str], after: int = 0) -> int:
+def training_process(run: Path, process: StartedProgram, after: int = 0) -> int:
     """Return the id of the process that trains `run`, once it does; not `after`."""
     log, found = run / "logs" / "worker.log", [0]
 
@@ -116,7 +107,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: StartedProgram) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline and process.poll() is None
@@ -130,9 +121,8 @@ def steps_done(run: Path) -> int:
     return max(map(int, told), default=0)
 
 
-def read_to(process: subprocess.Popen[str], text: str) -> str:
+def read_to(process: StartedProgram, text: str) -> str:
     """Return the output up to the line with `text`."""
-    assert process.stdout is not None
     lines: list[str] = []
     while not lines or text not in lines[-1]:
         lines.append(process.stdout.readline())
@@ -140,7 +130,7 @@ def read_to(process: subprocess.Popen[str], text: str) -> str:
     return "".join(lines)
 
 
-def end(process: subprocess.Popen[str]) -> tuple[str, float]:
+def end(process: StartedProgram) -> tuple[str, float]:
     """Press Ctrl-C for the last time; return the rest of the output and the seconds to the end."""
     started = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
@@ -330,7 +320,7 @@ OPEN = ("open", "--train", "--no-browser", "--port", "0")
 
 
 @pytest.fixture
-def stopped(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> subprocess.Popen[str]:
+def stopped(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> StartedProgram:
     """A training that Ctrl-C was pressed for once, and that has told of the disk, which is full."""
     flag = tmp_path / "the disk is full"
     flag.touch()
@@ -352,7 +342,7 @@ def stopped(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> sub
 
 @pytest.mark.parametrize("stopped", ["open"], indirect=True)
 def test_what_a_full_disk_does_not_take_is_saved_when_there_is_room(
-    stopped: subprocess.Popen[str], tmp_path: Path
+    stopped: StartedProgram, tmp_path: Path
 ) -> None:
     assert newest_checkpoint(tmp_path / "run") is None
     (tmp_path / "the disk is full").unlink()
@@ -365,7 +355,7 @@ def test_what_a_full_disk_does_not_take_is_saved_when_there_is_room(
 
 @pytest.mark.parametrize("stopped", ["train"], indirect=True)
 def test_the_second_ctrl_c_ends_though_nothing_could_be_saved(
-    stopped: subprocess.Popen[str], tmp_path: Path
+    stopped: StartedProgram, tmp_path: Path
 ) -> None:
     os.killpg(stopped.pid, signal.SIGINT)
     output, _ = stopped.communicate(timeout=TIMEOUT)

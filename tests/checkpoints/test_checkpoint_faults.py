@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from started_programs import run_program
+
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, load_checkpoint, newest_checkpoint
 
 # Saves steps 10, 20, ... of a model whose every number is the step, with ever so many shards, and keeps 3.
@@ -142,12 +144,7 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_the_training_goes_on(
     tmp_path: Path, blob_folder: Path
 ) -> None:
     run = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(blob_folder), str(run)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run_program("-c", FULL_DISK, blob_folder, run, timeout=200)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     problems = [line for line in lines if line.startswith("problem")]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 from gate_client import get
+from started_programs import run_program, start_program
 
 from splatstudio.gui.server.access import Listen, advice, ssh_line
 from splatstudio.gui.server.gate import STILL_HERE, GatedServer, open_server
@@ -51,12 +50,9 @@ def test_the_command_says_all_this_and_lets_in_by_the_names_it_was_given(
 ) -> None:
     arguments = ["--host", "0.0.0.0", "--allow-host", "studio.example.org", "--allow-origin"]
     arguments += ["https://studio.example.org", "--no-browser", "--port", "0", "--steps", "5"]
-    command = [sys.executable, "-m", "splatstudio", "open", str(blob_folder)]
-    process = subprocess.Popen(
-        [*command, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | SSH
-    )
+    command = ("-m", "splatstudio", "open", blob_folder)
+    process = start_program(*command, *arguments, env=os.environ | SSH)
     try:
-        assert process.stdout is not None
         lines = []
         while "ssh -N -L" not in "".join(lines):
             line = process.stdout.readline()
@@ -93,10 +89,8 @@ def test_a_port_in_use_is_an_error_that_names_it_and_what_to_do(blob_folder: Pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "splatstudio", "open", str(blob_folder)]
-        result = subprocess.run(
-            [*command, "--port", str(port)], capture_output=True, text=True, cwd=tmp_path, timeout=200
-        )
+        command = ("-m", "splatstudio", "open", blob_folder, "--port", port)
+        result = run_program(*command, cwd=tmp_path, timeout=200)
     assert result.returncode == 2
     assert f"Port {port} is already in use" in result.stderr and "--port auto" in result.stderr
     assert "Traceback" not in result.stderr

@@ -7,7 +7,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,6 +21,7 @@ import msgspec
 import psutil
 import pytest
 from free_ports import free_port
+from started_programs import StartedProgram, run_program, start_program
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.cli import train as train_command
@@ -49,7 +49,6 @@ from splatstudio.runtime.root_cause import ErrorReport
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
-BIN = Path(sys.executable).parent
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "RANK": "3", "WORLD_SIZE": "4"}
 TORCHRUN |= {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 # As Slurm 22.05 sets them; the job is sbatch --nodes 2 --ntasks-per-node 2.
@@ -141,8 +140,7 @@ def test_a_torchrun_whose_restarts_fail_is_told_of() -> None:
 
 
 def test_the_ranks_of_a_launcher_need_a_common_folder(blob_folder: Path) -> None:
-    command = [BIN / "splatstudio", "train", blob_folder]
-    done = subprocess.run(command, env={**os.environ, **TORCHRUN}, capture_output=True, text=True)
+    done = run_program("-m", "splatstudio", "train", blob_folder, env={**os.environ, **TORCHRUN})
     assert done.returncode == 2 and "need --run" in done.stderr
 
 
@@ -217,7 +215,7 @@ def test_a_run_without_a_checkpoint_is_begun_again_in_its_folder(tmp_path: Path)
         asked(tmp_path / "scene", run.path, resume=True)
 
 
-def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str]:
+def slurm_rank(rank: int, port: int, *arguments: object) -> StartedProgram:
     step = {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": 2, "SLURM_LOCALID": 0, "SLURM_NODEID": rank}
     step |= {"SLURM_STEP_ID": 0, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
     environment = {**os.environ, **{name: str(value) for name, value in step.items()}}
@@ -226,10 +224,7 @@ def slurm_rank(rank: int, port: int, *arguments: object) -> subprocess.Popen[str
         "from splatstudio.runtime import training; training.SEEN_SECONDS = 1.0\n"
         "from splatstudio.cli.main import main; main()"
     )
-    command = [sys.executable, "-c", script, "train", *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return start_program("-c", script, "train", *arguments, env=environment, stderr=subprocess.STDOUT)
 
 
 def test_a_machine_that_does_not_see_the_run_says_so(blob_folder: Path, tmp_path: Path) -> None:

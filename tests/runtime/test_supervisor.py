@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from blob_models import blobs
+from started_programs import run_program
 
 from splatstudio.models.model import Model
 from splatstudio.runtime import messages
@@ -259,9 +260,7 @@ def test_a_studio_that_ends_by_an_error_leaves_nothing_in_the_temporary_folder(
         "group.start()\n"
     )
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(blob_folder)], capture_output=True, text=True, cwd=tmp_path
-    )
+    ended = run_program("-c", program, blob_folder, cwd=tmp_path)
     assert ended.returncode == 1 and "RuntimeError: an error" in ended.stderr
     assert list((tmp_path / "temporary").glob("splatstudio-*")) == []
 

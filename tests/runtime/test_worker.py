@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from blob_models import blobs
+from started_programs import start_program
 from worker_watcher import MANY, TIMEOUT, Launch, alive, finish, front_camera, wait_until
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
@@ -237,18 +237,11 @@ def test_the_worker_saves_and_leaves_when_its_parent_dies(
 ) -> None:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     temporary = Path(tempfile.mkdtemp())  # sockets lie in it, whose paths are short
-    environment["TMPDIR"] = str(temporary)
-    parent = subprocess.Popen(
-        [sys.executable, str(script), str(blob_folder), str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-        start_new_session=True,
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    parent = start_program(
+        *(script, blob_folder, tmp_path / "run"), env=environment, stderr=subprocess.DEVNULL
     )
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     try:
         # A terminal that is closed sends SIGHUP to the whole process group.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from started_programs import run_program
 from worker_faults import FAULTY, QUICK, faulty, plan_fault
 from worker_watcher import MANY, TIMEOUT, Launch, Watcher, front_camera, states, train, wait_until
 
@@ -256,8 +255,7 @@ def test_a_long_name_of_the_folder_for_temporary_files_does_no_harm(
     temporary = tmp_path / ("x" * 100)
     temporary.mkdir()
     arguments = ["train", blob_folder, "--run", tmp_path / "run", "--ranks", 2, "--steps", 3]
-    command = [sys.executable, "-m", "splatstudio", *map(str, arguments)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    ended = run_program("-m", "splatstudio", *arguments, env=environment, timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stderr
     assert newest_checkpoint(tmp_path / "run") is not None and not list(temporary.iterdir())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from started_programs import run_program
 from worker_faults import counting
 from worker_watcher import MANY, Launch, alive, wait_until
 
@@ -120,14 +119,7 @@ DIE_AT_ONCE = """
 def test_a_studio_killed_while_it_starts_its_worker_leaves_no_frames(tmp_path: Path, when: str) -> None:
     program = tmp_path / "die.py"
     program.write_text(textwrap.dedent(DIE_AT_ONCE))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), when],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=200,
-        env=environment,
-    )
+    done = run_program(program, tmp_path, when, timeout=200)
     assert done.returncode == -signal.SIGKILL
     (line,) = done.stdout.splitlines()
     assert line.endswith(" (deleted)") and not Path(line.removesuffix(" (deleted)")).exists()

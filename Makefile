@@ -7,12 +7,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
-CUDA_SOURCES := $(wildcard csrc/cuda/*.cu)
-CUDA_ARCHITECTURES := 75 80 86 89 90 100 120
-# Assembled, too: PTX shows neither spilled registers nor shared memory above 48 KB.
-CUDA_ASSEMBLED := 75 90 120
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check cuda-on-cpu sanitize lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -27,7 +23,7 @@ TWO_AT_A_TIME := --numprocesses 2 --dist loadfile
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
-# The environment and the native extension; does nothing when neither changed.
+# The environment and the native extension, and a line on what will train; does nothing when neither changed.
 setup: $(VENV)/built
 
 $(VENV)/installed: requirements.txt
@@ -43,11 +39,23 @@ MODULES := $(VENV)/modules-$(shell find splatstudio -name '*.py' | sort | cksum 
 $(MODULES): $(VENV)/installed
 	@rm -f $(VENV)/modules-*; touch $@
 
-$(VENV)/built: $(VENV)/installed $(MODULES) pyproject.toml $(NATIVE)
+# A CUDA compiler that comes or goes changes what is built; csrc/cuda/find_nvcc.cmake looks in the same places.
+NVCC := $(wildcard $(CUDACXX) $(CUDA_HOME)/bin/nvcc $(CUDA_PATH)/bin/nvcc /usr/local/cuda*/bin/nvcc /opt/cuda*/bin/nvcc) \
+  $(shell command -v nvcc)
+COMPILERS := $(VENV)/compilers-$(shell echo '$(NVCC)' | cksum | cut -d ' ' -f 1)
+$(COMPILERS): $(VENV)/installed
+	@rm -f $(VENV)/compilers-*; touch $@
+
+# What an earlier build could not do is tried anew: each says all of it.
+$(VENV)/built: $(VENV)/installed $(MODULES) $(COMPILERS) pyproject.toml $(NATIVE)
+	@$(BIN)/python csrc/cuda/install_toolkit.py
 	@echo "Building the native kernels ..."
-	@$(INSTALL) -e . || { \
+	@$(INSTALL) --config-settings=cmake.define.SPLAT_CUDA=ON -e . || { \
 	  echo "The native kernels could not be built; trying without those for GPUs, so that everything runs on the CPU."; \
-	  $(INSTALL) --config-settings=cmake.define.SPLAT_CUDA=OFF -e . ; }
+	  $(INSTALL) --config-settings=cmake.define.SPLAT_CUDA=OFF \
+	    --config-settings=cmake.define.SPLAT_WITHOUT_CUDA="the CUDA kernels could not be compiled" -e . ; }
+	@$(BIN)/python -c "from splatstudio.training.device_options import AS_FOUND as found; \
+	  print('Trains on', found.use_of(found.chosen()).for_terminal())"
 	@touch $@
 
 # The browser tests need a Chromium, the tests of the file formats npx; where that is possible they are installed.
@@ -80,14 +88,18 @@ docs: setup
 bench: setup
 	$(BIN)/python tests/bench/step.py --scene assets/demo --json
 
-# Compiles every CUDA source for every supported architecture, and their binding; needs nvcc, no GPU.
+# Assembles every CUDA source for every supported architecture, holds what was won, and checks their binding; needs
+# nvcc, no GPU.
 cuda-check: setup
-	@command -v nvcc >/dev/null || { echo "nvcc was not found: install the CUDA toolkit to check the CUDA sources"; exit 1; }
-	@for source in $(CUDA_SOURCES); do for arch in $(CUDA_ARCHITECTURES); do echo $$source $$arch; done; done | \
-	  ASSEMBLED="$(CUDA_ASSEMBLED)" xargs -P 2 -n 2 tests/cuda_assemble.sh
-	@for source in csrc/ops_cuda*.cpp; do g++ -std=c++17 -fsyntax-only -fvisibility=hidden -DSPLAT_CUDA -DSPLAT_CUDA_KEY=CUDA -DTORCH_TARGET_VERSION=0x020b000000000000 \
+	$(BIN)/python tests/cuda_build/assemble.py
+	@for source in csrc/ops_cuda*.cpp; do g++ -std=c++17 -fsyntax-only -fvisibility=hidden -DSPLAT_CUDA -DSPLAT_CUDA_KEY=CUDA \
+	  -DSPLAT_CUDA_ARCHITECTURES='"90"' -DTORCH_TARGET_VERSION=0x020b000000000000 \
 	  -Icsrc -isystem "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/include" \
 	  $$source && echo "$$source: ok" || exit 1; done
+
+# A wheel with the CUDA kernels, built against a torch with CUDA and used without a GPU; fetches 5 GB once.
+gpu-build-check: setup
+	$(BIN)/python tests/cuda_build/check.py
 
 # The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
@@ -100,13 +112,14 @@ sanitize: setup
 	  tests/kernels/test_oracle.py tests/optimization/test_view_gradients.py tests/kernels/test_modes.py tests/optimization/test_regularization.py \
 	  tests/kernels/test_mcmc_kernels.py
 
-# The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, random orders of
-# threads; then small images under the sanitizers.
+# The CUDA kernels and their binding run on the CPU: the operators' tests, pretend devices, a search for races, random
+# orders of threads; then small images under the sanitizers.
 ON_CPU := build/cuda_on_cpu
 cuda-on-cpu: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(ON_CPU) -j 2
 	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" $(OPERATOR_TESTS)
+	SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/races.so $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "$(QUICK)" $(RACE_TESTS)
 	SPLATSTUDIO_EMULATOR_SEED=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)/emulated.so \
 	  $(BIN)/python -m pytest -q -k "tiny or ssim" tests/kernels/test_oracle.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S tests/cuda_on_cpu -B $(ON_CPU)_sanitized -DSPLAT_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
@@ -114,6 +127,10 @@ cuda-on-cpu: setup
 	LD_PRELOAD="$(SANITIZERS) $(shell gcc -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0 \
 	  UBSAN_OPTIONS=halt_on_error=1 SPLATSTUDIO_EXTENSION=$(CURDIR)/$(ON_CPU)_sanitized/emulated.so \
 	  $(BIN)/python -m pytest -q $(TWO_AT_A_TIME) -m "not cpu_kernels" -k "not garden" tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_fuzz.py
+# Each access is looked at: lists that are longer than they need be for that take minutes.
+QUICK := not forked_process and not all_chunks and not large_picture and not without_gradients and not checkpoints
+RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_long_lists.py tests/cuda_on_cpu/test_fused.py tests/cuda_on_cpu/test_pose.py tests/kernels/test_ops.py \
+  tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py
 OPERATOR_TESTS := tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py
 

@@ -267,6 +267,10 @@ namespace cuda {
 
 using Stream = void*;
 
+// Makes a device current for the launches of this thread; torch's own guard knows only torch's
+// runtime.
+void make_current(int32_t device);
+
 void project_fwd(const ProjectFwd& args, Stream stream);
 void project_bwd(const ProjectBwd& args, Stream stream);
 

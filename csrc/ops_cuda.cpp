@@ -222,7 +222,19 @@ std::tuple<Tensor, Tensor> image_loss(const Tensor& image, const Tensor& target,
   return outputs;
 }
 
+#if defined(SPLAT_CUDA)
+std::string cuda_architectures() { return SPLAT_CUDA_ARCHITECTURES; }
+#endif
+
 }  // namespace
+
+#if defined(SPLAT_CUDA)
+// As CMake writes them, with commas between: "80-real,90"; without "-real" there is PTX, too.
+STABLE_TORCH_LIBRARY_FRAGMENT(splatstudio, m) { m.def("cuda_architectures() -> str"); }
+STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
+  m.impl("cuda_architectures", TORCH_BOX(&cuda_architectures));
+}
+#endif
 
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_fwd", TORCH_BOX(&project_fwd));

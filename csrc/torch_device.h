@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels.h"
+
 #if defined(SPLAT_CUDA)
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 #endif
@@ -38,6 +40,7 @@ inline torch::stable::Tensor empty_on(int32_t device, const std::vector<int64_t>
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device) : guard_(device) {
+    splat::cuda::make_current(device);
     // STABLE_TORCH_ERROR_CODE_CHECK is not in torch 2.11, the oldest that we build with.
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream_));
   }

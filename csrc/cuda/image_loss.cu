@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
   const unsigned block = first_block + blockIdx.x;
   double sum = 0.0;
   for (int64_t channel = 0; channel < args.channels; ++channel) {
-    __syncthreads();
+    // What the channel before has left is read no more: its rows alone were, behind a barrier.
     load_block(args, block, channel, image, target);
     __syncthreads();
     filter_rows<5>(rows, [&](int column, int row, float (&values)[5]) {
@@ -237,7 +237,6 @@ __device__ void filter_partials(const ImageLoss& args, const Maps& partials, uns
                                 float (&rows)[3][kLoadHeight][kRowStride],
                                 float (&filtered)[kAlongColumn][3]) {
   const int64_t map_size = partials.size;
-  __syncthreads();
   for (int i = threadIdx.x; i < kLoadHeight * kLoadWidth; i += kThreads) {
     const int column = i % kLoadWidth, row = i / kLoadWidth;
     const Place p = place_of(args, block, column - kHalf, row - kHalf);

@@ -128,7 +128,8 @@ __device__ __forceinline__ int append_live(const PixelStart& start, int number, 
   return num + __popc(all);
 }
 
-// Puts the pixels to which the chunk adds side by side; returns how many they are.
+// Puts the pixels to which the chunk adds side by side; returns how many they are. What a lane has
+// written others may read behind a barrier, with which go_through begins.
 __device__ int gather_live(const RasterBwd& args, const float* checkpoints, const Chunk& chunk,
                            int lane, LivePixels& live) {
   int num = 0;
@@ -136,11 +137,11 @@ __device__ int gather_live(const RasterBwd& args, const float* checkpoints, cons
     const PixelStart start = pixel_start(args, checkpoints, chunk, first + lane);
     num = append_live(start, first + lane, lane, num, live);
   }
-  __syncwarp();
   return num;
 }
 
-// Leaves out the pixels that the bucket before has finished; returns how many are left.
+// Leaves out the pixels that the bucket before has finished; returns how many are left, as
+// gather_live.
 __device__ int without_finished(int lane, int num_live, LivePixels& live) {
   int num = 0;
   for (int first = 0; first < num_live; first += kWarp) {
@@ -154,7 +155,6 @@ __device__ int without_finished(int lane, int num_live, LivePixels& live) {
     __syncwarp();  // a lane's new place is another one's old one
     num = append_live(start, number, lane, num, live);
   }
-  __syncwarp();
   return num;
 }
 

@@ -22,6 +22,7 @@ from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
 from splatstudio.rendering.render import render, render_reference
 from splatstudio.runtime.self_test import try_two_ranks
+from splatstudio.training.device_options import AS_FOUND
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
     yield _native()
     yield from _gpus()
+    yield _training()
     yield _memory()
     yield _shared_memory()
     yield _files()
@@ -77,7 +79,7 @@ def _gpus() -> Iterator[Finding]:
     try:
         found = read_gpus()
     except ValueError as error:
-        yield Finding("GPUs", f"{error}; training runs on the CPU")
+        yield Finding("GPUs", str(error))
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible} hides the others"
@@ -90,17 +92,11 @@ def _gpus() -> Iterator[Finding]:
         slow = any(link.path in SLOW_PATHS for link in found.links)
         advice = "; slow: several GPUs will gain less than their number" if slow else ""
         yield Finding("GPU links", f"{'; '.join(found.describe_links())}{advice}", good=not slow)
-    yield _cuda_kernels()
 
 
-def _cuda_kernels() -> Finding:
-    if ops.has_cuda_kernels():
-        return Finding("CUDA kernels", "built; training runs on the GPU")
-    if not torch.cuda.is_available():
-        reason = "torch sees no GPU (a build of torch for the CPU, or a driver that is too old)"
-    else:
-        reason = "the extension was built without them: install nvcc of torch's CUDA version and build again"
-    return Finding("CUDA kernels", f"not in use: {reason}; training runs on the CPU", good=False)
+def _training() -> Finding:
+    use = AS_FOUND.use_of(AS_FOUND.chosen())
+    return Finding("trains on", use.text, good=not use.idle_gpu)
 
 
 def _memory() -> Finding:

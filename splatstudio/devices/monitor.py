@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -71,23 +72,59 @@ class GpuMap:
         return phrases
 
 
-def read_gpus() -> GpuMap:
-    """Ask the driver; ValueError with one sentence where there is none."""
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: its version, the newest CUDA that it serves (None: not told), how many GPUs it has."""
+
+    version: str
+    cuda: tuple[int, int] | None  # major, minor
+    num_gpus: int
+
+
+@contextlib.contextmanager
+def _driver_asked() -> Iterator[None]:
+    """Open NVML while it lives; ValueError with one sentence where there is no driver, or no answer."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise ValueError(f"none seen ({error})") from error
     try:
+        yield
+    except pynvml.NVMLError as error:
+        raise ValueError(f"the driver does not answer ({error})") from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_driver() -> Driver:
+    """Ask for the driver alone, which is quick; ValueError with one sentence where there is none."""
+    with _driver_asked():
+        cuda = _ask(pynvml.nvmlSystemGetCudaDriverVersion)
+        served = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+        return Driver(_text(pynvml.nvmlSystemGetDriverVersion()), served, pynvml.nvmlDeviceGetCount())
+
+
+def read_gpus() -> GpuMap:
+    """Ask the driver; ValueError with one sentence where there is none."""
+    with _driver_asked():
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         gpus = tuple(_gpu(index, handle) for index, handle in enumerate(handles))
         links = tuple(
             Link((a, b), _path(handles[a], handles[b])) for a, b in combinations(range(len(handles)), 2)
         )
         return GpuMap(_text(pynvml.nvmlSystemGetDriverVersion()), gpus, links)
-    except pynvml.NVMLError as error:
-        raise ValueError(f"the driver does not answer ({error})") from error
-    finally:
-        pynvml.nvmlShutdown()
+
+
+def has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Return whether a graphics card of NVIDIA is in this machine, with a driver or without (Linux)."""
+    for device in devices.glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
+        except OSError:
+            continue  # it went, or may not be read
+        if vendor.strip() == "0x10de" and kind.startswith("0x03"):  # display controllers
+            return True
+    return False
 
 
 def _gpu(index: int, handle: Any) -> Gpu:

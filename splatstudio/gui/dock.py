@@ -12,6 +12,8 @@ from pathlib import Path
 import viser
 
 from splatstudio.checkpoints.rank_parts import RankPart, part_of
+from splatstudio.distributed.rank_devices import DeviceUse
+from splatstudio.files.inputs import read_input
 from splatstudio.gui.panel import Page, Panel, when_user
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.state.tasks import TaskStatus
@@ -88,7 +90,7 @@ def download(client: viser.ClientHandle, path: Path) -> None:
     try:
         if num_bytes(path) >= MAX_DOWNLOAD_BYTES:
             raise OSError(0, "it has become too large to be sent")
-        content = _zipped(path) if path.is_dir() else path.read_bytes()
+        content = _zipped(path) if path.is_dir() else read_input(path)
     except OSError as error:
         client.add_notification("Not sent", f"{path}: {error.strerror}", color="red")
         return
@@ -220,6 +222,11 @@ class StatusPanel(Panel):
         gui, controller, self._label = self.gui, self.controller, ""
         can_train = controller.project.can_train
         self._head = gui.add_html("")
+        self.keep(
+            gui.add_html("", visible=False),
+            content=lambda: idle_gpu_html(controller.project.device_use),
+            visible=lambda: controller.project.device_use.idle_gpu,
+        )
         self._part = self.add(PartBar(page))
         self._bar = gui.add_progress_bar(0.0, color=ACCENT, visible=can_train)
         begins = "Begins a new run, with settings to choose; nothing is overwritten."
@@ -260,6 +267,11 @@ class StatusPanel(Panel):
         if label != self._label:
             self._label = label
             self.gui.set_panel_label(label)
+
+
+def idle_gpu_html(use: DeviceUse) -> str:
+    """Return the notice that a GPU of this machine goes unused, and why; empty where none does."""
+    return box_html(use.text, "warning", mark="idle-gpu") if use.idle_gpu else ""
 
 
 def state_word(status: Status) -> tuple[str, str]:

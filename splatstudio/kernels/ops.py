@@ -11,6 +11,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.files.inputs import read_input
 from splatstudio.kernels.stages import (
     MedianRaster,
     Projected,
@@ -47,11 +49,43 @@ def _native() -> Any:
             "run `pip install --no-build-isolation --no-deps -e .` in the repository"
         )
     torch.ops.load_library(path)
-    return _Operators()
+    return _Operators(_load_cuda(Path(path)))
+
+
+def _load_cuda(cpu_kernels: Path) -> str | None:
+    """Load the library of the CUDA kernels that lies beside that of the CPU's, where torch has CUDA.
+
+    Returns None, or why there are none: whatever is wrong with that library, the CPU's kernels serve.
+    """
+    library, built_without = cpu_kernels.with_name("_cuda.so"), cpu_kernels.with_name("without_cuda.txt")
+    if torch.version.cuda is None:
+        return f"this torch, {torch.__version__}, has no CUDA"
+    if not library.exists():
+        said = read_input(built_without).decode().strip() if built_without.exists() else ""
+        return said or "the kernels were built without CUDA"
+    try:
+        torch.ops.load_library(library)
+    except (OSError, RuntimeError) as error:
+        return f"the CUDA kernels cannot be loaded: {_cause(error)}"
+    return None
+
+
+def _cause(error: Exception) -> str:
+    """Return the line of a failed load that has the cause: what the loader said, not that torch failed."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
 
 
 class _Operators:
-    """The operators of the extension; where a GPU's fails, the error says what it was given."""
+    """The operators of the extension; where a GPU's fails, the error says what it was given.
+
+    `without_cuda`: why there are none for GPUs, None where there are.
+    """
+
+    def __init__(self, without_cuda: str | None):
+        self.without_cuda = without_cuda
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operator = getattr(torch.ops.splatstudio, name)
@@ -101,8 +135,38 @@ def native_version() -> str:
 
 @functools.cache
 def has_cuda_kernels() -> bool:
-    """Return whether the native kernels were built for CUDA too and torch sees a GPU."""
+    """Return whether the CUDA kernels are there and torch sees a GPU."""
     return is_available() and torch.cuda.is_available() and has_kernel("project_fwd", "cuda")
+
+
+def without_cuda_kernels() -> str | None:
+    """Return why there are no CUDA kernels, as the end of a sentence; None where they are loaded.
+
+    Raises RuntimeError when the kernels of the CPU have not been built.
+    """
+    return _native().without_cuda
+
+
+def cuda_architectures() -> tuple[str, ...]:
+    """Return what the CUDA kernels were compiled for, as CMake calls it: ("80-real", "90").
+
+    Without "-real" there is PTX, too, for all that are newer. Empty where there are no CUDA kernels.
+    """
+    if without_cuda_kernels() is not None:
+        return ()
+    return tuple(torch.ops.splatstudio.cuda_architectures().split(","))
+
+
+def compiled_for(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Return whether kernels compiled for these architectures run on a GPU of that compute capability."""
+    for architecture in architectures:
+        number, _, kind = architecture.partition("-")
+        compiled = divmod(int(number.rstrip("af")), 10)
+        if kind != "virtual" and compiled[0] == capability[0] and compiled <= capability:
+            return True
+        if kind != "real" and compiled <= capability:
+            return True
+    return False
 
 
 @functools.cache

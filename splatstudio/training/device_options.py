@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from splatstudio.distributed.rank_devices import RankDevices
+    from splatstudio.distributed.rank_devices import DeviceUse, RankDevices
     from splatstudio.scene.scene import Scene
     from splatstudio.settings.config import TrainConfig
 
@@ -17,7 +17,7 @@ class DeviceOptions:
     """What trains, and how much fits there.
 
     Args:
-        gpus: Numbers of the GPUs to train on, one process each, as 0,1; all visible ones by default.
+        gpus: Numbers of the GPUs to train on, one process each, as 0,1, or all; one by default.
         ranks: Train on the CPU, in this many processes, which share its cores.
         max_splats: No splats are added above this number; "auto": as many as fit into the memory.
         fit_batch: Of the photographs of a step (--accumulate N) as many at once as fit into the memory, the
@@ -77,11 +77,21 @@ class DeviceOptions:
 
         if self.gpus is None:
             return choose_devices(ranks=self.ranks)
+        if self.gpus == "all":
+            return choose_devices("all", self.ranks)
         try:
             gpus = tuple(int(number) for number in self.gpus.split(","))
         except ValueError:
-            raise ValueError(f"--gpus needs numbers with commas between, as 0,1, not {self.gpus!r}") from None
+            raise ValueError(
+                f"--gpus needs numbers with commas between, as 0,1, or all, not {self.gpus!r}"
+            ) from None
         return choose_devices(gpus, self.ranks)
+
+    def use_of(self, chosen: RankDevices) -> DeviceUse:
+        """Return what is said of the devices that were chosen: what trains, and why."""
+        from splatstudio.distributed.rank_devices import device_use
+
+        return device_use(chosen, asked=self.gpus is not None or self.ranks is not None)
 
     def fitted(self, config: TrainConfig, scene: Scene, devices: RankDevices) -> tuple[TrainConfig, str]:
         """Return the settings as they were asked to fit, and a sentence on what they need; see `fitted`."""

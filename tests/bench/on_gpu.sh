@@ -134,13 +134,14 @@ if [ -z "$rehearse" ] && [ -n "$PYTHON" ]; then
     -DPython3_EXECUTABLE="$PYTHON" -DSPLAT_WERROR=OFF >"$LOGS/build.log" 2>&1 &&
     within 200 "${cmake[@]}" --build "$BUILD" -j "$(nproc)" >>"$LOGS/build.log" 2>&1
   status=$?
-  grep -n -E "CMake Warning|built for the CPU alone|CUDA compiler ident" -A 1 "$LOGS/build.log"
+  grep -n -E "CMake Warning|CUDA kernels: |CUDA compiler ident" -A 1 "$LOGS/build.log"
   if [ "$status" != 0 ]; then
     grep -n -m 40 -A 3 -iE "error|undefined reference" "$LOGS/build.log" || tail -40 "$LOGS/build.log"
     fail "the build, status $status"
   fi
   if [ -e "$BUILD/_C.so" ]; then export SPLATSTUDIO_EXTENSION=$BUILD/_C.so; fi
-  if ! within 60 "$PYTHON" -c "from splatstudio.kernels import ops; assert ops.has_cuda_kernels(); print('CUDA kernels are built')"; then
+  if ! within 60 "$PYTHON" -c "from splatstudio.kernels import ops
+print('CUDA kernels:', ops.without_cuda_kernels() or ops.cuda_architectures()); assert ops.has_cuda_kernels()"; then
     fail "there are no CUDA kernels, or torch sees no GPU: nothing can be tested or measured"
     exit 1
   fi

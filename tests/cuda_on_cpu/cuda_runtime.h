@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "emulator.h"
+#include "races.h"
 
 #define __global__
 #define __device__
@@ -37,6 +38,11 @@ inline cudaError_t cudaGetDevice(int *device) {
   return cudaSuccess;
 }
 
+inline cudaError_t cudaSetDevice(int device) {
+  emulator::set_current_device(device);
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
                                    cudaMemcpyKind kind, cudaStream_t) {
   // To memory that is not pinned, as all of the host's here, a copy waits.
@@ -57,7 +63,7 @@ inline int __syncthreads_count(int value) {
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emulator::check_mask("__syncwarp", mask);
-  emulator::warp_ballot("__syncwarp", false);
+  emulator::warp_barrier();
 }
 
 template <typename T> T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
@@ -93,13 +99,16 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // Threads of one block never run at once, so plain arithmetic is atomic here.
-template <typename T> T atomicAdd(T *address, T value) {
+#define SPLAT_ATOMIC __attribute__((noinline, no_sanitize("thread")))
+template <typename T> SPLAT_ATOMIC T atomicAdd(T *address, T value) {
+  races::note_atomic(address, sizeof(T));
   const T before = *address;
   *address = before + value;
   return before;
 }
 
-template <typename T> T atomicMax(T *address, T value) {
+template <typename T> SPLAT_ATOMIC T atomicMax(T *address, T value) {
+  races::note_atomic(address, sizeof(T));
   const T before = *address;
   if (value > before)
     *address = value;

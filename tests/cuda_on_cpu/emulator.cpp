@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fibre.h"
+#include "races.h"
 
 // Where the linker puts what blocks share (`__shared__` in cuda_runtime.h).
 extern "C" __attribute__((visibility("hidden"))) char __start_emulated_shared[];
@@ -123,6 +124,7 @@ struct Barrier {
   int expected = 0, arrived = 0;
   int64_t round = 0;
   int64_t sums[2] = {};
+  races::Clock met[2];
 };
 
 struct Warp {
@@ -158,8 +160,11 @@ struct Block {
 
 Block block; // one runs at a time
 
-int64_t arrive(Barrier &barrier, int value) {
+// `orders_memory`: what was written before is seen behind it.
+int64_t arrive(Barrier &barrier, int value, bool orders_memory) {
   const int64_t round = barrier.round;
+  if (orders_memory)
+    races::arrive(barrier.met[round % 2], barrier.arrived == 0);
   if (barrier.arrived == 0)
     barrier.sums[round % 2] = 0;
   barrier.sums[round % 2] += value;
@@ -172,6 +177,8 @@ int64_t arrive(Barrier &barrier, int value) {
     block.running->fibre.yield();
     block.running->waits_for = nullptr;
   }
+  if (orders_memory)
+    races::leave(barrier.met[round % 2]);
   return barrier.sums[round % 2];
 }
 
@@ -189,6 +196,7 @@ void prepare(int64_t index, int num_threads) {
   // far too large.
   std::memset(__start_emulated_shared, 0xff,
               __stop_emulated_shared - __start_emulated_shared);
+  races::begin_block(index, num_threads);
   const int num_warps = (num_threads + kWarp - 1) / kWarp;
   block.warps.assign(num_warps, Warp());
   block.barrier = Barrier();
@@ -227,7 +235,11 @@ void run_block(const char *name, int64_t index, int num_threads,
       moved = true;
       block.running = &thread;
       block.indices.thread = thread.index;
+      races::run(i, thread.fibre.stack_begin(), thread.fibre.stack_end());
       thread.fibre.resume();
+      races::run(-1, nullptr, nullptr);
+      if (block.error.empty())
+        block.error = races::found();
       if (!block.error.empty())
         throw std::runtime_error(block.error);
     }
@@ -323,6 +335,7 @@ void launch(const char *name, int64_t blocks, int threads, Stream *stream,
   const Access access(name, current_device());
   block.body = &thread;
   block.error.clear();
+  races::begin_launch(name);
   block.indices.block_dim = dim3(static_cast<unsigned>(threads));
   block.indices.grid_dim = dim3(static_cast<unsigned>(blocks));
   std::mt19937 *random = random_order();
@@ -350,7 +363,7 @@ const Indices &indices() {
 }
 
 int block_barrier(int value) {
-  return static_cast<int>(arrive(block.barrier, value));
+  return static_cast<int>(arrive(block.barrier, value, true));
 }
 
 int lane() { return block.running->lane; }
@@ -362,19 +375,34 @@ void check_mask(const char *function, unsigned mask) {
   }
 }
 
+// Throws where lanes of a warp have come with different functions.
+static void check_same(const char *theirs, const char *ours) {
+  if (std::strcmp(theirs, ours) != 0)
+    throw std::runtime_error(
+        std::string("emulator: lanes of a warp disagree about ") + ours);
+}
+
 uint64_t warp_exchange(const char *function, uint64_t value, int source) {
   Thread &self = *block.running;
   Warp &warp = block.warps[self.warp];
   const int64_t turn = self.warp_calls++ % 2;
   warp.values[turn][self.lane] = value;
   warp.functions[turn][self.lane] = function;
-  arrive(warp.barrier, 0);
-  if (source >= warp.barrier.expected ||
-      std::strcmp(warp.functions[turn][source], function) != 0) {
-    throw std::runtime_error(
-        std::string("emulator: lanes of a warp disagree about ") + function);
-  }
+  arrive(warp.barrier, 0, false);
+  check_same(source >= warp.barrier.expected ? ""
+                                             : warp.functions[turn][source],
+             function);
   return warp.values[turn][source];
+}
+
+void warp_barrier() {
+  Thread &self = *block.running;
+  Warp &warp = block.warps[self.warp];
+  const int64_t turn = self.warp_calls++ % 2;
+  warp.functions[turn][self.lane] = "__syncwarp";
+  arrive(warp.barrier, 0, true);
+  for (int i = 0; i < warp.barrier.expected; ++i)
+    check_same(warp.functions[turn][i], "__syncwarp");
 }
 
 uint32_t warp_ballot(const char *function, bool value) {
@@ -383,13 +411,10 @@ uint32_t warp_ballot(const char *function, bool value) {
   const int64_t turn = self.warp_calls++ % 2;
   warp.values[turn][self.lane] = value ? 1 : 0;
   warp.functions[turn][self.lane] = function;
-  arrive(warp.barrier, 0);
+  arrive(warp.barrier, 0, false);
   uint32_t bits = 0;
   for (int i = 0; i < warp.barrier.expected; ++i) {
-    if (std::strcmp(warp.functions[turn][i], function) != 0) {
-      throw std::runtime_error(
-          std::string("emulator: lanes of a warp disagree about ") + function);
-    }
+    check_same(warp.functions[turn][i], function);
     bits |= static_cast<uint32_t>(warp.values[turn][i]) << i;
   }
   return bits;

@@ -85,6 +85,8 @@ int block_barrier(int value);
 // 0..31 or below the shuffle's reach is the caller's concern. `function` names
 // the call.
 uint64_t warp_exchange(const char *function, uint64_t value, int source);
+// All lanes of the warp wait for each other, and see what each has written.
+void warp_barrier();
 // Bit i: what lane i passed was not 0.
 uint32_t warp_ballot(const char *function, bool value);
 int lane();

@@ -66,6 +66,8 @@ Fibre::Fibre() {
 
 Fibre::~Fibre() { munmap(stack_, kStack); }
 
+const char *Fibre::stack_end() const { return stack_ + kStack; }
+
 void Fibre::start(void (*function)()) {
   function_ = function;
   // As splat_switch_stack leaves a stack: six registers, then where to go on.

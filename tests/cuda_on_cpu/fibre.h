@@ -20,6 +20,8 @@ public:
   void resume();
   // Called by the function: back to who resumed it.
   void yield();
+  const char *stack_begin() const { return stack_; }
+  const char *stack_end() const;
 
 private:
   friend void enter(Fibre *fibre);

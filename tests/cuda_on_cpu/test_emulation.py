@@ -9,37 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_kernels import EXTENSION, HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
 from splatstudio.kernels import reference
-
-EXTENSION = os.environ.get("SPLATSTUDIO_EXTENSION", "")
-if not EXTENSION.endswith("emulated.so"):
-    pytest.skip("needs the emulation: run `make cuda-on-cpu`", allow_module_level=True)
-
-torch.ops.load_library(EXTENSION)
-native = torch.ops.splatstudio
-
-WIDTH, HEIGHT, NUM = 45, 37, 60
-VIEW = [1.0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 4, 0, 0, -4, 40, 40, WIDTH / 2, HEIGHT / 2, 0.01, 1e10]
-OPTIONS = [WIDTH, HEIGHT, 0, 1, 0, 1]
-
-
-def gaussians(seed: int = 0) -> list[Tensor]:
-    """Return means, quats, log scales, logit opacities, sh0 and shN of a small cloud before the camera."""
-    random = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=random)
-
-    return [
-        0.7 * normal(NUM, 3),
-        normal(NUM, 4),
-        0.3 * normal(NUM, 3) - 1.5,
-        normal(NUM),
-        0.5 * normal(NUM, 1, 3),
-        0.2 * normal(NUM, 3, 3),
-    ]
 
 
 def train_step(inputs: list[Tensor], target: Tensor, background: Tensor) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_emulation import native
+from emulated_kernels import native
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from emulated_kernels import native
+from fused_steps import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of, step
 from lookahead_trainings import all_of, check_steps, decode, made, same, take_room, training
-from test_emulation import native
-from test_fused import NO_WEIGHTS, RATES, USED, camera_of, settings_of, state_of, step
-from test_steps import CONFIG, Watched
+from quiet_options import CONFIG
 from torch import Tensor
+from waiting_operations import WaitingOperations
 
 from splatstudio.checkpoints.checkpoint import Checkpoint
 from splatstudio.devices import transfer
@@ -73,7 +74,7 @@ def test_the_next_step_is_queued_before_the_host_asks_for_the_loss(
         ):
             counted(monkeypatch, owner, name, order)
         waits = native.num_waits()
-        with Watched() as watched:
+        with WaitingOperations() as watched:
             stats = [one.train_step() for _ in range(8)]
     # All that is asked for in a step was queued in the step before; the tenth has its PSNR, too.
     assert order == ["apply_gradients", "draw_as_planned", "backward", "read"] * 8
@@ -271,7 +272,7 @@ def test_a_psnr_that_waits_for_nothing_is_the_same() -> None:
     assert float(psnr_on_device(image, target)) == psnr(image, target)
     assert float(psnr_on_device(image, target, mask)) == pytest.approx(psnr(image, target, mask), abs=1e-6)
     assert psnr_on_device(image, target, torch.zeros(20, 30, dtype=torch.bool)).isnan()
-    with Watched() as watched:
+    with WaitingOperations() as watched:
         psnr_on_device(image, target, mask)
     assert watched.waiting == []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_emulation import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
+from emulated_kernels import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
 from splatstudio.kernels import ops, reference_modes

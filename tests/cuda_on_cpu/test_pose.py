@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from emulated_kernels import native
 from host_watch import HostWatch
 from pose_cases import CAMERA, case, check, twist
-from test_emulation import native
 from torch import Tensor
 
 from splatstudio.kernels import ops_training

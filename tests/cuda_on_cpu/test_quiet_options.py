@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from emulated_kernels import native
 from host_watch import HostWatch
 from lookahead_trainings import all_of, decode, made, same, take_room, training
 from quiet_options import OPTIONS, guide_of
-from test_emulation import native
 from torch import Tensor
 
 from splatstudio.evaluation.evaluate import target_of

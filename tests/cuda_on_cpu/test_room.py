@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_emulation import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
+from emulated_kernels import HEIGHT, NUM, OPTIONS, VIEW, WIDTH, gaussians, native
 from torch import Tensor
 
 from splatstudio.distributed.failures import is_out_of_memory

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
+from emulated_kernels import native
 from lookahead_trainings import all_of, same, take_room
-from test_emulation import native
-from torch.utils._python_dispatch import TorchDispatchMode
+from quiet_options import CONFIG
+from waiting_operations import WaitingOperations
 
 from splatstudio.devices import transfer
 from splatstudio.kernels.intersection_capacity import IntersectionCapacity
@@ -20,28 +20,6 @@ from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import StrategyName
 from splatstudio.training.step import StepLoss
 from splatstudio.training.trainer import Trainer
-
-CONFIG = TrainConfig(steps=100, seed=3, eval_steps=(), save_steps=())
-# What needs a number, or a size, that only the device knows.
-WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal")
-
-
-class Watched(TorchDispatchMode):
-    """Collects the operations of torch for which the host waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waiting: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        by_mask = name.startswith("index") and any(
-            isinstance(index, torch.Tensor) and index.dtype == torch.bool
-            for index in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ())
-        )
-        if name.startswith(WAITING) or by_mask:
-            self.waiting.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 def trainer_on(scene: Scene, room: IntersectionCapacity | None, config: TrainConfig = CONFIG) -> Trainer:
@@ -117,7 +95,7 @@ def test_the_way_back_is_queued_before_the_host_asks_for_the_loss(
         noting(owner, name)
     # Ranks agree on the host alone.
     monkeypatch.setattr("splatstudio.training.trainer.together", lambda _, work: work())
-    with Watched() as watched:
+    with WaitingOperations() as watched:
         trainer.train_step()
     assert order == ["draw_as_planned", "backward", "read", "apply_gradients"]
     assert watched.waiting == []

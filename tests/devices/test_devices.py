@@ -15,7 +15,7 @@ import pynvml
 import pytest
 from fake_nvml import RECORD, FakeNvml
 
-from splatstudio.devices.monitor import DeviceMonitor, DeviceReading
+from splatstudio.devices.monitor import DeviceMonitor, DeviceReading, Driver, read_driver
 
 GIB = 2**30
 
@@ -265,3 +265,10 @@ def test_memory_of_the_ranks_is_not_counted_among_the_others(monkeypatch: pytest
     assert row.memory_used_by_us is not None and row.memory_used_by_us > 10_000_000
     assert row.memory_used_by_others == 40 * GIB - row.memory_used_by_us
     assert row.memory_total == 100 * GIB
+
+
+def test_the_driver_alone_is_asked_for_what_it_serves(nvml: FakeNvml) -> None:
+    assert read_driver() == Driver("580.65.06", (13, 0), 8) and nvml.opened == 0
+    nvml.dead = True
+    with pytest.raises(ValueError, match="none seen"):
+        read_driver()

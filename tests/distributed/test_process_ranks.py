@@ -21,7 +21,6 @@ from worker_watcher import MANY, Launch
 
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices, choose_devices
-from splatstudio.kernels import ops
 from splatstudio.runtime.activity import Activity, WorkerContext
 from splatstudio.runtime.messages import Failed, Job, Saved, TrainJob
 from splatstudio.runtime.rank import activity_of
@@ -29,40 +28,6 @@ from splatstudio.runtime.supervisor import plan_for
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
-
-
-@pytest.fixture
-def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "has_cuda_kernels", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_all_visible_gpus_train_unless_some_are_named() -> None:
-    assert choose_devices().gpus == (0, 1, 2, 3)
-    assert choose_devices(gpus=(2, 0)).gpus == (2, 0)
-    assert choose_devices(ranks=3).gpus == (None, None, None)
-    assert choose_devices(gpus=(2, 0)).alone().gpus == (2,)
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    with pytest.raises(ValueError, match=r"no GPU 4: 0 to 3 can be used with CUDA_VISIBLE_DEVICES=4,5,6,7"):
-        choose_devices(gpus=(0, 4))
-    with pytest.raises(ValueError, match="each GPU once"):
-        choose_devices(gpus=(1, 1))
-    with pytest.raises(ValueError, match="one of them"):
-        choose_devices(gpus=(1,), ranks=2)
-    with pytest.raises(ValueError, match="at least 1"):
-        choose_devices(ranks=0)
-
-
-def test_without_gpus_one_process_trains_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "has_cuda_kernels", lambda: False)
-    assert choose_devices() == RankDevices((None,))
-    with pytest.raises(ValueError, match="none can be used"):
-        choose_devices(gpus=(0,))
 
 
 def test_ranks_on_the_cpu_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from splatstudio.devices.monitor import DeviceReading
+from splatstudio.distributed.rank_devices import DeviceUse
+from splatstudio.gui.dock import idle_gpu_html
 from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import (
     DevicesPanel,
@@ -81,3 +84,22 @@ def test_only_what_a_device_tells_can_be_plotted(page: Any) -> None:
     assert panel._choice.options == ("Utilization", "Memory of ours", "Temperature")
     panel._offer((cpu,))
     assert "Temperature" in panel._choice.options, "what was told once is offered on"
+
+
+def test_a_gpu_that_goes_unused_is_told_on_the_page(page: Any) -> None:
+    use = DeviceUse("CPU: driver 550.54 is too old for CUDA 13; install 580 or newer", idle_gpu=True)
+    told = idle_gpu_html(use)
+    assert use.text in told and "ss-warning" in told
+    assert idle_gpu_html(DeviceUse("CPU: no NVIDIA GPU is here")) == ""
+
+
+def test_what_trains_stands_below_the_devices(page: Any) -> None:
+    tab = page.server.gui.add_tab_group().add_tab("Devices")
+    for use, shown in (
+        (DeviceUse("GPU: H100 (sm_90)"), True),
+        (DeviceUse("CPU: no nvcc", idle_gpu=True), False),
+    ):
+        page.controller.project = replace(page.controller.project, device_use=use)
+        panel = DevicesPanel(page, tab)
+        panel.close()
+        assert panel._use.visible == shown and use.text in panel._use.content

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from blob_models import blobs, ring_of_cameras
+from kernel_sets import close
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
@@ -18,11 +19,6 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not ops.has_cuda_kernels(), reason="no GPU, or the extension has no CUDA kernels"),
 ]
-
-TOLERANCE = 2e-4  # of the largest value: sums over pixels have another order
-# The two sets round the exponential differently, which may move single alphas across 1/255 and so a few
-# pixels, and a few Gaussians' gradients, by more.
-OUTLIERS = 0.005
 
 
 def devices() -> list[str]:
@@ -41,12 +37,6 @@ def step(gaussians: Gaussians, camera: Camera, options: RenderOptions) -> list[T
     gradients = [tensor.grad for tensor in (*leaf.tensors().values(), probe)]
     values = [rendering.rgb, rendering.alpha, rendering.depth, loss, *gradients]
     return [value.detach().cpu() for value in values if value is not None]
-
-
-def close(ours: Tensor, theirs: Tensor) -> bool:
-    scale = float(theirs.abs().max()) or 1.0
-    far = (ours - theirs).abs() > TOLERANCE * scale
-    return bool(torch.isfinite(ours).all()) and float(far.double().mean()) <= OUTLIERS
 
 
 @pytest.mark.parametrize("antialiased", [False, True])

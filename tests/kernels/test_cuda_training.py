@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_sets import close
 from step_models import RATES, TARGET, camera_at, degree_at, model
-from test_cuda import close
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops

@@ -42,6 +42,18 @@ def test_shapes_equal_the_reference(model: CameraModel) -> None:
     assert torch.allclose(ours.surfaces.double(), theirs.surfaces, rtol=2e-3, atol=2e-4)
 
 
+def test_more_splats_than_a_gpu_takes_at_once_are_drawn_in_one_tile() -> None:
+    camera = camera_of("pinhole", 16, 16)
+    rows, projected = scene_of(2000, camera)
+    assert int((projected.radii > 0).all(1).sum()) > 2 * 256
+    settings = settings_of(camera)
+    surfaces = reference_modes.splat_shapes(*rows, projected.radii, camera=camera).surfaces
+    solid, expected = (m.rasterize_solid(projected, surfaces, settings) for m in (ops, reference_modes))
+    assert (solid.depth - expected.depth).abs().gt(1e-3).float().mean() < 0.02
+    ours, theirs = (m.rasterize_median(projected, settings) for m in (ops, reference_modes))
+    assert (ours.depth - theirs.depth).abs().gt(1e-4).float().mean() < 0.02
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("size", [(75, 50), (1, 1), (16, 33)])

@@ -24,7 +24,7 @@ def operators(monkeypatch: pytest.MonkeyPatch, error: Exception) -> ops._Operato
         raise error
 
     monkeypatch.setattr(ops.torch.ops, "splatstudio", SimpleNamespace(project_fwd=fail), raising=False)
-    return ops._Operators()
+    return ops._Operators(without_cuda=None)
 
 
 def test_a_failed_kernel_tells_operator_device_shapes_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,10 +444,10 @@ FILES = (
     Mutant(
         "a PLY holds opacities, not their logits",
         "splatstudio/formats/ply.py",
-        '        _refuse_non_finite(path, start, rows[:here], names, "cannot be written")',
+        "        if not _all_finite(rows[:here]):",
         (
             '        views["opacities"][:] = 1.0 / (1.0 + np.exp(-views["opacities"]))\n'
-            '        _refuse_non_finite(path, start, rows[:here], names, "cannot be written")'
+            "        if not _all_finite(rows[:here]):"
         ),
         ("tests/formats/test_ply.py::test_there_and_back",),
     ),
@@ -509,8 +509,8 @@ REST = (
     Mutant(
         "a lens bends the other way",
         "splatstudio/scene/lens.py",
-        "radial = 1 + s * (k1 + s * (k2 + s * k3))",
-        "radial = 1 - s * (k1 + s * (k2 + s * k3))",
+        "radial = 1 + s * (k1 + s * (k2 + s * (k3 + s * k4)))",
+        "radial = 1 - s * (k1 + s * (k2 + s * (k3 + s * k4)))",
         ("tests/scene/test_photo.py::test_undistorted_photograph_shows_what_its_camera_says",),
     ),
     Mutant(

@@ -47,6 +47,12 @@ class FakeNvml(types.SimpleNamespace):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         self.opened -= 1
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13000
+
     def nvmlDeviceGetCount(self) -> int:
         return self._answer("count", 0, len(self.gpus))
 

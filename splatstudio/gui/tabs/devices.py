@@ -95,6 +95,10 @@ class DevicesPanel(RanksPanel):
         )
         self._choice.on_update(lambda _: None)  # the plot follows
         self._plot = Plot(page.server, tab, "", order=2.0)
+        # A GPU that goes unused is told in the dock.
+        use = self.controller.project.device_use
+        self._use = gui.add_html("", visible=bool(use.text) and not use.idle_gpu, order=3.0)
+        self._use.content = note_html(f"Trains on {use.text}", mark="device-use")
         self._measured = frozenset[Field](("utilization",))
         self._stopped = threading.Event()
         # A thread of its own: a driver in trouble answers slowly, and the page must not wait for it.

@@ -11,14 +11,17 @@ from pathlib import Path
 import torch
 
 from splatstudio.error_text import first_line
+from splatstudio.files.free_memory import free_memory
+from splatstudio.files.inputs import open_input
+from splatstudio.files.kinds import ZIP, kind_of_file
 from splatstudio.formats.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from splatstudio.formats.gltf import write_glb
 from splatstudio.formats.gsplat_checkpoint import (
-    gaussians_of_gsplat,
     is_gsplat_checkpoint,
+    splats_of_gsplat,
     write_gsplat_checkpoint,
 )
-from splatstudio.formats.inria_checkpoint import gaussians_of_inria, is_inria_checkpoint
+from splatstudio.formats.inria_checkpoint import is_inria_checkpoint, splats_of_inria
 from splatstudio.formats.model_arrays import SplatFile
 from splatstudio.formats.ply import LONGEST_HEADER, PLY, parse_header, read_ply, write_ply, write_point_cloud
 from splatstudio.formats.sog import read_sog, write_sog
@@ -27,8 +30,6 @@ from splatstudio.formats.spz import GZIP, MAGIC, read_spz, write_spz
 from splatstudio.formats.torch_file import load_tensors
 from splatstudio.formats.viewer_page import AS_IT_LIES, PageView, write_viewer_page
 from splatstudio.gaussians.gaussians import Gaussians
-
-ZIP = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Format:
 def _read_ply(path: Path) -> SplatFile:
     """Return the content of a PLY of either kind."""
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             compressed = is_compressed(parse_header(path, file.read(LONGEST_HEADER)))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -77,10 +78,9 @@ def _read_torch(path: Path) -> SplatFile:
     """Return the content of a checkpoint of gsplat's or the original trainer."""
     content = load_tensors(path)
     if is_gsplat_checkpoint(content):
-        step = content.get("step")
-        return SplatFile(gaussians_of_gsplat(path, content), step=step if type(step) is int else None)
+        return splats_of_gsplat(path, content)
     if is_inria_checkpoint(content):
-        return SplatFile(gaussians_of_inria(path, content))
+        return splats_of_inria(path, content)
     if isinstance(content, dict) and "pipeline" in content:
         raise ValueError(
             f"{path} is a checkpoint of nerfstudio's, which cannot be read: write a .ply with nerfstudio's"
@@ -250,7 +250,10 @@ def read_splats(path: Path | str) -> SplatFile:
     form = format_of(path)
     if path.name.lower() == "meta.json":
         return read_sog(path)
-    reader = _reader_by_content(path) or (form.read if form else None)
+    reader = _reader_by_content(path)
+    if (reader is None and (form is None or form.read)) or reader is _read_zip:
+        _refuse_other_kinds(path)
+    reader = reader or (form.read if form else None)
     if reader is None and form is not None:
         raise ValueError(
             f"{path} cannot be read: {form.name} is a format that is only written; name the run or the file"
@@ -259,13 +262,27 @@ def read_splats(path: Path | str) -> SplatFile:
     if reader is None:
         endings = ", ".join(ending for form in FORMATS if form.read for ending in form.endings)
         raise ValueError(f"{path} is no model that can be read; files are known by the endings {endings}")
-    return reader(path)
+    try:
+        return reader(path)
+    except MemoryError as error:
+        size, free = path.stat().st_size, free_memory()
+        raise ValueError(
+            f"{path} ({size / 1e9:.2f} GB) needs more memory to be opened than the {free / 1e9:.1f} GB that"
+            " are free: close other programs, or open it on a machine with more memory"
+        ) from error
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise ValueError, naming the kind, for a file that holds something else than splats."""
+    kind = kind_of_file(path)
+    if kind is not None:
+        raise ValueError(f"{path} holds no splats: it is {kind}")
 
 
 def _reader_by_content(path: Path) -> Callable[[Path], SplatFile] | None:
     """Return the reader for what a file begins with, or None when it has no mark of its own."""
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             start = file.read(4)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -18,8 +18,9 @@ from splatstudio.formats.model_arrays import (
     ModelArrays,
     SplatFile,
     arrays_to_write,
-    gaussians_read,
     read_file,
+    require_memory,
+    splats_read,
     write_file,
 )
 from splatstudio.formats.ply import ANTIALIASED, Element, PlyHeader, parse_header
@@ -43,6 +44,7 @@ COLOR_BOUNDS = ["min_r", "min_g", "min_b", "max_r", "max_g", "max_b"]
 PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
 LARGEST_LOG_SCALE = 20.0  # other programs clamp there
 LARGEST_SH = 4.0
+MORE_EACH = 80  # bytes a Gaussian that decoding takes beside the model, measured, and one a coefficient
 SQRT_2 = 2.0**0.5
 
 
@@ -144,6 +146,7 @@ def read_compressed_ply(path: Path | str) -> SplatFile:
     packed, bounds = tables["vertex"], tables["chunk"]
     num_rest = len(sh.properties) if sh else 0
     num = vertex.count
+    require_memory(path, num, num_rest // 3, MORE_EACH + num_rest)
     model = ModelArrays(
         means=_unpacked_11_10_11(packed["packed_position"], bounds, POSITION_BOUNDS),
         quats=_rotations(packed["packed_rotation"]),
@@ -160,7 +163,7 @@ def read_compressed_ply(path: Path | str) -> SplatFile:
         for start in range(0, num, 65_536):
             rows = values[rest[start : start + 65_536][:, position]]
             model.shN[start : start + 65_536] = rows.reshape(len(rows), 3, num_rest // 3).transpose(0, 2, 1)
-    return SplatFile(gaussians_read(path, model), antialiased=header.antialiased)
+    return splats_read(path, model, antialiased=header.antialiased)
 
 
 def _elements(path: Path, header: PlyHeader) -> tuple[Element, Element, Element | None]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from splatstudio.formats.model_arrays import arrays_to_write
-from splatstudio.formats.torch_file import gaussians_of_tensors, save_tensors
+from splatstudio.formats.model_arrays import SplatFile, arrays_to_write
+from splatstudio.formats.torch_file import save_tensors, splats_of_tensors
 from splatstudio.gaussians.gaussians import Gaussians
 
 
@@ -32,8 +32,8 @@ def is_gsplat_checkpoint(content: Any) -> bool:
     return isinstance(content, Mapping) and isinstance(content.get("splats"), Mapping)
 
 
-def gaussians_of_gsplat(path: Path, content: Mapping[str, Any]) -> Gaussians:
-    """Return the Gaussians of a checkpoint that was read from `path`.
+def splats_of_gsplat(path: Path, content: Mapping[str, Any]) -> SplatFile:
+    """Return what a checkpoint holds that was read from `path`.
 
     Raises ValueError when a tensor is missing or wrong, naming what a model of another kind holds instead.
     """
@@ -43,4 +43,5 @@ def gaussians_of_gsplat(path: Path, content: Mapping[str, Any]) -> Gaussians:
             f"{path} was trained with an appearance network, whose colors no splat holds;"
             " train without --app_opt to get a model that others can open"
         )
-    return gaussians_of_tensors(path, splats)
+    step = content.get("step")
+    return splats_of_tensors(path, splats, step if type(step) is int else None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from splatstudio.formats.torch_file import gaussians_of_tensors
-from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.formats.model_arrays import SplatFile
+from splatstudio.formats.torch_file import splats_of_tensors
 
 # The order of the state that its model returns for saving; statistics and the optimizer's state follow.
 ORDER = ("sh_degree", "means", "sh0", "shN", "scales", "quats", "opacities")
@@ -23,7 +23,7 @@ def is_inria_checkpoint(content: Any) -> bool:
     )
 
 
-def gaussians_of_inria(path: Path, content: Any) -> Gaussians:
-    """Return the Gaussians of a checkpoint that was read from `path`; ValueError when they are not whole."""
+def splats_of_inria(path: Path, content: Any) -> SplatFile:
+    """Return what a checkpoint holds that was read from `path`; ValueError when it is not whole."""
     state: dict[str, Any] = dict(zip(ORDER, content[0], strict=False))
-    return gaussians_of_tensors(path, state)
+    return splats_of_tensors(path, state)

@@ -9,15 +9,22 @@ import numpy as np
 import torch
 
 from splatstudio.files.durable import write_durably
+from splatstudio.files.free_memory import free_memory
+from splatstudio.files.inputs import ALWAYS_READ, read_input
 from splatstudio.gaussians.gaussians import Gaussians
 
 NUM_SHN = {0: 0, 3: 1, 8: 2, 15: 3}  # coefficients beyond the first, and the SH degree that they make
+OPAQUE = 15.0  # the logit of an opacity that cannot be told from 1
+NO_SIZE = -30.0  # the logarithm of a size that cannot be told from 0
 CHUNK = 65_536  # Gaussians handled at a time, so that temporary arrays stay small
 
 ABOUT_X = (1.0, -1.0, -1.0)
 ABOUT_Z = (-1.0, -1.0, 1.0)
 # The axes of which each SH basis function beyond the first holds an odd power, in the coefficients' order.
 ODD_AXES = ["y", "z", "x", "xy", "yz", "", "xz", "", "y", "xyz", "y", "z", "x", "z", "x"]
+
+
+MODEL_BYTES, SHN_BYTES = 56, 12  # of a Gaussian, and of each of its coefficients above degree 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +34,7 @@ class SplatFile:
     gaussians: Gaussians
     antialiased: bool = False  # trained so, and so to be drawn
     step: int | None = None  # of the training, where the file tells it
+    notes: tuple[str, ...] = ()  # sentences for the user on what was left out or taken otherwise
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -86,13 +94,51 @@ def arrays_to_write(path: Path, gaussians: Gaussians) -> ModelArrays:
     return ModelArrays(**{**arrays, "sh0": arrays["sh0"][:, 0]})
 
 
-def gaussians_read(path: Path, arrays: ModelArrays) -> Gaussians:
-    """Return the Gaussians of `arrays`, read from `path`; ValueError when a value is not finite."""
-    num = len(arrays)
-    parts = {**vars(arrays), "sh0": arrays.sh0.reshape(num, 1, 3)}
-    for name, part in parts.items():
-        _refuse_non_finite(path, name, part, "is damaged")
-    return Gaussians(**{name: torch.from_numpy(_owned(part)) for name, part in parts.items()})
+def splats_read(
+    path: Path, arrays: ModelArrays, *, antialiased: bool = False, step: int | None = None
+) -> SplatFile:
+    """Return the content of a file at `path` whose values are `arrays`.
+
+    Splats with a value that is not finite are left out, and a note counts them. Raises ValueError where that
+    is more than half of them: then the file is damaged.
+    """
+    bounded = replace(
+        arrays,
+        opacities=without_infinite_opacities(arrays.opacities),
+        scales=without_infinite_scales(arrays.scales),
+    )
+    finite = np.ones(len(arrays), bool)
+    for part in vars(bounded).values():
+        if not _all_finite(part):
+            finite &= np.isfinite(part.reshape(len(arrays), -1)).all(axis=1)
+    kept, notes = bounded, ()
+    if not finite.all():
+        if 2 * int(finite.sum()) < len(arrays):
+            for name, part in vars(bounded).items():
+                _refuse_non_finite(path, name, part, "is damaged")
+        kept = bounded[np.flatnonzero(finite)]
+        notes = (left_out_note(path, len(arrays) - len(kept), len(arrays)),)
+    parts = {**vars(kept), "sh0": kept.sh0.reshape(len(kept), 1, 3)}
+    gaussians = Gaussians(**{name: torch.from_numpy(_owned(part)) for name, part in parts.items()})
+    return SplatFile(gaussians, antialiased, step, notes)
+
+
+def without_infinite_opacities(logits: np.ndarray) -> np.ndarray:
+    """Return the logits with finite ones for opacities of exactly 0 and 1, whose logits are infinite."""
+    return logits if _all_finite(logits) else np.where(np.isinf(logits), np.copysign(OPAQUE, logits), logits)
+
+
+def without_infinite_scales(scales: np.ndarray) -> np.ndarray:
+    """Return the log scales with finite ones for sizes of exactly 0, as of flat splats."""
+    return scales if _all_finite(scales) else np.where(np.isneginf(scales), NO_SIZE, scales)
+
+
+def left_out_note(path: Path, num_out: int, num: int) -> str:
+    """Return the sentence that counts the splats that are left out, `num_out` of `num`."""
+    verb = (
+        "have values that are not finite and are" if num_out > 1 else "has a value that is not finite and is"
+    )
+    return f"{num_out:,} of the {num:,} splats in {path} {verb} left out"
 
 
 def _owned(array: np.ndarray) -> np.ndarray:
@@ -101,22 +147,39 @@ def _owned(array: np.ndarray) -> np.ndarray:
     return array if array.flags.writeable else array.copy()
 
 
-def _refuse_non_finite(path: Path, name: str, array: np.ndarray, verdict: str) -> None:
-    """Raise ValueError naming the first value that is not finite."""
+def _all_finite(array: np.ndarray) -> bool:
     # A sum is finite only if all its terms are, and needs no table of booleans; large terms may overflow it.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(array.sum()):
-            return
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
+
+
+def _refuse_non_finite(path: Path, name: str, array: np.ndarray, verdict: str) -> None:
+    """Raise ValueError naming the first value that is not finite."""
+    if _all_finite(array):
+        return
     wrong = np.argwhere(~np.isfinite(array))
     if len(wrong):
         value = array[tuple(wrong[0])]
         raise ValueError(f"{path} {verdict}: {name!r} of splat {wrong[0][0]} is {value}")
 
 
+def require_memory(path: Path, num: int, num_shN: int, more_each: float) -> None:
+    """Raise ValueError where the memory that is free holds no `num` Gaussians, and what decoding them takes.
+
+    `num_shN`: the coefficients of each above degree 0; `more_each`: bytes a Gaussian beside the model itself.
+    """
+    needed = num * (MODEL_BYTES + SHN_BYTES * num_shN + more_each)
+    if needed > ALWAYS_READ and needed > (free := free_memory()):
+        raise ValueError(
+            f"{path} holds {num:,} splats, which need {needed / 1e9:.1f} GB of memory to be opened, and"
+            f" {free / 1e9:.1f} GB are free: close other programs, or open it on a machine with more memory"
+        )
+
+
 def read_file(path: Path) -> bytes:
     """Return the whole content of `path`; ValueError when it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_input(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 

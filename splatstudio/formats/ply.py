@@ -16,7 +16,16 @@ import numpy as np
 import torch
 
 from splatstudio.files.durable import write_parts_durably
-from splatstudio.formats.model_arrays import SplatFile, arrays_to_write, write_file
+from splatstudio.files.inputs import open_input, refuse_larger_than_memory
+from splatstudio.formats.model_arrays import (
+    SplatFile,
+    arrays_to_write,
+    left_out_note,
+    require_memory,
+    without_infinite_opacities,
+    without_infinite_scales,
+    write_file,
+)
 from splatstudio.formats.quantize import colors_of, rounded
 from splatstudio.gaussians.gaussians import Gaussians
 
@@ -43,7 +52,9 @@ BASE_COLOR = ["f_dc_0", "f_dc_1", "f_dc_2"]
 SCALE = ["scale_0", "scale_1", "scale_2"]
 ROTATION = ["rot_0", "rot_1", "rot_2", "rot_3"]
 REQUIRED = [*POSITION, *BASE_COLOR, "opacity", *SCALE, *ROTATION]
+MORE_EACH = 8  # bytes a Gaussian that reading takes beside the model, measured
 CHUNK = 8192  # Gaussians handled at a time, so that their rows stay in the cache
+THICKNESS = 1e-6  # of flat splats, in the file's units: no camera sees it
 NUM_REST = (0, 9, 24, 45)  # f_rest properties of SH degree 0..3
 
 
@@ -178,7 +189,8 @@ def _content(
         here = min(CHUNK, num - start)
         for name, part in parts.items():
             views[name][:here] = part[start : start + here]
-        _refuse_non_finite(path, start, rows[:here], names, "cannot be written")
+        if not _all_finite(rows[:here]):
+            raise ValueError(f"{path} cannot be written: {_first_not_finite(start, rows[:here], names)}")
         yield rows[:here].data
 
 
@@ -219,17 +231,17 @@ def _columns_by_tensor(rows: np.ndarray, names: list[str]) -> dict[str, np.ndarr
 def read_ply(path: Path | str) -> SplatFile:
     """Return the content of a PLY file: binary or text, any order of properties, any floating-point type.
 
-    Properties that are not needed are passed over. Raises ValueError, naming the file and the record, for a
-    file that is missing, damaged, of another kind, or holds values that are not finite.
+    Properties that are not needed are passed over, and so are splats with a value that is not finite, which
+    a note counts. Raises ValueError, naming the file and the record, for a file that is missing, damaged or
+    of another kind.
     """
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             header = parse_header(path, file.read(LONGEST_HEADER))
             vertex = _gaussian_element(path, header)
             read_rows = _binary_rows if header.byte_order else _text_rows
-            gaussians = _gaussians(path, vertex, read_rows(path, header, vertex, file))
-            return SplatFile(gaussians, antialiased=header.antialiased)
+            return _splats(path, header, vertex, read_rows(path, header, vertex, file))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -242,14 +254,15 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
         raise ValueError(f"{path} has no element 'vertex': it holds no splats")
     if "packed_position" in vertex.properties:
         raise ValueError(f"{path} is a compressed splat PLY, which cannot be read; export it uncompressed")
-    missing = [name for name in REQUIRED if name not in vertex.properties]
+    required = [name for name in REQUIRED if name != SCALE[2]] if _is_flat(vertex) else REQUIRED
+    missing = [name for name in required if name not in vertex.properties]
     if missing:
         kind = "a point cloud or mesh, not splats" if "opacity" in missing else "not complete"
         raise ValueError(f"{path} is {kind}: it has no property {missing[0]!r}")
     num_rest = _num_rest(vertex)
     if num_rest not in NUM_REST:
         raise ValueError(f"{path} has {num_rest} properties f_rest_*: 0, 9, 24 or 45 make a full SH degree")
-    for name in [*REQUIRED, *_rest_names(num_rest)]:
+    for name in [*required, *_rest_names(num_rest)]:
         code = vertex.properties.get(name)
         if code is None:
             raise ValueError(f"{path} has {num_rest} properties f_rest_*, but none called {name!r}")
@@ -258,6 +271,11 @@ def _gaussian_element(path: Path, header: PlyHeader) -> Element:
     if vertex.has_lists:
         raise ValueError(f"{path}: the splats have a list property, which no splat PLY has")
     return vertex
+
+
+def _is_flat(vertex: Element) -> bool:
+    """Return whether these are splats of 2D Gaussian splatting, which have two scales."""
+    return SCALE[1] in vertex.properties and SCALE[2] not in vertex.properties
 
 
 def _num_rest(vertex: Element) -> int:
@@ -286,6 +304,7 @@ def _binary_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO)
             f"{path} is damaged: its header promises {vertex.count} splats, but there are data for"
             f" {num_complete}"
         )
+    require_memory(path, vertex.count, _num_rest(vertex) // 3, MORE_EACH)
     file.seek(offset)
     for start in range(0, vertex.count, CHUNK):
         num = min(CHUNK, vertex.count - start)
@@ -299,6 +318,7 @@ def _text_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO) -
     """Yield the rows of a text PLY in chunks, as structured arrays of float64."""
     num_properties = len(vertex.properties)
     row_type = np.dtype([(name, "f8") for name in vertex.properties])
+    refuse_larger_than_memory(path)
     file.seek(header.num_bytes)
     lines = file.read().splitlines()
     first = sum(element.count for element in header.elements[: header.elements.index(vertex)])
@@ -322,23 +342,50 @@ def _text_rows(path: Path, header: PlyHeader, vertex: Element, file: BinaryIO) -
         yield np.array(rows, row_type)
 
 
-def _gaussians(path: Path, vertex: Element, chunks: Iterator[np.ndarray]) -> Gaussians:
-    """Return the Gaussians of consecutive chunks of rows."""
+def _splats(path: Path, header: PlyHeader, vertex: Element, chunks: Iterator[np.ndarray]) -> SplatFile:
+    """Return the splats of consecutive chunks of rows, but for those with a value that is not finite."""
     num_rest = _num_rest(vertex)
     names = [*POSITION, *BASE_COLOR, *_rest_names(num_rest), "opacity", *SCALE, *ROTATION]
     parts: dict[str, np.ndarray] = {}
-    start = 0
+    flat = _is_flat(vertex)
+    start = num_kept = 0
+    worst = ""
     for rows in chunks:
-        columns = _float_columns(rows, names)
-        _refuse_non_finite(path, start, columns, names, "is damaged")
+        columns = _float_columns(_with_thickness(rows) if flat else rows, names)
+        if not _all_finite(columns):
+            _bound_infinities(columns, names)
+            worst = worst or _first_not_finite(start, columns, names)
+            columns = columns[np.isfinite(columns).all(axis=1)]
         views = _columns_by_tensor(columns, names)
         # Memory is claimed only now that the first rows are really there.
         parts = parts or {k: np.empty((vertex.count, *v.shape[1:]), np.float32) for k, v in views.items()}
         for name, view in views.items():
-            parts[name][start : start + len(rows)] = view
-        start += len(rows)
+            parts[name][num_kept : num_kept + len(columns)] = view
+        start, num_kept = start + len(rows), num_kept + len(columns)
+    if 2 * num_kept < vertex.count:
+        raise ValueError(f"{path} is damaged: {worst}")
     parts = parts or _columns_by_tensor(np.empty((0, len(names)), np.float32), names)
-    return Gaussians(**{name: torch.from_numpy(part) for name, part in parts.items()})
+    gaussians = Gaussians(**{name: torch.from_numpy(part[:num_kept]) for name, part in parts.items()})
+    notes = [left_out_note(path, start - num_kept, start)] if num_kept < start else []
+    if flat:
+        notes.append(f"{path} is of 2D Gaussian splatting: its flat splats get a third axis of {THICKNESS:g}")
+    return SplatFile(gaussians, header.antialiased, notes=tuple(notes))
+
+
+def _with_thickness(rows: np.ndarray) -> np.ndarray:
+    """Return the rows of flat splats with a third scale."""
+    wider = np.empty(len(rows), np.dtype([*rows.dtype.descr, (SCALE[2], "f4")]))
+    for name in rows.dtype.names or ():
+        wider[name] = rows[name]
+    wider[SCALE[2]] = np.log(THICKNESS)
+    return wider
+
+
+def _bound_infinities(columns: np.ndarray, names: list[str]) -> None:
+    """Replace infinite opacities and log scales that mean something, in place."""
+    opacity, scale = names.index("opacity"), names.index(SCALE[0])
+    columns[:, opacity] = without_infinite_opacities(columns[:, opacity])
+    columns[:, scale : scale + 3] = without_infinite_scales(columns[:, scale : scale + 3])
 
 
 def _float_columns(table: np.ndarray, names: list[str]) -> np.ndarray:
@@ -358,17 +405,19 @@ def _float_columns(table: np.ndarray, names: list[str]) -> np.ndarray:
     return columns
 
 
-def _refuse_non_finite(path: Path, start: int, rows: np.ndarray, names: list[str], verdict: str) -> None:
-    """Raise ValueError naming the first value of `rows`, records from `start` on, that is not finite."""
+def _all_finite(rows: np.ndarray) -> bool:
     # A sum is finite only if all its terms are, and needs no table of booleans; large terms may overflow it.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(rows.sum()):
-            return
+        return bool(np.isfinite(rows.sum())) or bool(np.isfinite(rows).all())
+
+
+def _first_not_finite(start: int, rows: np.ndarray, names: list[str]) -> str:
+    """Return which value of `rows`, records from `start` on, is the first that is not finite; "": none is."""
     wrong = np.argwhere(~np.isfinite(rows))
-    if len(wrong):
-        row, column = wrong[0]
-        value = rows[row, column]
-        raise ValueError(f"{path} {verdict}: {names[column]!r} of record {start + row} is {value}")
+    if not len(wrong):
+        return ""
+    row, column = wrong[0]
+    return f"{names[column]!r} of record {start + row} is {rows[row, column]}"
 
 
 def write_point_cloud(path: Path | str, gaussians: Gaussians, normals: torch.Tensor | None = None) -> None:

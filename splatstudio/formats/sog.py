@@ -23,11 +23,13 @@ import torch
 from PIL import Image
 
 from splatstudio.error_text import first_line
+from splatstudio.files.inputs import can_be_path, open_input, read_input
 from splatstudio.formats.model_arrays import (
     ModelArrays,
     SplatFile,
     arrays_to_write,
-    gaussians_read,
+    require_memory,
+    splats_read,
     write_file,
 )
 from splatstudio.formats.quantize import (
@@ -47,6 +49,7 @@ BRANCHES = 256  # clusters that a set of vectors is split into at a time
 ROUNDS = 5
 
 LARGEST = 3e38  # float32 ends there
+LARGEST_LOG = 88.7  # and so do positions, whose logarithms are kept
 # Of models that were trained anti-aliased: as PlayCanvas' programs write it, and as its specification had it.
 ANTIALIASED = {"model": "antialiased", "antialias": True}
 
@@ -55,7 +58,9 @@ PALETTE_SIZE = 65_536  # of SH; two bytes choose from it
 PALETTE_WIDTH = 64  # entries side by side in its image
 FIRST_TAG = 252  # of a rotation's largest component
 SQRT_2 = 2.0**0.5
-MOST_PER_BYTE = 1000  # Gaussians for a byte of a file, which no true model reaches
+# Measured: the bytes that decoding takes beside the model, a Gaussian and each of its coefficients.
+MORE_EACH, MORE_SHN = 175, 11
+LARGEST_META = 16 << 20  # bytes; real ones have a few ten thousand
 EFFORT = 2  # of the WebP encoder, 0..6; more takes far longer and gains few percent
 
 
@@ -193,6 +198,11 @@ class SogDescription:
     sh: SogPalette | None
     antialiased: bool = False  # trained so
 
+    @property
+    def num_shN(self) -> int:
+        """Return the number of coefficients beyond the first."""
+        return 0 if self.sh is None else (self.sh.degree + 1) ** 2 - 1
+
 
 def parsed_description(path: Path, content: bytes) -> SogDescription:
     """Return what the meta.json `content` of the model at `path` says.
@@ -209,7 +219,7 @@ def parsed_description(path: Path, content: bytes) -> SogDescription:
         raise ValueError(f"{path} is SOG of another version than 2; convert it with a newer program")
     count = _whole(path, meta, "count", 2**28)
     means, scales, quats, sh0 = (_part(path, meta, name) for name in ("means", "scales", "quats", "sh0"))
-    mins, maxs = _numbers(path, means, "mins", 3), _numbers(path, means, "maxs", 3)
+    mins, maxs = (_numbers(path, means, name, 3, LARGEST_LOG) for name in ("mins", "maxs"))
     sh = None
     if meta.get("shN") is not None:
         part = _part(path, meta, "shN")
@@ -251,14 +261,14 @@ def _whole(path: Path, part: dict[str, Any], name: str, most: int) -> int:
     return value
 
 
-def _numbers(path: Path, part: dict[str, Any], name: str, num: int) -> list[float]:
+def _numbers(path: Path, part: dict[str, Any], name: str, num: int, largest: float = LARGEST) -> list[float]:
     values = part.get(name)
     if not isinstance(values, list) or len(values) != num:
         raise ValueError(f"{path}: {name!r} in its meta.json must be {num} numbers")
     for value in values:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (number and -LARGEST < value < LARGEST):
-            raise ValueError(f"{path}: {name!r} in its meta.json must be {num} numbers")
+        if not (number and -largest < value < largest):
+            raise ValueError(f"{path}: {name!r} in its meta.json must be {num} numbers up to {largest:g}")
     return [float(value) for value in values]
 
 
@@ -268,7 +278,14 @@ def _files(path: Path, part: dict[str, Any], num: int) -> list[str]:
         raise ValueError(f"{path}: 'files' in its meta.json must be {num} names")
     for name in files:
         # Only what lies beside it: a description from elsewhere must not choose any file of this machine.
-        if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        if (
+            not isinstance(name, str)
+            or not name
+            or "/" in name
+            or "\\" in name
+            or name.startswith(".")
+            or not can_be_path(name)
+        ):
             raise ValueError(
                 f"{path}: {str(name)[:60]!r} in its meta.json is not the name of a file beside it"
             )
@@ -363,9 +380,10 @@ def read_sog(path: Path | str) -> SplatFile:
     path = Path(path)
     try:
         if path.suffix.lower() == ".json":
-            return _content(path, path.read_bytes(), lambda name: (path.parent / name).read_bytes())
-        with zipfile.ZipFile(path) as archive:
-            return _content(path, _entry(archive, "meta.json"), lambda name: _entry(archive, name))
+            return _content(path, read_input(path), lambda name, most: read_input(path.parent / name))
+        with open_input(path) as file, zipfile.ZipFile(file) as archive:
+            meta = _entry(archive, "meta.json", LARGEST_META)
+            return _content(path, meta, lambda name, most: _entry(archive, name, most))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeError) as error:
@@ -374,23 +392,27 @@ def read_sog(path: Path | str) -> SplatFile:
         raise ValueError(f"{path} is not a whole SOG archive: {first_line(error)[:200]}") from error
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """Return the content of an entry, which has `most` bytes at most."""
     info = archive.getinfo(name)
-    if info.file_size > 4 * info.compress_size + 1_000_000:
-        raise zipfile.BadZipFile(f"{name} would expand too much")
+    if info.file_size > most:
+        raise zipfile.BadZipFile(f"{name} would expand too much, to {info.file_size} bytes")
     return archive.read(info)
 
 
-def _content(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> SplatFile:
-    """Return the Gaussians that `meta` describes, of the files that `content_of` finds by name."""
+def _content(path: Path, meta: bytes, content_of: Callable[[str, int], bytes]) -> SplatFile:
+    """Return the Gaussians that `meta` describes.
+
+    `content_of` returns the file of a name, which has as many bytes at most as it is told. The count bounds
+    what is read and decoded; how well the pixels are compressed says nothing, since equal ones need no bytes.
+    """
     description = parsed_description(path, meta)
     num = description.count
+    require_memory(path, num, description.num_shN, MORE_EACH + MORE_SHN * description.num_shN)
 
     def pixels(name: str, channels: int) -> np.ndarray:
-        content = content_of(name)
-        if num > MOST_PER_BYTE * len(content) + 100_000:
-            raise ValueError(f"{path} is damaged: {name} is too small for {num} splats")
-        return _pixels(path, name, content, num, 4 * num + 65_536)[:num, :channels]
+        most = 4 * num + 65_536
+        return _pixels(path, name, content_of(name, _most_bytes(most)), num, most)[:num, :channels]
 
     low, high = (pixels(name, 3).astype(np.int32) for name in description.means)
     mins, maxs = np.array(description.mins), np.array(description.maxs)
@@ -408,7 +430,7 @@ def _content(path: Path, meta: bytes, content_of: Callable[[str], bytes]) -> Spl
         )
     if description.sh is not None:
         model = ModelArrays(**{**vars(model), "shN": _sh(path, description, content_of, pixels)})
-    return SplatFile(gaussians_read(path, model), antialiased=description.antialiased)
+    return splats_read(path, model, antialiased=description.antialiased)
 
 
 def _unpacked_rotations(pixels: np.ndarray) -> np.ndarray:
@@ -421,22 +443,28 @@ def _unpacked_rotations(pixels: np.ndarray) -> np.ndarray:
 def _sh(
     path: Path,
     description: SogDescription,
-    content_of: Callable[[str], bytes],
+    content_of: Callable[[str, int], bytes],
     pixels: Callable[[str, int], np.ndarray],
 ) -> np.ndarray:
     """Return the coefficients [N, K-1, 3] of a file with a palette of SH."""
     sh = description.sh
     assert sh is not None
-    num_coefficients = (sh.degree + 1) ** 2 - 1
+    num_coefficients = description.num_shN
     num_pixels = sh.count * num_coefficients
     most = num_pixels + PALETTE_WIDTH * num_coefficients * 4
-    table = _pixels(path, sh.centroids, content_of(sh.centroids), num_pixels, most)
+    content = content_of(sh.centroids, _most_bytes(most))
+    table = _pixels(path, sh.centroids, content, num_pixels, most)
     entries = np.array(sh.book, np.float32)[table[:num_pixels, :3]].reshape(sh.count, num_coefficients, 3)
     labels = pixels(sh.labels, 2).astype(np.intp)
     labels = labels[:, 0] | labels[:, 1] << 8
     if labels.max() >= sh.count:
         raise ValueError(f"{path} is damaged: an index into its palette is {labels.max()} of {sh.count}")
     return entries[labels]
+
+
+def _most_bytes(num_pixels: int) -> int:
+    """Return how many bytes a lossless image may have: a little more than its pixels, as they are."""
+    return 5 * num_pixels + 1_000_000
 
 
 def _pixels(path: Path, name: str, content: bytes, least: int, most: int) -> np.ndarray:

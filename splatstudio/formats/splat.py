@@ -14,14 +14,16 @@ from splatstudio.formats.model_arrays import (
     ModelArrays,
     SplatFile,
     arrays_to_write,
-    gaussians_read,
     read_file,
+    require_memory,
+    splats_read,
     write_file,
 )
 from splatstudio.formats.quantize import colors_of, opacity_logits, rounded, sh0_of, sigmoid, unit_quats
 from splatstudio.gaussians.gaussians import Gaussians
 
 ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
+MORE_EACH = 56  # bytes a Gaussian that decoding takes beside the model, measured
 SMALLEST_SCALE = np.finfo(np.float32).tiny  # a scale of 0 has no logarithm
 LARGEST_LOG_SCALE = 88.0  # more leaves float32
 
@@ -54,6 +56,7 @@ def read_splat(path: Path | str) -> SplatFile:
     or values that no file holds. Raises ValueError, naming the file and the reason, for those.
     """
     path = Path(path)
+    require_memory(path, path.stat().st_size // ROW.itemsize if path.is_file() else 0, 0, MORE_EACH)
     content = read_file(path)
     if len(content) == 0 or len(content) % ROW.itemsize:
         raise ValueError(
@@ -61,16 +64,18 @@ def read_splat(path: Path | str) -> SplatFile:
         )
     rows = np.frombuffer(content, ROW)
     num = len(rows)
-    wrong = ~((rows["scales"] >= 0.0) & np.isfinite(rows["scales"])).all(axis=1)
+    wrong = (rows["scales"] < 0.0).any(axis=1)
     if wrong.any():
         index = int(wrong.argmax())
         raise ValueError(f"{path} is damaged: splat {index} has the scales {rows['scales'][index].tolist()}")
+    with np.errstate(invalid="ignore"):  # what is not finite stays so
+        log_scales = np.log(np.maximum(rows["scales"], SMALLEST_SCALE))
     model = ModelArrays(
         means=rows["means"],
         quats=unit_quats((rows["quats"].astype(np.float32) - 128.0) / 128.0),
-        scales=np.log(np.maximum(rows["scales"], SMALLEST_SCALE)),
+        scales=log_scales,
         opacities=opacity_logits(rows["rgba"][:, 3]),
         sh0=sh0_of(rows["rgba"][:, :3] / np.float32(255)),
         shN=np.empty((num, 0, 3), np.float32),
     )
-    return SplatFile(gaussians_read(path, model))
+    return splats_read(path, model)

@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from splatstudio.formats.model_arrays import (
     ModelArrays,
     SplatFile,
     arrays_to_write,
-    gaussians_read,
     half_turned,
     read_file,
+    require_memory,
+    splats_read,
     write_file,
 )
 from splatstudio.formats.quantize import (
@@ -51,7 +53,10 @@ NUM_COEFFICIENTS = (0, 3, 8, 15)  # a channel, by SH degree
 SH_STEPS = np.array([8] * 3 + [16] * 12, np.float32)[
     :, None
 ]  # 5 bits for degree 1 and 4 beyond, as the reference
-MOST_EXPANSION = 1032  # times, that gzip can shrink anything
+# Measured: the bytes that decoding takes beside the model, a Gaussian and each of its coefficients.
+MORE_EACH, MORE_SHN = 80, 8
+MOST_EXPANSION = 1032  # times: a bit for a length and one for a distance stand for 258 bytes in gzip
+READ_AT_ONCE = 1 << 20  # bytes of a stream whose true length is not known
 GZIP_BLOCK = 1 << 21  # bytes that one core compresses at a time
 EMPTY_LAST_BLOCK = b"\x03\x00"  # of deflate
 FARTHEST = 2**23 - 1  # of a 24-bit number
@@ -179,7 +184,7 @@ def read_spz(path: Path | str) -> SplatFile:
         chunk.shN[:] = (packed.sh[rows].astype(np.float32) - 128) / 128
         turned = half_turned(chunk, ABOUT_X)
         chunk.means[:], chunk.quats[:], chunk.shN[:] = turned.means, turned.quats, turned.shN
-    return SplatFile(gaussians_read(path, model), antialiased=_is_antialiased(content))
+    return splats_read(path, model, antialiased=_is_antialiased(content))
 
 
 def _rotations(codes: np.ndarray) -> np.ndarray:
@@ -204,13 +209,13 @@ def _is_antialiased(start: bytes) -> bool:
     return len(header) >= HEADER.size and bool(HEADER.unpack_from(header)[5] & ANTIALIASED)
 
 
-def _column_shapes(path: Path, header: bytes, size: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the columns that a header promises, if a file of `size` bytes can hold them."""
+def _column_shapes(path: Path, header: bytes) -> list[tuple[int, ...]]:
+    """Return the shapes of the columns that a header promises."""
     if len(header) < HEADER.size:
         raise ValueError(f"{path} is cut off within its header")
     magic, version, num, degree, _, _, _ = HEADER.unpack_from(header)
     if magic != MAGIC:
-        raise ValueError(f"{path} is not an SPZ file: it does not begin with {MAGIC.decode()}")
+        raise ValueError(f"{path} is compressed by gzip, but no SPZ file: unpack it and open what is in it")
     if version not in (2, 3, 4):
         raise ValueError(f"{path} is SPZ version {version}; versions 2, 3 and 4 can be read")
     if degree >= len(NUM_COEFFICIENTS):
@@ -218,10 +223,12 @@ def _column_shapes(path: Path, header: bytes, size: int) -> list[tuple[int, ...]
     if num == 0:
         raise ValueError(f"{path} holds no splats")
     rotation = 3 if version == 2 else 4
-    shapes = [(num, 3, 3), (num,), (num, 3), (num, 3), (num, rotation), (num, NUM_COEFFICIENTS[degree], 3)]
-    if sum(math.prod(shape) for shape in shapes) > MOST_EXPANSION * size:
-        raise ValueError(f"{path} is damaged: its header promises {num} splats, too many for its size")
-    return shapes
+    return [(num, 3, 3), (num,), (num, 3), (num, 3), (num, rotation), (num, NUM_COEFFICIENTS[degree], 3)]
+
+
+def _require_memory(path: Path, shapes: list[tuple[int, ...]]) -> None:
+    num_shN = shapes[-1][1]
+    require_memory(path, shapes[0][0], num_shN, MORE_EACH + MORE_SHN * num_shN)
 
 
 def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
@@ -231,7 +238,10 @@ def _stream_of_gzip(path: Path, content: bytes) -> _Packed:
     stream = zlib.decompressobj(wbits=31)
     try:
         header = stream.decompress(content, HEADER.size)
-        shapes = _column_shapes(path, header, len(content))
+        shapes = _column_shapes(path, header)
+        if sum(math.prod(shape) for shape in shapes) > MOST_EXPANSION * len(content):
+            raise ValueError(f"{path} is damaged: its header promises {shapes[0][0]} splats, too many for it")
+        _require_memory(path, shapes)
         _, version, _, _, bits, flags, _ = HEADER.unpack(header)
         if version == 4:
             raise ValueError(f"{path} is damaged: SPZ version 4 is not gzip")
@@ -258,11 +268,21 @@ def _inflated(stream: zlib._Decompress, num_bytes: int) -> bytes:  # type: ignor
     return stream.decompress(stream.unconsumed_tail, num_bytes) if num_bytes else b""
 
 
+def _up_to(size: int, read: Callable[[int], bytes]) -> bytes:
+    """Return the next `size` bytes of a stream, or fewer at its end; memory is claimed as they come."""
+    parts, left = [], size
+    while left and (part := read(min(left, READ_AT_ONCE))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
 def _streams_of_zstd(path: Path, content: bytes) -> _Packed:
     """Return the columns of version 4."""
     import zstandard
 
-    shapes = _column_shapes(path, content, len(content))
+    shapes = _column_shapes(path, content)
+    _require_memory(path, shapes)
     _, version, _, _, bits, flags, num_streams = HEADER.unpack_from(content)
     if version != 4 or len(content) < HEADER_4_BYTES:
         raise ValueError(f"{path} is damaged: SPZ version {version} is not stored like this")
@@ -280,7 +300,8 @@ def _streams_of_zstd(path: Path, content: bytes) -> _Packed:
             raise ValueError(f"{path} is cut off or damaged: stream {number} has the wrong size")
         try:
             # Read as a stream, since what a frame says of its own size may be a lie.
-            column = zstandard.ZstdDecompressor().stream_reader(content[end : end + packed_size]).read(size)
+            stream = zstandard.ZstdDecompressor().stream_reader(content[end : end + packed_size])
+            column = _up_to(size, stream.read)
         except zstandard.ZstdError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
         if len(column) != size:

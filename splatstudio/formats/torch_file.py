@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from splatstudio.error_text import first_line
-from splatstudio.formats.model_arrays import NUM_SHN, ModelArrays, gaussians_read, write_file
-from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.files.inputs import refuse_larger_than_memory
+from splatstudio.formats.model_arrays import NUM_SHN, ModelArrays, SplatFile, splats_read, write_file
 
 # What a damaged or hostile pickle makes torch's restricted unpickler raise.
 DAMAGE = (
@@ -40,6 +40,7 @@ def load_tensors(path: Path) -> Any:
     Raises ValueError, naming the file and the reason, when it is missing, damaged, or holds anything else.
     """
     try:
+        refuse_larger_than_memory(path)
         _refuse_expanding(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -72,8 +73,8 @@ def save_tensors(path: Path, content: Any) -> None:
     write_file(path, buffer.getbuffer())
 
 
-def gaussians_of_tensors(path: Path, tensors: Mapping[str, Any]) -> Gaussians:
-    """Return Gaussians of the tensors `means`, `quats`, `scales`, `opacities`, `sh0`, `shN` found in `path`.
+def splats_of_tensors(path: Path, tensors: Mapping[str, Any], step: int | None = None) -> SplatFile:
+    """Return what the file `path` holds, with the `tensors` means, quats, scales, opacities, sh0 and shN.
 
     Opacities may be [N] or [N, 1]. Raises ValueError when one is missing or of a wrong type or shape.
     """
@@ -110,4 +111,4 @@ def gaussians_of_tensors(path: Path, tensors: Mapping[str, Any]) -> Gaussians:
     }
     arrays["opacities"] = arrays["opacities"].reshape(num)
     arrays["sh0"] = arrays["sh0"].reshape(num, 3)
-    return gaussians_read(path, ModelArrays(**arrays))
+    return splats_read(path, ModelArrays(**arrays), step=step)

@@ -17,6 +17,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.placement import export_transform, knows_no_scene
 from splatstudio.corrections.poses import corrected_camera
 from splatstudio.files.durable import write_durably
+from splatstudio.files.outputs import make_folder
 from splatstudio.formats import FileExtras, Format, format_to_write, write_gaussians
 from splatstudio.formats.viewer_page import PageView
 from splatstudio.gaussians.gaussians import Gaussians, unit_quats
@@ -82,7 +83,7 @@ def write_cameras(path: Path, cameras: Iterable[tuple[str, Camera]], transform: 
     rows = [
         _row(number, name, camera.transformed(transform)) for number, (name, camera) in enumerate(cameras)
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_durably(path, (json.dumps(rows, indent=1) + "\n").encode())
 
 

@@ -34,8 +34,9 @@ from splatstudio.checkpoints.rank_parts import (
     part_of,
 )
 from splatstudio.files.durable import sync_folder
+from splatstudio.files.outputs import make_folder
 from splatstudio.formats import format_to_write, free_path
-from splatstudio.formats.gsplat_checkpoint import gaussians_of_gsplat, is_gsplat_checkpoint
+from splatstudio.formats.gsplat_checkpoint import is_gsplat_checkpoint, splats_of_gsplat
 from splatstudio.formats.torch_file import load_tensors, save_tensors
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.models.exporter import ExportedModel, write_model
@@ -81,7 +82,8 @@ class Merged:
         if self.checkpoint is not None:
             return model_of(self.checkpoint)
         assert self.gsplat is not None
-        return Model(gaussians_of_gsplat(self.sources[0], self.gsplat), step=self.step)
+        file = splats_of_gsplat(self.sources[0], self.gsplat)
+        return Model(file.gaussians, step=self.step, notes=file.notes)
 
     def write(self, output: Path | str) -> ExportedModel:
         """Write the model; the ending of `output` says how, and without one it is a checkpoint folder.
@@ -168,7 +170,7 @@ def merge_to_open(path: Path, report: Report = _silent) -> Path:
         return whole
     merged = merged_parts([part.path, *part.others], report)
     output = place_of_merged(part.path)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     return merged.write(output).output
 
 
@@ -237,7 +239,10 @@ def _keep_apart(output: Path, sources: Sequence[Path]) -> None:
 def _checkpoint_of_gsplat(merged: Merged) -> Checkpoint:
     """Return gsplat's model as a checkpoint of ours: no scene, and moments of zero unless they were kept."""
     assert merged.gsplat is not None
-    gaussians = merged.model().gaussians
+    model = merged.model()
+    if model.notes:  # its moments would be those of other splats
+        raise ValueError(f"{model.notes[0]}, which a checkpoint cannot be: name an output that ends in .ply")
+    gaussians = model.gaussians
     return Checkpoint(
         step=merged.step,
         config=TrainConfig(sh_degree=gaussians.sh_degree),

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
+from splatstudio.cameras.camera_path import CameraPath, orbit
 from splatstudio.checkpoints.checkpoint import Checkpoint, load_checkpoint, load_shard, newest_checkpoint
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import RankPart, gsplat_steps, part_of
@@ -19,15 +20,19 @@ from splatstudio.corrections.corrections import saved_poses, saved_sky
 from splatstudio.evaluation.evaluate import PSNR_AND_SSIM, Evaluation, ImageScore, Measures, evaluate
 from splatstudio.files.run import Run
 from splatstudio.formats import Format, format_of, read_splats
-from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.gaussians.gaussians import Gaussians, central_bounds
 from splatstudio.gaussians.transform import transformed, transformed_sky
 from splatstudio.models.exporter import write_model
+from splatstudio.models.other_outputs import output_in, scene_of_output
 from splatstudio.rendering.render import RenderOptions, options_for_display
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, with_whole_paths
 
 log = logging.getLogger(__name__)
+
+ORBIT_DISTANCE = 2.8  # of the radius in which half of the splats lie: they fill most of the picture
+ORBIT_HEIGHT = 0.35  # of the distance, which looks down by 19 degrees
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,7 @@ class Model:
     part: str | None = None  # a sentence, where this is the part that one of several ranks wrote
     # What the training learned of its cameras, by photograph: [6] as of `corrected_camera`, in this frame.
     poses: Mapping[str, np.ndarray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # sentences on what a file held that is left out or taken otherwise
 
     def __len__(self) -> int:
         return len(self.gaussians)
@@ -74,9 +80,9 @@ class Model:
         """
         gaussians = self.in_frame_of(scene).gaussians
         evaluation = evaluate(gaussians, scene, options=self.options, measures=measures, on_image=on_image)
-        if self.part is None:
-            return evaluation
-        return replace(evaluation, part=self.part, notes=(self.part, *evaluation.notes))
+        if self.part is not None:
+            evaluation = replace(evaluation, part=self.part, notes=(self.part, *evaluation.notes))
+        return replace(evaluation, notes=(*self.notes, *evaluation.notes))
 
     def in_frame_of(self, scene: Scene) -> Model:
         """Return the model in `scene`'s frame, by way of the files' coordinates that both share."""
@@ -103,6 +109,7 @@ class Model:
 def load_model(path: str | Path) -> Model:
     """Load a model from a file of Gaussians, a checkpoint, or a run folder (its newest good checkpoint).
 
+    Of the folder that another program left (see `output_in`) the newest model is taken.
     One rank's file of several gives its part of the scene: `Model.part` tells, `merge` joins them.
     Raises ValueError, naming the file and the reason, when there is none or it is damaged.
     """
@@ -110,11 +117,11 @@ def load_model(path: str | Path) -> Model:
     if SHARD_NAME.fullmatch(path.name) and path.is_file():
         return replace(model_of(load_shard(path)), part=_sentence(part_of(path)))
     if path.is_file() or (format_of(path) is not None and not path.is_dir()):
-        file = read_splats(path)
-        options = RenderOptions(antialiased=file.antialiased)
-        # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
-        return Model(file.gaussians, options=options, part=_sentence(part_of(path)))
+        return _model_in_file(path)
     folder = path if (path / "manifest.json").exists() else newest_checkpoint(path)
+    if folder is None and (other := output_in(path)) is not None:
+        model = _model_in_file(other.file)
+        return replace(model, notes=(other.note, *model.notes))
     if folder is None and (steps := gsplat_steps(path)):
         raise ValueError(
             f"{path} holds gsplat's checkpoints of {len(steps)} steps: name one file, or merge the ranks'"
@@ -127,6 +134,13 @@ def load_model(path: str | Path) -> Model:
             + ("; this is a scene, and its models are in the run folders, such as runs/NAME" if scene else "")
         )
     return model_of(load_checkpoint(folder))
+
+
+def _model_in_file(path: Path) -> Model:
+    file = read_splats(path)
+    options = RenderOptions(antialiased=file.antialiased)
+    # Not `file.step`: only what a run has saved itself counts as the model of one of its steps.
+    return Model(file.gaussians, options=options, part=_sentence(part_of(path)), notes=file.notes)
 
 
 def _sentence(part: RankPart | None) -> str | None:
@@ -146,6 +160,17 @@ class Origin:
 
     scene_path: Path
     config: TrainConfig
+
+
+def own_orbit(model: Model) -> CameraPath:
+    """Return a loop around the half of a model that lies most centrally, for where no scene tells of cameras.
+
+    Upright is as in the files of most programs, whose y points down.
+    """
+    center, radius = central_bounds(model.gaussians)
+    down = model.transform[:3, :3] @ np.array([0.0, 1.0, 0.0])
+    distance = ORBIT_DISTANCE * radius
+    return orbit(np.array(center), distance, ORBIT_HEIGHT * distance, up=-down / np.linalg.norm(down))
 
 
 def run_folder_of(path: str | Path) -> Path | None:
@@ -168,7 +193,9 @@ def origin_of(path: str | Path) -> Origin | None:
         checkpoint = load_checkpoint(folder)
         if checkpoint.scene_path != Path():  # a model that was merged of another program's parts has none
             return Origin(checkpoint.scene_path, checkpoint.config)
-    return None
+        return None
+    other = scene_of_output(path)
+    return None if other is None else Origin(other.path, TrainConfig(images=other.images))
 
 
 def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_size: bool) -> Scene:
@@ -182,7 +209,12 @@ def scene_shown_by(path: Path, scene: Path | None, images: str = "", *, full_siz
     if place is None:
         raise ValueError(f"{path} does not say which scene it shows; name it with --scene FOLDER")
     downscale = 1 if full_size or origin is None else origin.config.downscale
-    return load_scene(place, downscale=downscale, images_folder=images_of(images, scene, origin))
+    return load_scene(
+        place,
+        downscale=downscale,
+        images_folder=images_of(images, scene, origin),
+        model=colmap_model_of(scene, origin),
+    )
 
 
 def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | None:
@@ -191,6 +223,12 @@ def images_of(images: str, scene: Path | None, origin: Origin | None) -> str | N
     That of the training is for its own scene alone, which it is where no `scene` was named.
     """
     return images or (origin.config.images if origin is not None and scene is None else None) or None
+
+
+def colmap_model_of(scene: Path | None, origin: Origin | None) -> int:
+    """Return the number of the COLMAP model that was trained on, -1 where another `scene` was named."""
+    own = origin is not None and (scene is None or scene.resolve() == origin.scene_path)
+    return origin.config.model if origin is not None and own else -1
 
 
 def remember_images(run: Run, images: str) -> Run:

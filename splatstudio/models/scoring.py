@@ -18,7 +18,15 @@ from splatstudio.evaluation.evaluate import (
 )
 from splatstudio.files.run import Run
 from splatstudio.models.merging import merge
-from splatstudio.models.model import Origin, images_of, load_model, origin_of, remember_images, run_folder_of
+from splatstudio.models.model import (
+    Origin,
+    colmap_model_of,
+    images_of,
+    load_model,
+    origin_of,
+    remember_images,
+    run_folder_of,
+)
 from splatstudio.scene.load import load_scene
 
 BESIDE_THE_SCENE = 13.0  # dB: a model that is not where the cameras look is not above this
@@ -73,8 +81,8 @@ def evaluate_task(
         model = load_model(task.path)
     origin = origin_of(task.path)
     against = _against(task, origin)
-    split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images}
-    split["images_folder"] = images = images_of(task.images, task.scene, origin)
+    files = _files_read(task, origin)
+    split: dict[str, Any] = {"test_every": against.test_every, "test_images": against.test_images, **files}
     scene = load_scene(against.scene, downscale=against.downscale, **split)
     total = len(scene.test_indices)
     if total == 0:
@@ -95,7 +103,7 @@ def evaluate_task(
         evaluation = replace(evaluation, notes=(*evaluation.notes, why))
     own = None if origin is None else _against(EvaluationTask(task.path), origin)
     if own is not None and (own.scene, own.test_every) == (against.scene, against.test_every):
-        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, images)))
+        evaluation = replace(evaluation, notes=(*evaluation.notes, *_trained_on(evaluation, own, files)))
     run = run_folder_of(task.path)
     file = None
     if run is not None and own is not None and model.step is not None and model.part is None:
@@ -114,6 +122,12 @@ def evaluate_task(
     return Scored(evaluation, model.step, file)
 
 
+def _files_read(task: EvaluationTask, origin: Origin | None) -> dict[str, Any]:
+    """Return which of the scene's files are read: as the task says, else as in the training."""
+    images = images_of(task.images, task.scene, origin)
+    return {"images_folder": images, "model": colmap_model_of(task.scene, origin)}
+
+
 def _remembered(run: Path, images: str) -> list[str]:
     """Note in a run where its photographs were said to be; return a sentence where that fails."""
     try:
@@ -125,12 +139,12 @@ def _remembered(run: Path, images: str) -> list[str]:
     return []
 
 
-def _trained_on(evaluation: Evaluation, own: ComparedWith, images: str | None) -> list[str]:
+def _trained_on(evaluation: Evaluation, own: ComparedWith, files: dict[str, Any]) -> list[str]:
     """Return a sentence where the training, whose split is that of `own`, has learned from what is judged."""
     if evaluation.against is None or evaluation.against.test_images == own.test_images:
         return []
-    split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images}
-    scene = load_scene(own.scene, downscale=own.downscale, images_folder=images, **split)
+    split: dict[str, Any] = {"test_every": own.test_every, "test_images": own.test_images, **files}
+    scene = load_scene(own.scene, downscale=own.downscale, **split)
     held_out = {scene.views[index].name for index in scene.test_indices}
     learned = [score.name for score in evaluation.images if score.name not in held_out]
     if not learned:

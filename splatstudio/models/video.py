@@ -13,6 +13,7 @@ import numpy as np
 from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import VideoQuality
 from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.files.outputs import make_folder
 from splatstudio.models.model import Model
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.modes import DrawnMode
@@ -91,7 +92,8 @@ def write_frames(
     first = _even(cameras[0]) if codec else cameras[0]
     partial = partial_path(output)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(output.parent)
+        remove_partial(output)
         writer = _frames(partial) if codec is None else _video(partial, codec, first, fps, quality)
         with writer as write:
             for number, camera in enumerate(cameras):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.files.inputs import read_input
+from splatstudio.files.kinds import refuse_pointer
 from splatstudio.scene.lens import Lens
 
 MAX_COORDINATE = 1e12  # beyond this a position is damage, and float32 loses everything anyway
@@ -40,6 +42,9 @@ class Capture:
     colors: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.uint8))  # [P, 3]
     notes: tuple[str, ...] = ()
     test_names: frozenset[str] | None = None  # None: every n-th is a test image
+    unposed: tuple[str, ...] = ()  # photographs that lie there and have no pose
+    model_folder: Path | None = None  # COLMAP's model
+    model: int = -1  # its number, where there are several
 
 
 class ImageFolder:
@@ -65,6 +70,11 @@ class ImageFolder:
     def __len__(self) -> int:
         return sum(len(paths) for paths in self._by_stem.values())
 
+    @property
+    def pictures(self) -> dict[str, Path]:
+        """Return the picture files by their paths below the folder."""
+        return {name: path for name, path in self._by_name.items() if path.suffix.lower() in IMAGE_SUFFIXES}
+
     def find(self, name: str) -> Path | None:
         """Return the file called `name`, or the only picture that differs from it in its ending, or None."""
         exact = self._by_name.get(name)
@@ -85,13 +95,18 @@ def find_mask(folder: ImageFolder | None, name: str) -> Path | None:
 
 
 def read_file(path: Path, what: str) -> bytes:
-    """Return the bytes of `path`; raises ValueError with `what` it is when it cannot be read."""
+    """Return the bytes of `path`; raises ValueError with `what` it is when it cannot be read.
+
+    Or where it is a pointer of Git LFS.
+    """
     try:
-        return path.read_bytes()
+        content = read_input(path)
     except OSError as error:
         raise ValueError(
             f"{what} {path} cannot be read: {error.strerror or error}; check it and its permissions"
         ) from error
+    refuse_pointer(path, content)
+    return content
 
 
 def missing_note(missing: list[str], where: str) -> str:
@@ -99,6 +114,13 @@ def missing_note(missing: list[str], where: str) -> str:
     names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
     listed = f"{len(missing)} listed image" + ("s do" if len(missing) > 1 else " does")
     return f"{listed} not exist in {where} and cannot be used: {names}"
+
+
+def unposed_note(num_unposed: int, num_pictures: int, where: str) -> str:
+    """Return the sentence that counts the photographs in `where` that no pose is known of."""
+    verb = "have no pose and are" if num_unposed > 1 else "has no pose and is"
+    of_all = f"{num_unposed} of the {num_pictures} photos"
+    return f"{of_all} in {where} {verb} not used: `splatstudio info` names them"
 
 
 def rigid(rotation: np.ndarray, translation: np.ndarray) -> np.ndarray:

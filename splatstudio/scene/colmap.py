@@ -1,18 +1,26 @@
-"""Read a COLMAP scene folder: sparse/0 or sparse (.bin or .txt), images/ and masks/."""
+"""Read a COLMAP scene: one of its sparse models (.bin or .txt), its photographs and their masks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from splatstudio.scene import colmap_binary, colmap_text
-from splatstudio.scene.capture import Capture, CapturedPhoto, ImageFolder, find_mask, missing_note
-from splatstudio.scene.colmap_model import ColmapModel
+from splatstudio.scene.capture import (
+    Capture,
+    CapturedPhoto,
+    ImageFolder,
+    find_mask,
+    missing_note,
+    unposed_note,
+)
+from splatstudio.scene.colmap_model import ColmapModel, num_registered
+from splatstudio.scene.layout import NoPhotographs, PoseFiles
 from splatstudio.scene.scene import Scene
 
-MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0")  # the last as nerfstudio keeps it
-PARTS = ("cameras", "images", "points3D")
+IMAGES_OF_SIZES = (2, 4, 8)  # folders of smaller photographs, images_2 and so on
 
 
 def visible_points(scene: Scene) -> dict[str, np.ndarray]:
@@ -21,7 +29,7 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     Raises ValueError for a scene that is not COLMAP's, as no other tells it, and where no photograph of this
     scene has any.
     """
-    folder = model_folder(scene.path) if scene.format == "COLMAP" else None
+    folder = scene.model_folder if scene.format == "COLMAP" else None
     if folder is None:
         raise ValueError(
             f"{scene.path} does not tell which photographs show its sparse points, as COLMAP's scenes do:"
@@ -47,36 +55,22 @@ def visible_points(scene: Scene) -> dict[str, np.ndarray]:
     return shown
 
 
-def model_folder(folder: Path) -> Path | None:
-    """Return the folder below `folder` that holds a COLMAP model (even an incomplete one), or None.
+def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number: int = -1) -> Capture:
+    """Return the capture of COLMAP's `files`; photographs that do not exist are counted in a note.
 
-    A transforms.json goes before the model that nerfstudio made it from.
+    Of several models the one of that `number` is read, -1: the one with most images. With `downscale` k,
+    `images_k` is read where it is complete and no folder `images` is given. Raises ValueError for a damaged
+    model or an unknown number, NoPhotographs when no listed photograph is found.
     """
-    for name in MODEL_FOLDERS:
-        if name.startswith("colmap") and (folder / "transforms.json").exists():
-            return None
-        if any((folder / name / f"{part}.{kind}").exists() for kind in ("bin", "txt") for part in PARTS):
-            return folder / name
-    return None
-
-
-def read_colmap(folder: Path, *, downscale: int, images: Path | None) -> Capture:
-    """Return the capture in a COLMAP scene folder; photographs that do not exist are counted in a note.
-
-    With `downscale` k, `images_k` is read when it exists and no folder `images` is given. Raises ValueError
-    for a damaged model, a missing images folder, or when no listed photograph exists.
-    """
-    sparse = model_folder(folder)
-    assert sparse is not None, "read_colmap is called for folders with a model"
+    sparse, notes = _chosen_model(files, number)
     model = read_model(sparse)
-    images_dir = _images_dir(folder, downscale) if images is None else images
-    photographs = ImageFolder(images_dir)
-    if not len(photographs):
-        raise ValueError(
-            f"{images_dir} holds no photographs; the model in {sparse} needs {len(model.images)}: put them"
-            " there, or name their folder with --images FOLDER"
-        )
-    masks = _masks(folder, images_dir)
+    names = [image.name for image in model.images]
+    if images is None:
+        photographs, more = _photographs(files, names, downscale)
+    else:
+        photographs, more = ImageFolder(images), []
+    images_dir = photographs.folder
+    masks = _masks(files.folder, images_dir)
     shots, missing = [], []
     for image in model.images:
         lens = model.lenses.get(image.camera_id)
@@ -91,16 +85,117 @@ def read_colmap(folder: Path, *, downscale: int, images: Path | None) -> Capture
             continue
         mask = find_mask(masks, image.name)
         shots.append(CapturedPhoto(image.name, image.viewmat, path, lens, mask_path=mask))
-    notes = [*model.notes]
+    notes = [*notes, *model.notes, *more]
     if missing:
         note = missing_note(sorted(missing), str(images_dir))
         if not shots:
-            raise ValueError(
-                f"{note}; none is left, so put the photographs there under the names of the model, or name"
-                " their folder with --images FOLDER"
-            )
+            raise _nothing_to_show(sparse, photographs, len(names), note)
         notes.append(note)
-    return Capture("COLMAP", tuple(shots), model.points, model.colors, tuple(notes))
+    unposed = _unposed(photographs, shots, files)
+    if unposed:
+        notes.append(unposed_note(len(unposed), len(unposed) + len(shots), str(images_dir)))
+    return Capture(
+        format="COLMAP",
+        shots=tuple(shots),
+        points=model.points,
+        colors=model.colors,
+        notes=tuple(notes),
+        unposed=unposed,
+        model_folder=sparse,
+        model=int(sparse.name) if len(files.models) > 1 and sparse.name.isdecimal() else -1,
+    )
+
+
+def _chosen_model(files: PoseFiles, number: int) -> tuple[Path, list[str]]:
+    """Return the folder of the model to read, and a note where there are others."""
+    sizes = {model: num_registered(model) for model in files.models}
+    listed = {model: f"{model.name} ({num} photographs)" for model, num in sizes.items()}
+    if number >= 0:
+        chosen = next((model for model in sizes if model.name == str(number)), None)
+        if chosen is None:
+            there = ", ".join(listed.values())
+            raise ValueError(f"{files.models[0].parent} holds no model {number}: choose one of {there}")
+        return chosen, []
+    chosen = max(sizes, key=lambda model: sizes[model])
+    if len(sizes) == 1:
+        return chosen, []
+    others = ", ".join(text for model, text in listed.items() if model != chosen)
+    note = f"{chosen.parent} holds {len(sizes)} models: {listed[chosen]} is used, {others} not"
+    return chosen, [f"{note}; --model NUMBER chooses another"]
+
+
+def _photographs(files: PoseFiles, names: Sequence[str], downscale: int) -> tuple[ImageFolder, list[str]]:
+    """Return the folder of the photographs `names`, and a note where it is not the one to be expected."""
+    first: ImageFolder | None = None
+    for root in _roots(files):
+        # Pictures as they were taken, whose lenses the models in distorted/ describe.
+        taken = [[root / "input"], [root]]
+        smaller = [[root / f"images_{k}"] for k in IMAGES_OF_SIZES]
+        usual = [[root / f"images_{downscale}"] * (downscale > 1) + [root / "images"]]
+        for places in taken if files.of_pictures_as_taken else usual + taken + smaller:
+            deep = places != [root] or any("/" in name for name in names)
+            folders = [ImageFolder(place, deep=deep) for place in places if place.is_dir()]
+            counts = [sum(folder.find(name) is not None for name in names) for folder in folders]
+            if max(counts, default=0) == 0:
+                if first is None and folders and places != [root]:
+                    first = folders[-1]
+                continue
+            best = counts.index(max(counts))
+            notes = []
+            if best:
+                notes.append(
+                    f"{folders[0].folder} holds {counts[0]} of the {len(names)} photographs, so those of"
+                    f" {folders[best].folder} are used and made smaller"
+                )
+            elif places not in usual:
+                notes.append(f"the photographs in {folders[0].folder} are used: there is no folder images")
+            return folders[best], notes
+    sparse = files.models[0]
+    if first is not None:
+        note = missing_note(sorted(names), str(first.folder))
+        raise _nothing_to_show(sparse, first, len(names), note)
+    raise NoPhotographs(
+        f"the images folder {files.folder / 'images'} does not exist; put the photographs of the model there,"
+        " or say where they are with --images FOLDER"
+    )
+
+
+def _roots(files: PoseFiles) -> list[Path]:
+    """Return the folders that a scene's photographs may be in: its own, and those above that belong to it.
+
+    They do where its own is a part of COLMAP's layout, or lies in the folder that was opened.
+    """
+    folder = files.folder
+    roots = [folder]
+    while folder.name in ("sparse", "colmap", "distorted") or folder.parent.name == "sparse":
+        folder = folder.parent
+        roots.append(folder)
+    while files.opened is not None and files.opened in folder.parents:
+        folder = folder.parent
+        roots.append(folder)
+    return roots
+
+
+def _nothing_to_show(sparse: Path, photographs: ImageFolder, num_needed: int, missing: str) -> NoPhotographs:
+    """Return the error for a model none of whose photographs is in the folder where they should be."""
+    if not len(photographs):
+        return NoPhotographs(
+            f"{photographs.folder} holds no photographs; the model in {sparse} needs {num_needed}: put them"
+            " there, or name their folder with --images FOLDER"
+        )
+    return NoPhotographs(
+        f"{missing}; none is left, so put the photographs there under the names of the model, or name"
+        " their folder with --images FOLDER"
+    )
+
+
+def _unposed(photographs: ImageFolder, shots: Sequence[CapturedPhoto], files: PoseFiles) -> tuple[str, ...]:
+    """Return the names of the pictures in the folder that the model does not hold."""
+    used, folders = {shot.image_path for shot in shots}, {shot.image_path.parent for shot in shots}
+    others = {name: path for name, path in photographs.pictures.items() if path not in used}
+    if photographs.folder in _roots(files):  # which has other pictures below, as masks
+        others = {name: path for name, path in others.items() if path.parent in folders}
+    return tuple(sorted(others))
 
 
 def read_model(sparse: Path) -> ColmapModel:
@@ -113,12 +208,6 @@ def read_model(sparse: Path) -> ColmapModel:
     if not images:
         raise ValueError(f"{sparse / f'images.{kind}'} holds no registered image: run COLMAP's mapper again")
     notes = []
-    if sparse.name == "0":
-        others = sorted(
-            p.name for p in sparse.parent.iterdir() if p.is_dir() and p.name.isdigit() and p != sparse
-        )
-        if others:
-            notes.append(f"{sparse.parent} holds more than one model; 0 is used, {', '.join(others)} not")
     path = sparse / f"points3D.{kind}"
     if not path.exists():
         notes.append(f"{path} does not exist: training starts from random points")
@@ -136,22 +225,11 @@ def _present(path: Path) -> Path:
     return path
 
 
-def _images_dir(folder: Path, downscale: int) -> Path:
-    chosen = folder / f"images_{downscale}"
-    if downscale == 1 or not chosen.is_dir():
-        chosen = folder / "images"
-    if not chosen.is_dir():
-        raise ValueError(
-            f"the images folder {chosen} does not exist; put the photographs of the model there, or say "
-            "where they are with --images FOLDER"
-        )
-    return chosen
-
-
 def _masks(folder: Path, images_dir: Path) -> ImageFolder | None:
     """Return the masks beside the photographs, else those of the scene; None where there are none."""
     named = images_dir.with_name(images_dir.name.replace("images", "masks", 1))
-    for place in (named, images_dir.parent / "masks", folder / "masks"):
+    beside = (named, images_dir.parent / "masks") if images_dir != folder else ()
+    for place in (*beside, folder / "masks"):
         if place != images_dir and place.is_dir():
             return ImageFolder(place)
     return None

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from splatstudio.files.inputs import open_input
+from splatstudio.files.kinds import NUM_BYTES, refuse_pointer
 from splatstudio.scene.colmap_model import (
     CAMERA_MODELS,
     UNSUPPORTED_MODELS,
@@ -38,7 +40,7 @@ class _Cursor:
         self.position = 0
         self.record = "the header"
         try:
-            with path.open("rb") as file:
+            with open_input(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 # Mapped, not read: most of images.bin are observations that are skipped.
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
@@ -47,6 +49,7 @@ class _Cursor:
                 f"{path} cannot be read: {error.strerror or error}; check it and its permissions"
             ) from error
         self.size = len(self.data)
+        refuse_pointer(path, self.data[:NUM_BYTES])
 
     def damaged(self, what: str) -> ValueError:
         return ValueError(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from splatstudio.files.inputs import open_input, read_input
 from splatstudio.scene.capture import MAX_COORDINATE
 from splatstudio.scene.lens import Lens
 
@@ -26,6 +29,7 @@ UNSUPPORTED_MODELS = {
     10: "THIN_PRISM_FISHEYE",
     11: "RAD_TAN_THIN_PRISM_FISHEYE",
 }
+SMALLEST_IMAGE = 73  # bytes of a record of images.bin, with a name of no letters and no observations
 MAX_SIDE = 100_000  # pixels; no camera has more, a damaged file often does
 
 
@@ -47,6 +51,24 @@ class ColmapModel:
     points: np.ndarray  # [P, 3] float64
     colors: np.ndarray  # [P, 3] uint8
     notes: tuple[str, ...] = ()
+
+
+def num_registered(model: Path) -> int:
+    """Return how many images the model in the folder `model` has registered; 0 where no file tells it.
+
+    Only a count is read of a binary file, so that a folder of models is looked through in a moment.
+    """
+    try:
+        binary, text = model / "images.bin", model / "images.txt"
+        if not binary.exists():
+            lines = read_input(text).split(b"\n")
+            # A line of observations, which may be empty, follows each image's.
+            return (sum(not line.startswith(b"#") for line in lines) - (not lines[-1])) // 2
+        with open_input(binary) as file:
+            (count,) = struct.unpack("<Q", file.read(8))
+        return count if count <= binary.stat().st_size // SMALLEST_IMAGE else 0
+    except (OSError, struct.error):
+        return 0
 
 
 def unsupported_model(model: object, where: str) -> ValueError:

@@ -8,6 +8,8 @@ import numpy as np
 
 from splatstudio.scene.scene import Scene
 
+MOST_NAMES = 500  # of photographs
+
 
 def describe_scene(scene: Scene) -> list[tuple[str, str]]:
     """Return what a person wants to know of a scene as (label, text) rows; no photograph is decoded."""
@@ -37,6 +39,10 @@ def describe_scene(scene: Scene) -> list[tuple[str, str]]:
         rows.append(("Masks", f"{masks} photographs"))
     if turned:
         rows.append(("EXIF orientation", f"{turned} photographs are turned"))
+    if scene.unposed:
+        names = ", ".join(scene.unposed[:MOST_NAMES])
+        more = f" and {len(scene.unposed) - MOST_NAMES} more" if len(scene.unposed) > MOST_NAMES else ""
+        rows.append(("Without a pose", names + more))
     rows += [("Note", note) for note in scene.notes]
     return rows
 

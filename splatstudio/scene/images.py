@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import psutil
-
+from splatstudio.files.free_memory import memory_limit
 from splatstudio.scene import photo_cache
 from splatstudio.scene.photo import Photo
 
@@ -97,9 +95,4 @@ class PhotoLoader:
 
 def default_memory_budget() -> int:
     """Return a quarter of the memory this process may use (the machine's, or its control group's), bytes."""
-    total = psutil.virtual_memory().total
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"  # no control groups of version 2: not Linux, or not limited
-    return min(total, int(limit)) // 4 if limit.isdigit() else total // 4
+    return memory_limit() // 4

@@ -18,8 +18,9 @@ class Lens:
     """Intrinsics of one picture file in pixels, with the center of its top-left pixel at (0.5, 0.5).
 
     `kind` "brown" has distortion (k1, k2, p1, p2, k3) on the image plane (Brown 1966, as OpenCV and COLMAP
-    write it); "fisheye" has (k1, k2, k3, k4) on the angle (Kannala and Brandt 2006). `model` is the file's
-    own word for it and has no influence.
+    write it), or with a k4 behind, of the radius' eighth power, as Metashape has it; "fisheye" has
+    (k1, k2, k3, k4) on the angle (Kannala and Brandt 2006). `model` is the file's own word for it and has no
+    influence.
     """
 
     width: int
@@ -68,9 +69,9 @@ def distort(lens: Lens, points: np.ndarray) -> np.ndarray:
         # The ratio tends to 1 on the axis.
         factor = np.where(radius > 1e-12, bent / np.maximum(radius, 1e-12), 1.0)
         return points * factor[..., None]
-    k1, k2, p1, p2, k3 = lens.distortion or (0.0,) * 5
+    k1, k2, p1, p2, k3, k4 = (*lens.distortion, *(0.0,) * 6)[:6]
     s = x * x + y * y
-    radial = 1 + s * (k1 + s * (k2 + s * k3))
+    radial = 1 + s * (k1 + s * (k2 + s * (k3 + s * k4)))
     bent_x = x * radial + 2 * p1 * x * y + p2 * (s + 2 * x * x)
     bent_y = y * radial + 2 * p2 * x * y + p1 * (s + 2 * y * y)
     return np.stack([bent_x, bent_y], axis=-1)
@@ -86,8 +87,8 @@ def pinhole_radius(lens: Lens) -> float:
         k1, k2, k3, k4 = lens.distortion or (0.0,) * 4
         roots = np.roots([9 * k4, 7 * k3, 5 * k2, 3 * k1, 1.0])
     else:
-        k1, k2, _, _, k3 = lens.distortion or (0.0,) * 5
-        roots = np.roots([7 * k3, 5 * k2, 3 * k1, 1.0])
+        k1, k2, _, _, k3, k4 = (*lens.distortion, *(0.0,) * 6)[:6]
+        roots = np.roots([9 * k4, 7 * k3, 5 * k2, 3 * k1, 1.0])
     turning = [math.sqrt(r.real) for r in roots if abs(r.imag) < 1e-9 and r.real > 0]
     if not turning:
         return limit

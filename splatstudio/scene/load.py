@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.files.free_memory import free_memory
+from splatstudio.files.inputs import refuse_irregular
+from splatstudio.files.kinds import kind_of_file
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
-from splatstudio.scene.colmap import MODEL_FOLDERS, model_folder, read_colmap
+from splatstudio.scene.colmap import read_colmap
+from splatstudio.scene.layout import KINDS, PARTS, NoPhotographs, PoseFiles, pose_files, poses_below
 from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
@@ -22,11 +26,21 @@ from splatstudio.settings.setting import typed_path
 
 KNOWN = "a COLMAP folder (sparse/0 and images), a transforms.json, or Blender's transforms_train.json"
 
+# Who names one of them means its folder.
+FILES_OF_SCENES = [f"{part}.{kind}" for part in PARTS for kind in KINDS]
+FILES_OF_SCENES += [f"transforms_{split}.json" for split in ("train", "val", "test")]
+
 
 def load_training_scene(path: str | Path, config: TrainConfig) -> Scene:
     """Return the scene in `path` as the settings of a training ask for it; ValueError as in `load_scene`."""
-    split = {"test_every": config.test_every, "test_images": config.test_images}
-    return load_scene(path, downscale=config.downscale, images_folder=config.images or None, **split)
+    return load_scene(
+        path,
+        downscale=config.downscale,
+        test_every=config.test_every,
+        test_images=config.test_images,
+        images_folder=config.images or None,
+        model=config.model,
+    )
 
 
 def load_scene(
@@ -36,13 +50,17 @@ def load_scene(
     test_every: int = 8,
     test_images: Sequence[str] = (),
     images_folder: str | None = None,
+    model: int = -1,
 ) -> Scene:
     """Return the scene in `path`: a folder (or its transforms.json), whose format is told by itself.
+
+    Where `path` has no poses itself, the only scene in the folders below, to a depth of two, is read.
 
     `downscale` divides the photographs' sides (COLMAP: a folder `images_k` is used where it exists);
     `images_folder` names another folder of photographs, in the scene, or as seen from the working folder.
     Every `test_every`-th view by name is held out, 0: none; where `test_images` names some (each item may be
-    several, by commas), just these. Raises ValueError with one sentence for everything that is wrong with the
+    several, by commas), just these. Of several models of COLMAP the one of the number `model` is read, -1:
+    the one with most images. Raises ValueError with one sentence for everything that is wrong with the
     files; nothing is written and no photograph is decoded.
     """
     if not downscale >= 1:
@@ -50,7 +68,8 @@ def load_scene(
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()
-    capture = _read(folder, downscale, None if images_folder is None else _photographs(folder, images_folder))
+    images = None if images_folder is None else _photographs(folder, images_folder)
+    capture = _read(folder, downscale, images, model)
     if not capture.shots:
         raise ValueError(f"{folder} holds no photograph with a pose")
     if test_images:
@@ -86,25 +105,65 @@ def _photographs(scene: Path, named: str) -> Path:
     return folder
 
 
-def _read(path: Path, downscale: int, images: Path | None) -> Capture:
+def _read(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
     try:
         if not path.exists():
             raise ValueError(f"{path} does not exist; give the folder of a scene: {KNOWN}")
+        if path.name in FILES_OF_SCENES and path.is_file():
+            path = path.parent
         if path.is_file() and path.suffix == ".json" and not path.stem.startswith("transforms_"):
             return read_transforms(path, images)
-        if path.is_file():
-            raise ValueError(f"{path} is a file of unknown type; give the folder of a scene: {KNOWN}")
-        if model_folder(path) is not None:
-            return read_colmap(path, downscale=downscale, images=images)
-        if (path / "transforms.json").exists():
-            return read_transforms(path / "transforms.json", images)
-        if (path / "transforms_train.json").exists():
-            return read_blender(path, images)
-        raise _nothing_found(path)
+        if not path.is_dir():
+            raise _no_scene(path)
+        return _read_folder(path, downscale, images, model)
     except PermissionError as error:
         raise ValueError(
             f"{error.filename} cannot be read: {error.strerror}; change its permissions"
         ) from error
+    except MemoryError as error:
+        raise ValueError(
+            f"{path} needs more memory than the {free_memory() / 1e9:.1f} GB that are free: close other"
+            " programs, or open it on a machine with more memory"
+        ) from error
+
+
+def _no_scene(path: Path) -> ValueError:
+    """Return the error that says what a file is that is named in the place of a folder."""
+    try:
+        kind = kind_of_file(path)
+    except PermissionError:
+        raise
+    except OSError:  # a pipe, which is not waited for
+        kind = None
+    return ValueError(f"{path} is {kind or 'a file of unknown type'}; give the folder of a scene: {KNOWN}")
+
+
+def _read_folder(path: Path, downscale: int, images: Path | None, model: int) -> Capture:
+    """Return the scene at the top of `path`, or where that has no poses or no photographs, the one below."""
+    own, lacking = pose_files(path), None
+    if own is not None:
+        try:
+            return _read_poses(own, downscale, images, model)
+        except NoPhotographs as error:
+            lacking = error
+    below = poses_below(path, besides=own) if images is None or own is None else None
+    if below is None:
+        raise lacking or _nothing_found(path)
+    capture = _read_poses(below, downscale, images, model)
+    what = "no camera poses" if lacking is None else "no photographs of its poses"
+    return replace(capture, notes=(f"{path} has {what} itself: {below.folder} is opened", *capture.notes))
+
+
+def _read_poses(files: PoseFiles, downscale: int, images: Path | None, model: int) -> Capture:
+    if files.format == "COLMAP":
+        return read_colmap(files, downscale=downscale, images=images, number=model)
+    if model >= 0:
+        raise ValueError(
+            f"{files.folder} is a scene of {files.format}, which has one model: --model is for COLMAP's"
+        )
+    if files.format == "Blender":
+        return read_blender(files.folder, images)
+    return read_transforms(files.folder / "transforms.json", images)
 
 
 def _nothing_found(folder: Path) -> ValueError:
@@ -112,7 +171,7 @@ def _nothing_found(folder: Path) -> ValueError:
     entries = sorted(folder.iterdir())
     if not entries:
         return ValueError(f"the folder {folder} is empty; give the folder of a scene: {KNOWN}")
-    for name in MODEL_FOLDERS:
+    for name in ("sparse/0", "sparse", "colmap/sparse/0"):
         if (folder / name).is_dir():
             return ValueError(
                 f"{folder / name} holds no cameras.bin or cameras.txt: COLMAP's mapper has not finished or "
@@ -137,6 +196,7 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
     if not finite.all():
         notes.append(f"{int((~finite).sum())} of {len(finite)} sparse points are not finite and are left out")
     headers = [picture_header(shot.image_path) for shot in shots]
+    _refuse_irregular_masks(shots)
     measured = [measured_lens(shot, header) for shot, header in zip(shots, headers, strict=True)]
     notes += _lens_notes(shots, [lens for lens, _ in measured], downscale)
     left_turned = tuple(
@@ -161,12 +221,27 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         notes=tuple(notes),
         test_names=capture.test_names,
         downscale=downscale,
+        unposed=capture.unposed,
+        model_folder=capture.model_folder,
+        model=capture.model,
     )
     held_out = capture.test_names if capture.test_names is not None else test_every
     if held_out and not scene.test_indices:
         why = "test_every is 1" if test_every == 1 and len(views) > 1 else "too few photographs"
         return replace(scene, notes=(*scene.notes, f"no view is held out for the test: {why}"))
     return scene
+
+
+def _refuse_irregular_masks(shots: list[CapturedPhoto]) -> None:
+    """Raise ValueError for the first mask that is no file, which a training would find out in its midst."""
+    for shot in shots:
+        try:
+            if shot.mask_path is not None:
+                refuse_irregular(shot.mask_path)
+        except OSError as error:
+            raise ValueError(
+                f"the mask {shot.mask_path} cannot be read: {error.strerror}; name a picture, or remove it"
+            ) from error
 
 
 def _lens_notes(shots: list[CapturedPhoto], lenses: list[Lens], downscale: int) -> list[str]:

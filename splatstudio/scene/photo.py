@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +12,13 @@ import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from splatstudio.files.inputs import open_input
 from splatstudio.scene import photo_cache
 from splatstudio.scene.capture import View, read_file
 from splatstudio.scene.lens import undistortion_maps
 
+LIMIT_VARIABLE = "SPLATSTUDIO_MAX_MEGAPIXELS"
+PILLOWS_MEGAPIXELS = 178  # twice the pixels from which on it warns
 EXIF_ORIENTATION = 0x0112
 EXIF_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange width and height
 
@@ -41,15 +46,37 @@ class PictureHeader:
     orientation: int = 1
 
 
+def max_megapixels() -> int:
+    """Return how many megapixels a photograph may have: as a variable says, else Pillow's limit."""
+    asked = os.environ.get(LIMIT_VARIABLE, "")
+    return int(asked) if asked.isdecimal() else PILLOWS_MEGAPIXELS
+
+
+def _allow_large_pictures() -> None:
+    # Pillow refuses what has twice as many pixels as its own number says, and warns of the rest.
+    if os.environ.get(LIMIT_VARIABLE, "").isdecimal():
+        Image.MAX_IMAGE_PIXELS = max_megapixels() * 500_000
+
+
 def picture_header(path: Path) -> PictureHeader:
     """Return the size and orientation of a picture file without decoding it; ValueError when it is none."""
+    _allow_large_pictures()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # 100 megapixel cameras exist
-            with Image.open(path) as image:
+            with open_input(path) as file, Image.open(file) as image:
                 orientation = _exif(image).get(EXIF_ORIENTATION, 1)
                 width, height = image.size
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+    except Image.DecompressionBombError as error:
+        found = re.search(r"\((\d+) pixels", str(error))
+        size = f"{int(found[1]) / 1e6:,.0f} megapixels" if found else "too many pixels"
+        raise ValueError(
+            f"the photograph {path} is too large: it has {size}, and {max_megapixels():,} are allowed; shrink"
+            f" it, or set {LIMIT_VARIABLE} to a higher number where there is memory for that"
+        ) from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        if not isinstance(error, OSError) or isinstance(error, UnidentifiedImageError):
+            read_file(path, "the photograph")  # says so where it is a pointer of Git LFS
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is no picture or is damaged"
         remedy = "change its permissions" if isinstance(error, PermissionError) else "replace the file"
         raise ValueError(f"the photograph {path} cannot be read: {reason}; {remedy}") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.files.inputs import read_input
 from splatstudio.scene.capture import View
 
 VERSION = 1  # part of every key: raise it when undistortion changes
@@ -51,7 +52,7 @@ def key(view: View) -> str | None:
 def load(name: str, camera: Camera) -> Stored | None:
     """Return what `store` kept under `name`, or None when there is nothing or it is damaged."""
     try:
-        data = _path(name).read_bytes()
+        data = read_input(_path(name))
     except OSError:
         return None
     if len(data) < HEAD.size:

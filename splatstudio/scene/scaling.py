@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from splatstudio.files.inputs import open_input
 from splatstudio.scene.capture import View
 from splatstudio.scene.photo import Photo, oriented, read_photo
 
@@ -44,7 +45,7 @@ def thumbnail(view: View, side: int) -> np.ndarray:
 def _small_jpeg(view: View, side: int) -> np.ndarray | None:
     """Return a JPEG file's picture decoded at a fraction of its size, None where it is of another kind."""
     try:
-        with Image.open(view.image_path) as image:
+        with open_input(view.image_path) as file, Image.open(file) as image:
             if image.format != "JPEG" or image.mode not in ("L", "RGB"):
                 return None
             # A JPEG can be decoded at an eighth of its size, in a tenth of the time.

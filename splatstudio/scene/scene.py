@@ -37,6 +37,9 @@ class Scene:
     test_names: frozenset[str] | None = None  # the test views where files (Blender) or the user name them
     test_images: tuple[str, ...] = ()  # as the user named them
     downscale: int = 1  # by what the photographs' sides are divided
+    unposed: tuple[str, ...] = ()  # photographs that lie there, have no pose and are not used
+    model_folder: Path | None = None  # COLMAP's model, where it is a scene of COLMAP's
+    model: int = -1  # its number, where there are several
 
     @property
     def cameras(self) -> tuple[Camera, ...]:

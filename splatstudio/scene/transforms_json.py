@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from splatstudio.files.inputs import can_be_path
 from splatstudio.scene import colmap_binary
 from splatstudio.scene.capture import (
     MAX_COORDINATE,
@@ -20,16 +22,17 @@ from splatstudio.scene.capture import (
     missing_note,
     read_file,
     rigid,
+    unposed_note,
 )
 from splatstudio.scene.colmap_model import MAX_SIDE
+from splatstudio.scene.layout import NoPhotographs
 from splatstudio.scene.lens import Lens
+from splatstudio.scene.photo import picture_header
+from splatstudio.scene.point_ply import read_point_ply
 
-PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV")
+PINHOLE_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
 FISHEYE_MODELS = ("OPENCV_FISHEYE", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE")
 ROTATION_TOLERANCE = 0.02  # of the matrix's scale; poses are printed with few digits by some programs
-
-FORMATS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
-MAX_HEADER_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Record:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise self.error(f"has {name} = {str(value)[:60]!r}, which is not a text")
+        if value is not None and not can_be_path(value):
+            raise self.error(f"has {name} = {value[:60]!r}, which no file is called")
         return value
 
 
@@ -128,10 +133,11 @@ def matrix_3x4(value: Any) -> np.ndarray | None:
     return np.array(rows[:3], dtype=np.float64) if rows and plain else None
 
 
-def frame_lens(record: Record) -> Lens | float:
-    """Return the lens of a frame, or its horizontal angle of view (radians) where the size is not told.
+def frame_lens(record: Record, picture: Path) -> Lens | float:
+    """Return the lens of a frame, or its horizontal angle of view (radians) where that is all that is told.
 
-    Raises ValueError when neither a focal length nor an angle is told, or a value is impossible.
+    The file's header of `picture` tells the size where a focal length is told without one. Raises ValueError
+    when neither a focal length nor an angle is told, or a value is impossible.
     """
     fisheye = _is_fisheye(record)
     width, height = record.number("w"), record.number("h")
@@ -145,7 +151,8 @@ def frame_lens(record: Record) -> Lens | float:
     if width is None or height is None:
         if fx is None and angle_x is not None and not fisheye:
             return angle_x
-        raise record.error("has a focal length but not the picture's size w and h")
+        header = picture_header(picture)
+        width, height = header.width, header.height
     if not (
         1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE and width == int(width) and height == int(height)
     ):
@@ -159,8 +166,8 @@ def frame_lens(record: Record) -> Lens | float:
         raise record.error(f"has the focal length {fx:g} x {fy:g}, which is not positive")
     cx, cy = record.number("cx"), record.number("cy")
     k1, k2, k3, k4, p1, p2 = (record.number(name) or 0.0 for name in ("k1", "k2", "k3", "k4", "p1", "p2"))
-    if k4 != 0 and not fisheye:
-        raise record.error(f"has the distortion k4 = {k4:g}, which only fisheye cameras may have")
+    # The fourth power of r^2 is Metashape's, whose cameras nerfstudio passes on as they are.
+    brown = (k1, k2, p1, p2, k3) if k4 == 0 else (k1, k2, p1, p2, k3, k4)
     return Lens(
         width=int(width),
         height=int(height),
@@ -169,15 +176,19 @@ def frame_lens(record: Record) -> Lens | float:
         cx=0.5 * width if cx is None else cx,
         cy=0.5 * height if cy is None else cy,
         kind="fisheye" if fisheye else "brown",
-        distortion=(k1, k2, k3, k4) if fisheye else (k1, k2, p1, p2, k3),
-        model=record.text("camera_model") or ("OPENCV_FISHEYE" if fisheye else "OPENCV"),
+        distortion=(k1, k2, k3, k4) if fisheye else brown,
+        model=_model_of(record),
     )
+
+
+def _model_of(record: Record) -> str:
+    """Return the name of the camera model, in capitals as COLMAP has it."""
+    model = record.text("camera_model")
+    return model.upper() if model else "OPENCV_FISHEYE" if record.get("is_fisheye") is True else "OPENCV"
 
 
 def _is_fisheye(record: Record) -> bool:
-    model = record.text("camera_model") or (
-        "OPENCV_FISHEYE" if record.get("is_fisheye") is True else "OPENCV"
-    )
+    model = _model_of(record)
     if model in FISHEYE_MODELS:
         return True
     if model not in PINHOLE_MODELS:
@@ -188,134 +199,89 @@ def _is_fisheye(record: Record) -> bool:
     return False
 
 
-TYPES = {
-    "char": "i1",
-    "int8": "i1",
-    "uchar": "u1",
-    "uint8": "u1",
-    "short": "i2",
-    "int16": "i2",
-    "ushort": "u2",
-    "uint16": "u2",
-    "int": "i4",
-    "int32": "i4",
-    "uint": "u4",
-    "uint32": "u4",
-    "float": "f4",
-    "float32": "f4",
-    "double": "f8",
-    "float64": "f8",
-}
-
-
-def read_point_ply(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions [P, 3] float64 and colors [P, 3] uint8 (gray where the file has none).
-
-    Raises ValueError when the file is missing, damaged, or its first element is not vertices with x, y, z.
-    """
-    data = read_file(path, "the point file")
-    end = data.find(b"end_header", 0, MAX_HEADER_BYTES)
-    body = data.find(b"\n", end) + 1
-    if not data.startswith(b"ply") or end < 0 or body == 0:
-        raise ValueError(f"{path} is not a PLY file: its header is missing or damaged")
-    lines = data[:end].decode("ascii", "replace").splitlines()
-    order, count, fields = _header(lines, path)
-    wide = np.dtype([(name, order + kind if order else "f8") for name, kind in fields])
-    if order:
-        if count * wide.itemsize > len(data) - body:
-            raise ValueError(
-                f"{path} is damaged: its {count} points need {count * wide.itemsize} bytes and "
-                f"{len(data) - body} are left; copy the file again"
-            )
-        table = np.frombuffer(data, wide, count, body)
-        rows = {name: table[name] for name, _ in fields}
-    else:
-        rows = _ascii_rows(data[body:], count, [name for name, _ in fields], path)
-    positions = np.stack([rows[axis] for axis in "xyz"], axis=1).astype(np.float64)
-    if all(name in rows for name in ("red", "green", "blue")):
-        channels = np.stack([rows[name] for name in ("red", "green", "blue")], axis=1).astype(np.float64)
-        # Colors of floating point are 0..1 by custom.
-        scale = 255.0 if dict(fields)["red"].startswith("f") else 1.0
-        colors = np.nan_to_num(channels * scale).clip(0, 255).astype(np.uint8)
-    else:
-        colors = np.full((count, 3), 128, np.uint8)
-    return positions, colors
-
-
-def _header(lines: list[str], path: Path) -> tuple[str, int, list[tuple[str, str]]]:
-    """Return the byte order ("" for text), the number of vertices, and the vertices' fields."""
-    order: str | None = None
-    count, fields = -1, []
-    for line in lines[1:]:
-        words = line.split()
-        if not words or words[0] in ("comment", "obj_info"):
-            continue
-        if words[0] == "format" and len(words) == 3:
-            order = FORMATS.get(words[1])
-        elif words[0] == "element" and len(words) == 3:
-            if count >= 0:
-                break  # vertices come first; what follows them is not needed
-            if words[1] != "vertex" or not words[2].isdecimal() or len(words[2]) > 18:
-                raise ValueError(
-                    f"{path} does not begin with vertices: {line!r}; save it as a plain point cloud"
-                )
-            count = int(words[2])
-        elif words[0] == "property" and len(words) == 3 and words[1] in TYPES and count >= 0:
-            fields.append((words[2], TYPES[words[1]]))
-        else:
-            raise ValueError(
-                f"{path} has the header line {line!r}, which cannot be read; save it as a plain cloud"
-            )
-    names = [name for name, _ in fields]
-    if order is None or count < 0 or not {"x", "y", "z"} <= set(names) or len(set(names)) != len(names):
-        raise ValueError(
-            f"{path} is not a point cloud: its header lacks a known format or vertices with x, y, z"
-        )
-    return order, count, fields
-
-
-def _ascii_rows(body: bytes, count: int, names: list[str], path: Path) -> dict[str, np.ndarray]:
-    if count * 2 * len(names) > len(body) + 1:
-        raise ValueError(f"{path} is damaged: it has fewer than the {count} points of its header")
-    words = body.split(maxsplit=count * len(names))[: count * len(names)]
-    try:
-        table = np.array(words, dtype=np.float64).reshape(count, len(names))
-    except ValueError:
-        raise ValueError(
-            f"{path} is damaged: it does not hold {count} points of {len(names)} numbers"
-        ) from None
-    return {name: table[:, i] for i, name in enumerate(names)}
-
-
 def read_transforms(path: Path, images: Path | None = None) -> Capture:
     """Return the capture of one transforms.json; listed photographs that do not exist are counted in a note.
 
     Photographs are looked for beside the file, or in the folder `images` where it is given. Points come from
-    `ply_file_path`, or from nerfstudio's colmap/ folder by `applied_transform`. Raises ValueError for a
-    damaged file or when no listed photograph exists.
+    `ply_file_path`, or from nerfstudio's colmap/ folder by `applied_transform`; nerfstudio's lists of
+    filenames say what is held out. Raises ValueError for a damaged file, NoPhotographs when no listed
+    photograph exists.
     """
     top, records = read_frames(path)
-    shots, missing = _shots(path.parent, records, images)
-    notes = []
-    if missing:
-        notes.append(missing_note(missing, str(images or path.parent)))
-    if not shots:
-        raise ValueError(
-            f"{notes[0]}; none is left, so put the photographs beside {path.name} as it lists them, or name"
-            " their folder with --images FOLDER"
+    frames = _frames(path.parent, records, images)
+    if not frames.shots:
+        raise NoPhotographs(
+            f"{missing_note(frames.missing, str(images or path.parent))}; none is left, so put the"
+            f" photographs beside {path.name} as it lists them, or name their folder with --images FOLDER"
         )
-    shots, repeated = _unique(shots)
+    notes = [*frames.notes]
+    if frames.missing:
+        notes.append(missing_note(frames.missing, str(images or path.parent)))
+    shots, repeated = _unique(frames.shots)
     if repeated:
         notes.append(f"{repeated} frames list a photograph a second time and are left out")
-    points, colors = _points(path, top)
-    return Capture("transforms.json", tuple(_short_names(shots)), points, colors, tuple(notes))
+    unposed = _unposed(frames, records)
+    if unposed:
+        where = ", ".join(sorted({str(shot.image_path.parent) for shot in shots}))
+        notes.append(unposed_note(len(unposed), len(unposed) + len(shots), where))
+    test, unused, about_split = _named_split(path.name, top, frames)
+    shots = [shot for shot in shots if shot.name not in unused]
+    shots, test = _short_names(shots, test)
+    points, colors, about_points = _points(path, top)
+    return Capture(
+        format="transforms.json",
+        shots=tuple(shots),
+        points=points,
+        colors=colors,
+        notes=(*notes, *about_split, *about_points),
+        test_names=test or None,
+        unposed=unposed,
+    )
+
+
+def _named_split(
+    file: str, top: dict[str, Any], frames: _Frames
+) -> tuple[frozenset[str], frozenset[str], list[str]]:
+    """Return the names of the shots to test with, and of those not used, by nerfstudio's lists of filenames.
+
+    Test views are those of `test_filenames`, else of `val_filenames`, else what is not in `train_filenames`.
+    Both are empty, with a note, where nothing would be left to train on or to test with.
+    """
+    lists = {split: _filenames(file, top, f"{split}_filenames") for split in ("train", "val", "test")}
+    if all(names is None for names in lists.values()):
+        return frozenset(), frozenset(), []
+    every = set(frames.listed.values())
+    train, val, test = (every & (lists[split] or set()) for split in ("train", "val", "test"))
+    held_out = test or val or (every - train)
+    learned = (train if lists["train"] is not None else every - val - test) - held_out
+    if not learned or not held_out:
+        return frozenset(), frozenset(), [f"the lists of filenames in {file} split nothing off for the test"]
+    names = {name for name, listed in frames.listed.items() if listed in held_out}
+    unused = {name for name, listed in frames.listed.items() if listed not in held_out | learned}
+    notes = [f"{file} names the {len(names)} photographs of the test"]
+    if unused:
+        notes.append(f"{len(unused)} photographs are in none of the lists that {file} splits by: not used")
+    return frozenset(names), frozenset(unused), notes
+
+
+def _filenames(file: str, top: dict[str, Any], key: str) -> set[str] | None:
+    names = top.get(key)
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{file} has {key}, which is no list of file names; correct or remove it")
+    return {_posix(name).as_posix() for name in names}
+
+
+def _posix(listed: str) -> PurePosixPath:
+    return PurePosixPath(listed.replace("\\", "/"))
 
 
 def read_blender(folder: Path, images: Path | None = None) -> Capture:
     """Return the capture of a Blender folder: transforms_train.json to train, transforms_test.json to test.
 
     Views of transforms_val.json are test views when there is no transforms_test.json, else not used. Raises
-    ValueError for a damaged file or when no listed photograph of the training file exists.
+    ValueError for a damaged file, NoPhotographs when no listed photograph of the training file exists.
     """
     notes, shots, test = [], [], frozenset()
     held_out = "test" if (folder / "transforms_test.json").exists() else "val"
@@ -324,16 +290,17 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
         if not path.exists():
             continue  # without test and val, every n-th view is held out
         _, records = read_frames(path)
-        found, missing = _shots(folder, records, images)
-        if missing:
-            notes.append(f"{path.name}: {missing_note(missing, str(images or folder))}")
-        if split == "train" and not found:
-            raise ValueError(
-                f"{notes[0]}; none is left to train on: name the photographs' folder with --images FOLDER"
+        frames = _frames(folder, records, images)
+        notes += frames.notes
+        if frames.missing:
+            notes.append(f"{path.name}: {missing_note(frames.missing, str(images or folder))}")
+        if split == "train" and not frames.shots:
+            raise NoPhotographs(
+                f"{notes[-1]}; none is left to train on: name the photographs' folder with --images FOLDER"
             )
         if split == held_out:
-            test = frozenset(shot.name for shot in found)
-        shots += found
+            test = frozenset(shot.name for shot in frames.shots)
+        shots += frames.shots
     shots, repeated = _unique(shots)
     if repeated:
         notes.append(f"{repeated} frames list a photograph a second time and are left out")
@@ -342,50 +309,122 @@ def read_blender(folder: Path, images: Path | None = None) -> Capture:
     return Capture("Blender", tuple(shots), notes=tuple(notes), test_names=test or None)
 
 
-def _shots(
-    folder: Path, records: list[Record], images: Path | None = None
-) -> tuple[list[CapturedPhoto], list[str]]:
+@dataclass(frozen=True, eq=False)
+class _Frames:
+    """The frames of a file: shots of those whose photographs exist, and what is said of the others."""
+
+    shots: list[CapturedPhoto]
+    listed: dict[str, str]  # the path that the file lists, by the shot's name
+    missing: list[str]
+    notes: list[str]
+    folders: dict[Path, ImageFolder | None]  # in which photographs were looked for
+
+
+class _Pictures:
+    """The photographs that a file lists, as found on this machine."""
+
+    def __init__(self, paths: Sequence[PurePosixPath]):
+        self.paths = paths
+        self.folders: dict[Path, ImageFolder | None] = {}
+
+    def folder(self, where: Path) -> ImageFolder | None:
+        """Return the pictures in a folder, None where there is none."""
+        if where not in self.folders:
+            self.folders[where] = ImageFolder(where, deep=False) if where.is_dir() else None
+        return self.folders[where]
+
+    def found(self, base: Path, num_dropped: int) -> list[Path | None]:
+        """Return each photograph in `base` by its listed path, less the first folders of it."""
+        places = [base.joinpath(*path.parts[num_dropped:]) for path in self.paths]
+        return [self._picture(place) if place != base else None for place in places]
+
+    def _picture(self, place: Path) -> Path | None:
+        pictures = self.folder(place.parent)
+        found = pictures.find(place.name) if pictures else None
+        return None if found is None or found.is_dir() else found
+
+    def best(self, bases: Sequence[Path]) -> tuple[Path, int, list[Path | None]]:
+        """Return the folder and the number of dropped folders that find most, the first of equals.
+
+        And what they find. Those that find one photograph for two are passed over: names alone do not tell
+        two cameras' pictures apart.
+        """
+        depth = max((len(path.parts) for path in self.paths), default=1)
+        best, most = (bases[0], 0, self.found(bases[0], 0)), -1
+        for base in bases:
+            for num_dropped in range(depth):
+                found = self.found(base, num_dropped)
+                there = [path for path in found if path is not None]
+                if (len(there) > most and len(set(there)) == len(there)) or most < 0:
+                    best, most = (base, num_dropped, found), len(there)
+                if most == len(self.paths):
+                    return best
+        return best
+
+
+def _frames(folder: Path, records: list[Record], images: Path | None = None) -> _Frames:
     """Return a shot for each frame whose photograph exists, and the names of those that do not.
 
-    In the folder `images` each has the end of its listed path: all of it, or without the first few folders,
-    as many for all frames as it takes to find any.
+    Each photograph has the end of its listed path: all of it, or where that finds more without the first few
+    folders, as for files that were written on another machine.
     """
-    folders: dict[Path, ImageFolder | None] = {}
-
-    def indexed(where: Path) -> ImageFolder | None:
-        if where not in folders:
-            folders[where] = ImageFolder(where, deep=False) if where.is_dir() else None
-        return folders[where]
-
-    def picture(listed: PurePosixPath, num_dropped: int) -> tuple[Path, Path | None]:
-        place = folder / listed if images is None else images.joinpath(*listed.parts[num_dropped:])
-        pictures = indexed(place.parent)
-        found = pictures.find(place.name) if pictures else None
-        return place, None if found is None or found.is_dir() else found
-
-    paths = [PurePosixPath((record.text("file_path") or "").replace("\\", "/")) for record in records]
-    depth = 0 if images is None else max((len(path.parts) for path in paths), default=0)
-    num_dropped = next((n for n in range(depth) if any(picture(path, n)[1] for path in paths)), 0)
-    shots, missing = [], []
-    for record, path in zip(records, paths, strict=True):
-        name, (place, found) = path.as_posix(), picture(path, num_dropped)
-        viewmat, lens = frame_pose(record), frame_lens(record)
-        if found is None:
-            missing.append(name)
-            continue
-        mask = record.text("mask_path")
-        mask_path = (
-            folder / mask.replace("\\", "/") if mask else find_mask(indexed(_mask_folder(place)), found.name)
+    paths = [_posix(record.text("file_path") or "") for record in records]
+    pictures = _Pictures(paths)
+    bases = [images] if images is not None else [folder, folder / "images"]
+    base, num_dropped, found = pictures.best(bases)
+    frames = _Frames([], {}, [], [], pictures.folders)
+    moved = images is None and (base, num_dropped) != (folder, 0)
+    if moved:
+        there = next(path for path in found if path is not None)
+        frames.notes.append(
+            f"the photographs are not at the listed paths, as {paths[0]}: those of the same names in"
+            f" {there.parent} are used"
         )
-        if mask_path is not None and not mask_path.exists():
-            raise ValueError(
-                f"{record.where} has the mask_path {mask}, which does not exist; correct or remove it"
-            )
-        name = (PurePosixPath(name).parent / found.name).as_posix()
+    for record, path, picture in zip(records, paths, found, strict=True):
+        viewmat = frame_pose(record)
+        if picture is None:
+            _is_fisheye(record)  # what a missing photograph's frame says is checked as far as it can be
+            frames.missing.append(path.as_posix())
+            continue
+        lens = frame_lens(record, picture)
+        kept = PurePosixPath(*path.parts[num_dropped:]) if moved else path
+        name = (kept.parent / picture.name).as_posix()
         measured = lens if isinstance(lens, Lens) else None
         angle = 0.0 if isinstance(lens, Lens) else lens
-        shots.append(CapturedPhoto(name, viewmat, found, measured, angle, mask_path))
-    return shots, missing
+        place = base.joinpath(*path.parts[num_dropped:])
+        mask = _mask_of(folder, record, pictures.folder(_mask_folder(place)), picture)
+        frames.shots.append(CapturedPhoto(name, viewmat, picture, measured, angle, mask))
+        frames.listed[name] = path.as_posix()
+    return frames
+
+
+def _mask_of(folder: Path, record: Record, masks: ImageFolder | None, picture: Path) -> Path | None:
+    """Return the mask that a frame lists, else that of the folder of masks; ValueError for a missing one."""
+    listed = record.text("mask_path")
+    mask = folder / _posix(listed) if listed else find_mask(masks, picture.name)
+    if mask is not None and not mask.exists():
+        raise ValueError(
+            f"{record.where} has the mask_path {listed}, which does not exist; correct or remove it"
+        )
+    return mask
+
+
+def _unposed(frames: _Frames, records: list[Record]) -> tuple[str, ...]:
+    """Return the pictures beside the photographs that no frame names, as a photograph or as anything else."""
+    named = {PurePosixPath(_posix(text).name).stem for record in records for text in _texts(record)}
+    used = {shot.image_path for shot in frames.shots}
+    others: set[str] = set()
+    for place in {path.parent for path in used}:
+        pictures = frames.folders.get(place)
+        for name, path in (pictures.pictures if pictures else {}).items():
+            # instant-ngp keeps its masks beside the photographs.
+            if path not in used and path.stem not in named and not name.startswith("dynamic_mask"):
+                others.add(name)
+    return tuple(sorted(others))
+
+
+def _texts(record: Record) -> list[str]:
+    return [value for value in record.values.values() if isinstance(value, str)]
 
 
 def _mask_folder(picture: Path) -> Path:
@@ -399,25 +438,32 @@ def _unique(shots: list[CapturedPhoto]) -> tuple[list[CapturedPhoto], int]:
     return kept, len(shots) - len(kept)
 
 
-def _short_names(shots: list[CapturedPhoto]) -> list[CapturedPhoto]:
-    """Return the shots named by their path below the folder that all of them share."""
+def _short_names(
+    shots: list[CapturedPhoto], test: frozenset[str]
+) -> tuple[list[CapturedPhoto], frozenset[str]]:
+    """Return the shots and the names of the test by their paths below the folder that all of them share."""
     parents = {PurePosixPath(shot.name).parent for shot in shots}
     if len(parents) > 1:
-        return shots
-    return [replace(shot, name=PurePosixPath(shot.name).name) for shot in shots]
+        return shots, test
+    short = [replace(shot, name=PurePosixPath(shot.name).name) for shot in shots]
+    return short, frozenset(PurePosixPath(name).name for name in test)
 
 
-def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _points(path: Path, top: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return positions [P, 3], colors [P, 3], and a note where they are not at the listed path."""
     listed = Record(str(path), top, {}).text("ply_file_path")
     if listed is not None:
-        return read_point_ply(path.parent / listed)
+        place, beside = path.parent / _posix(listed), path.parent / _posix(listed).name
+        if place.exists() or not beside.exists():
+            return *read_point_ply(place), []
+        return *read_point_ply(beside), [f"{listed} is not there: the points of {beside} are used"]
     # nerfstudio before version 1.0 wrote no PLY; its colmap/ folder is in the frame before applied_transform.
     model, applied = path.parent / "colmap/sparse/0/points3D.bin", top.get("applied_transform")
     if applied is None or not model.exists():
-        return np.zeros((0, 3)), np.zeros((0, 3), np.uint8)
+        return np.zeros((0, 3)), np.zeros((0, 3), np.uint8), []
     matrix = matrix_3x4(applied)
     if matrix is None:
         raise ValueError(f"{path} has an applied_transform that is no matrix of 3 x 4 numbers")
     ids, points, colors = colmap_binary.read_points(model)
     order = np.argsort(ids, kind="stable")
-    return points[order] @ matrix[:, :3].T + matrix[:, 3], colors[order]
+    return points[order] @ matrix[:, :3].T + matrix[:, 3], colors[order], []

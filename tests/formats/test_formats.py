@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from splatstudio.formats.ply import read_ply, write_ply
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.transform import transformed
 from splatstudio.kernels.reference import rotation_matrices
+from splatstudio.models.model import load_model
 from tests.bench.formats import in_process
 
 BOTH_WAYS = [form.endings[0] for form in FORMATS if form.read and form.write]
@@ -256,3 +258,23 @@ def test_we_read_what_it_writes(
         back, ours, Precision(means=0.001, rotation=1e-5, scale=1e-5, opacity=0.003, color=1e-5, sh=0.0626)
     )
     assert torch.equal(ours.scales, back.scales)
+
+
+@pytest.mark.parametrize("name", ["a.splat", "a.pt"])
+def test_other_formats_leave_out_what_is_not_finite_too(tmp_path: Path, name: str) -> None:
+    path, gaussians = tmp_path / name, model(9, 0)
+    write_gaussians(path, gaussians)
+    if name == "a.splat":
+        content = bytearray(path.read_bytes())
+        content[32 * 4 : 32 * 4 + 4] = struct.pack("<f", np.nan)  # a position
+        content[32 * 6 + 12 : 32 * 6 + 16] = struct.pack("<f", np.inf)  # a size
+        path.write_bytes(content)
+    else:
+        state = torch.load(path, weights_only=True)
+        state["splats"]["means"][4, 0] = torch.nan
+        state["splats"]["quats"][6, 1] = torch.inf
+        torch.save(state, path)
+    whole = read_splats(path)
+    assert len(whole) == 7 and whole.notes[0].startswith(f"2 of the 9 splats in {path}")
+    shown = load_model(path)
+    assert shown.notes == whole.notes and len(shown) == 7

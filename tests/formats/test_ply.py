@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,7 @@ def edited(path: Path, old: bytes, new: bytes) -> None:
         (b"property float nx", b"property list nonsense float nx", "makes no sense"),
         (b"property float opacity", b"property float x", "makes no sense: 'property float x'"),
         (b"property float scale_1", b"property float scale_7", "'scale_1'"),
+        (b"property float scale_2", b"property int scale_2", "'scale_2' must be a floating-point"),
         (b"property float f_rest_3\n", b"property float f_rest_9\n", "none called 'f_rest_3'"),
         (b"property float f_rest_3\n", b"property float nothing\n", "8 properties f_rest"),
         (b"format binary_little_endian 1.0", b"format binary 1.0", "makes no sense"),
@@ -149,22 +151,56 @@ def test_lying_headers(tmp_path: Path, old: bytes, new: bytes, message: str) -> 
     assert str(path) in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("name", "value"), [("scale_2", np.nan), ("x", -np.inf), ("f_dc_1", np.inf)])
 @pytest.mark.parametrize("byte_order", ["<", ""], ids=["binary", "text"])
-def test_values_that_are_not_finite(tmp_path: Path, byte_order: str, value: float) -> None:
-    columns = {name: column.copy() for name, column in columns_of(random_gaussians(20_000, 0)).items()}
-    columns["scale_2"][12_345] = value
+def test_splats_with_a_value_that_is_not_finite_are_left_out(
+    tmp_path: Path, byte_order: str, name: str, value: float
+) -> None:
+    gaussians = random_gaussians(20_000, 0)
+    columns = {name: column.copy() for name, column in columns_of(gaussians).items()}
+    columns[name][[12_345, 3]] = value
     write_other(tmp_path / "a.ply", columns, byte_order=byte_order)
-    with pytest.raises(ValueError, match=f"'scale_2' of record 12345 is {value}"):
+    file = read_ply(tmp_path / "a.ply")
+    kept = torch.ones(20_000, dtype=torch.bool)
+    kept[[12_345, 3]] = False
+    assert_equal(file.gaussians, gaussians[kept])
+    told = "have values that are not finite and are left out"
+    assert file.notes == (f"2 of the 20,000 splats in {tmp_path / 'a.ply'} {told}",)
+    columns[name][:10_001] = value
+    write_other(tmp_path / "a.ply", columns, byte_order=byte_order)
+    with pytest.raises(ValueError, match=f"is damaged: '{name}' of record 0 is {value}"):
         read_ply(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">", ""])
+def test_flat_splats_get_a_thin_axis_and_are_named(tmp_path: Path, byte_order: str) -> None:
+    gaussians = random_gaussians(50)
+    columns = columns_of(gaussians)
+    del columns["scale_2"]
+    write_other(tmp_path / "a.ply", columns, byte_order=byte_order)
+    file = read_ply(tmp_path / "a.ply")
+    scales = gaussians.scales.clone()
+    scales[:, 2] = np.log(1e-6)
+    assert_equal(file.gaussians, replace(gaussians, scales=scales))
+    assert file.notes[0].endswith("is of 2D Gaussian splatting: its flat splats get a third axis of 1e-06")
+
+
+def test_infinities_that_mean_something_are_kept(tmp_path: Path) -> None:
+    columns = {name: column.copy() for name, column in columns_of(random_gaussians(4, 0)).items()}
+    columns["opacity"][:2] = [np.inf, -np.inf]  # the logits of 1 and 0
+    columns["scale_1"][2] = -np.inf  # the logarithm of 0
+    write_other(tmp_path / "a.ply", columns)
+    file = read_ply(tmp_path / "a.ply")
+    assert len(file) == 4 and file.notes == ()
+    assert file.gaussians.opacities[:2].sigmoid().tolist() == pytest.approx([1, 0], abs=1e-6)
+    assert file.gaussians.scales[2, 1].exp() < 1e-12
 
 
 def test_a_number_too_large_for_float32(tmp_path: Path) -> None:
     columns = {name: column.astype("f8") for name, column in columns_of(random_gaussians(3, 0)).items()}
     columns["x"][1] = 1e300
     write_other(tmp_path / "a.ply", columns)
-    with pytest.raises(ValueError, match="'x' of record 1 is inf"):
-        read_ply(tmp_path / "a.ply")
+    assert len(read_ply(tmp_path / "a.ply")) == 2
 
 
 def test_large_but_finite_values_are_accepted(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from format_models import assert_kept, converted, model, precision_of
+from format_models import assert_kept, converted, model, precision_of, spz_of
 from other_programs import splat_transform  # noqa: F401  (a fixture)
 from PIL import Image
 
 from splatstudio.formats import read_splats, write_gaussians
 from splatstudio.formats.ply import write_ply
 from splatstudio.formats.sog import codebook, nearest, palette
+from splatstudio.gaussians.gaussians import Gaussians
 
 Change = Callable[[dict[str, bytes]], None]
 
@@ -166,7 +167,7 @@ def image(width: int, height: int) -> bytes:
         (meta_with("count", value=0), "'count' .* must be a whole number"),
         (meta_with("count", value=True), "'count' .* must be a whole number"),
         (meta_with("count", value=1e3), "'count' .* must be a whole number"),
-        (meta_with("count", value=2**28), "too small for 268435456"),
+        (meta_with("count", value=2**28), "where 268435456 are needed|268,435,456 splats, which need"),
         (meta_with("count", value=2**70), "'count' .* must be a whole number"),
         (meta_with("count", value=20_000), "has 300 pixels, where 20000 are needed"),
         (meta_with("means", value=None), "no 'means'"),
@@ -175,7 +176,7 @@ def image(width: int, height: int) -> bytes:
         (meta_with("means", "maxs", value=[0.0, 1.0, 1e39]), "'maxs' .* must be 3 numbers"),
         (meta_with("means", "maxs", value=[0.0, 1.0, 10**400]), "'maxs' .* must be 3 numbers"),
         (meta_with("means", "maxs", value=[0.0, 1.0, float("nan")]), "'maxs' .* must be 3 numbers"),
-        (meta_with("means", "maxs", value=[0.0, 1.0, 1e30]), "'means' of splat .* inf"),
+        (meta_with("means", "maxs", value=[0.0, 1.0, 1e30]), "'maxs' .* 3 numbers up to 88.7"),
         (meta_with("scales", "codebook", value=[0.0]), "'codebook' .* must be 256 numbers"),
         (meta_with("sh0", "files", value=["../sh0.webp"]), "not the name of a file beside it"),
         (meta_with("sh0", "files", value=["/etc/passwd"]), "not the name of a file beside it"),
@@ -214,3 +215,18 @@ def test_an_entry_that_expands_without_end(tmp_path: Path) -> None:
     changed(path, lambda entries: entries.update({"meta.json": b" " * 100_000_000}), zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match="expand too much"):
         read_splats(path)
+
+
+@pytest.mark.parametrize("name", ["a.sog", "a.spz", "a.compressed.ply", "version4.spz"])
+def test_equal_splats_need_next_to_no_bytes(tmp_path: Path, name: str) -> None:
+    num, one = 400_000, model(1, 0)
+    path = tmp_path / name
+    if name.startswith("version4"):
+        path.write_bytes(spz_of(4, [np.full((num, size), 99, np.uint8) for size in (9, 1, 3, 3, 4)], num=num))
+    else:
+        parts = {key: part.repeat(num, *[1] * (part.ndim - 1)) for key, part in one.tensors().items()}
+        write_gaussians(path, Gaussians(**parts))
+    back = read_splats(path).gaussians
+    assert len(back) == num
+    for tensor in back.tensors().values():
+        assert torch.equal(tensor, tensor[:1].expand_as(tensor))

@@ -22,7 +22,8 @@ from splatstudio import api
 from splatstudio.cameras.camera_path import CameraPath, VideoQuality, orbit
 from splatstudio.cameras.path_file import write_camera_path
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.models.model import Model
+from splatstudio.gaussians.transform import transformed
+from splatstudio.models.model import Model, own_orbit
 from splatstudio.models.video import render_path
 from splatstudio.rendering.mode_pictures import draw_mode
 from splatstudio.rendering.render import RenderOptions, render_image
@@ -246,12 +247,28 @@ def test_the_command_says_what_is_missing(ply: Path, tmp_path: Path, command: Co
     for options, reason in [
         ((), "one of --path FILE, --orbit, --spiral"),
         (("--orbit", "--spiral"), "one of --path FILE, --orbit, --spiral"),
-        (("--orbit",), "--scene"),
+        (("--spiral",), "--scene"),
         (("--path", tmp_path / "absent.json"), "absent.json"),
     ]:
         code, printed = command("render", ply, *options, *output)
         assert code == 2 and reason in printed and "Traceback" not in printed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_orbit_needs_no_scene(model: Model, tmp_path: Path, command: CommandLine) -> None:
+    shift = np.eye(4)
+    shift[:3, 3] = [5.0, -7.0, 30.0]
+    far = replace(model, gaussians=transformed(model.gaussians, shift))
+    options = ("--orbit", "--width", 48, "--height", 48, "--seconds", 1, "--fps", 4)
+    code, printed = command("render", far.save_ply(tmp_path / "far.ply"), *options, "-o", tmp_path / "frames")
+    assert code == 0 and "around the middle of the splats themselves" in printed
+    frames = [iio.imread(file) for file in sorted((tmp_path / "frames").iterdir())]
+    assert len(frames) == 4
+    for frame in frames:  # the splats fill the middle, from every side
+        assert (frame[18:30, 18:30].max(axis=2) > 20).mean() > 0.5
+    path = own_orbit(far)
+    for camera in path.cameras():
+        assert camera.viewmat[1, 1] > 0.9, "y points down, as in most programs' files"
 
 
 @pytest.mark.skipif(not BANANA.exists(), reason="the scene is not here")

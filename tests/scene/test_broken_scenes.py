@@ -9,11 +9,13 @@ import struct
 import tempfile
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scene_builder import (
+    TinyScene,
     cameras_bin,
     images_bin,
     points_bin,
@@ -93,6 +95,10 @@ def json_with(folder: Path, *, frame: dict | None = None, **values) -> None:
 def ply_with(folder: Path, data: bytes) -> None:
     write_transforms(folder, TINY)
     (folder / "sparse_pc.ply").write_bytes(data)
+
+
+def renamed(tiny: TinyScene) -> TinyScene:
+    return replace(tiny, names=tuple(f"other_{name}" for name in tiny.names))
 
 
 def photos_only(folder: Path) -> None:
@@ -285,7 +291,6 @@ BROKEN = {
         ["frame 2", "fl_x", "not a number"],
     ),
     "focal length of 400 digits": (lambda f: json_with(f, fl_x=10**400), ["frame 1", "fl_x", "not a number"]),
-    "size missing": (lambda f: json_with(f, w=None), ["frame 1", "size w and h"]),
     "size of zero": (lambda f: json_with(f, w=0), ["frame 1", "0 x 32"]),
     "angle of 200 degrees": (
         lambda f: json_with(f, fl_x=None, fl_y=None, camera_angle_x=3.5),
@@ -320,8 +325,8 @@ BROKEN = {
         ["EQUIRECTANGULAR", "not supported"],
     ),
     "no frame's file exists": (
-        lambda f: json_text(f, json.dumps(transforms(TINY, "photos"))),
-        ["3 listed images do not exist", "photos/view_000.png"],
+        lambda f: json_text(f, json.dumps(transforms(renamed(TINY), "photos"))),
+        ["3 listed images do not exist", "photos/other_view_000.png"],
     ),
     "mask that does not exist": (
         lambda f: json_with(f, frame={"mask_path": "m/1.png"}),

@@ -1,8 +1,11 @@
 """Photographs arrive upright, undistorted, masked and reduced, from files of every kind."""
 
 import os
+import struct
 import threading
 import time
+import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -14,7 +17,7 @@ from splatstudio.scene import photo_cache
 from splatstudio.scene.images import PhotoLoader
 from splatstudio.scene.lens import Lens, distort, pinhole, undistort
 from splatstudio.scene.load import load_scene
-from splatstudio.scene.photo import oriented
+from splatstudio.scene.photo import PictureHeader, oriented, picture_header
 
 
 @pytest.fixture(autouse=True)
@@ -378,3 +381,22 @@ def test_closed_loader_refuses(tmp_path):
     loader.close()
     with pytest.raises(RuntimeError, match="closed"):
         loader.get(0)
+
+
+def test_a_picture_that_is_too_large_is_told_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path = tmp_path / "large.png"  # its header alone
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    )
+    told = "is too large: it has 900 megapixels, and 178 are allowed; .* set SPLATSTUDIO_MAX_MEGAPIXELS to"
+    with pytest.raises(ValueError, match=told):
+        picture_header(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # put back afterwards
+    monkeypatch.setenv("SPLATSTUDIO_MAX_MEGAPIXELS", "1000")
+    assert picture_header(path) == PictureHeader(30_000, 30_000)

@@ -1,0 +1,280 @@
+"""Folders as other programs and people leave them: several models, scenes a level off, incomplete folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import CommandLine
+from scene_builder import (
+    TinyScene,
+    cameras_bin,
+    images_bin,
+    points_bin,
+    tiny_scene,
+    write_blender,
+    write_colmap,
+    write_colmap_text,
+    write_pictures,
+    write_transforms,
+)
+
+from splatstudio.api import load_model, train
+from splatstudio.checkpoints.checkpoint import checkpoint_folders
+from splatstudio.models.model import scene_shown_by
+from splatstudio.models.scoring import EvaluationTask, evaluate_task
+from splatstudio.scene.colmap import visible_points
+from splatstudio.scene.describe import describe_scene
+from splatstudio.scene.load import load_scene
+from splatstudio.settings.config import TrainConfig
+
+TINY = tiny_scene()
+
+
+def write_model(folder: Path, tiny: TinyScene) -> Path:
+    """Write the three files of a COLMAP model into `folder` and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cameras.bin").write_bytes(cameras_bin(tiny))
+    (folder / "images.bin").write_bytes(images_bin(tiny))
+    (folder / "points3D.bin").write_bytes(points_bin(tiny))
+    return folder
+
+
+def part_of(tiny: TinyScene, num: int) -> TinyScene:
+    """Return the first `num` views of a scene."""
+    return replace(tiny, names=tiny.names[:num], viewmats=tiny.viewmats[:num])
+
+
+@pytest.fixture
+def two_models(tmp_path: Path) -> Path:
+    """Return a scene whose first model has 3 of the 9 photographs, and whose second, moved, has all."""
+    folder = write_colmap(tmp_path / "scene", TINY)
+    shutil.rmtree(folder / "sparse/0")
+    write_model(folder / "sparse/0", part_of(TINY, 3))
+    moved = TINY.viewmats.copy()
+    moved[:, :3, 3] += moved[:, :3, :3] @ np.array([1.0, 2.0, 3.0])
+    write_model(folder / "sparse/1", replace(TINY, viewmats=moved, points=TINY.points - [1.0, 2.0, 3.0]))
+    return folder
+
+
+def test_of_several_models_the_largest_is_read_and_another_can_be_chosen(two_models: Path) -> None:
+    scene = load_scene(two_models)
+    assert len(scene.views) == 9 and scene.model_folder == two_models / "sparse/1"
+    assert scene.notes[0] == (
+        f"{two_models}/sparse holds 2 models: 1 (9 photographs) is used, 0 (3 photographs) not; "
+        "--model NUMBER chooses another"
+    )
+    first = load_scene(two_models, model=0)
+    assert len(first.views) == 3 and not any("--model" in note for note in first.notes)
+    with pytest.raises(
+        ValueError, match=r"no model 2: choose one of 0 \(3 photographs\), 1 \(9 photographs\)"
+    ):
+        load_scene(two_models, model=2)
+    # The folder of a model says it, too, where no option can.
+    assert len(load_scene(two_models / "sparse/0").views) == 3
+
+
+def test_models_of_text_are_counted_too(tmp_path: Path) -> None:
+    folder = write_colmap_text(tmp_path / "scene", part_of(TINY, 3))
+    other = write_colmap_text(tmp_path / "other", TINY)
+    (other / "sparse/0").rename(folder / "sparse/1")
+    write_pictures(folder / "images", TINY)
+    assert len(load_scene(folder).views) == 9
+
+
+def test_a_damaged_count_is_not_the_largest(two_models: Path) -> None:
+    write_model(two_models / "sparse/2", part_of(TINY, 2))
+    (two_models / "sparse/2/images.bin").write_bytes(b"\xff" * 100)
+    assert load_scene(two_models).model_folder == two_models / "sparse/1"
+
+
+def test_the_only_model_may_have_any_number(two_models: Path) -> None:
+    shutil.rmtree(two_models / "sparse/0")
+    scene = load_scene(two_models)
+    assert len(scene.views) == 9 and scene.notes == ()
+
+
+def test_a_number_is_for_colmap_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--model is for COLMAP's"):
+        load_scene(write_transforms(tmp_path, TINY), model=1)
+
+
+def test_a_run_keeps_its_model(two_models: Path, tmp_path: Path, command: CommandLine) -> None:
+    config = TrainConfig(steps=2, sh_degree=0, eval_every=0, eval_steps=(), save_minutes=0, model=0)
+    run = tmp_path / "run"
+    train(two_models, run_dir=run, config=config)
+    assert json.loads((run / "run.json").read_text())["config"]["model"] == 0
+    shown = scene_shown_by(run, None, full_size=True)
+    assert len(shown.views) == 3 and np.allclose(load_model(run).transform, shown.transform)
+    for named in (None, two_models):
+        evaluated = evaluate_task(EvaluationTask(run, named)).evaluation
+        assert [image.name for image in evaluated.images] == [TINY.names[0]]
+    code, told = command("info", two_models, "--model", 0)
+    assert code == 0 and "Photographs 3:" in " ".join(told.split())
+
+
+def test_a_larger_model_that_comes_later_is_another_run_s(
+    two_models: Path, tmp_path: Path, command: CommandLine
+) -> None:
+    (two_models / "sparse/1").rename(tmp_path / "later")
+    write_model(two_models / "sparse/1", part_of(TINY, 2))
+    code, told = command("train", two_models, "--run", tmp_path / "run", "--steps", 2, "--sh-degree", 0)
+    assert code == 0 and "holds 2 models: 0 (3 photographs) is used" in " ".join(told.split())
+    (tmp_path / "later").rename(two_models / "sparse/2")
+    assert len(load_scene(two_models).views) == 9
+    assert len(scene_shown_by(tmp_path / "run", None, full_size=True).views) == 3
+    code, told = command("train", two_models, "--run", tmp_path / "run", "--steps", 3, "--resume")
+    assert code == 0 and "3 steps" not in told and len(checkpoint_folders(tmp_path / "run")) == 2
+
+
+def test_photographs_without_a_pose_are_counted_and_named(tmp_path: Path, command: CommandLine) -> None:
+    folder = write_colmap(tmp_path / "scene", part_of(TINY, 3))
+    write_pictures(folder / "images", TINY)
+    scene = load_scene(folder)
+    assert scene.unposed == TINY.names[3:]
+    assert scene.notes[0].startswith(f"6 of the 9 photos in {folder}/images have no pose and are not used")
+    assert dict(describe_scene(scene))["Without a pose"] == ", ".join(TINY.names[3:])
+    code, told = command("info", folder)
+    assert code == 0 and all(name in told for name in TINY.names[3:])
+    other = load_scene(write_transforms(tmp_path / "other", TINY))
+    assert other.unposed == () and other.notes == ()
+
+
+def test_an_incomplete_folder_of_smaller_photographs_is_not_used(tmp_path: Path) -> None:
+    folder = write_colmap(tmp_path, TINY)
+    write_pictures(folder / "images_2", part_of(tiny_scene(width=24, height=16), 4))
+    scene = load_scene(folder, downscale=2)
+    assert len(scene.views) == 9 and scene.views[0].image_path.parent.name == "images"
+    assert (scene.cameras[0].width, scene.photo(8).rgb.shape) == (24, (16, 24, 3))
+    assert scene.notes[0].startswith(f"{folder}/images_2 holds 4 of the 9 photographs")
+    write_pictures(folder / "images_2", tiny_scene(width=24, height=16))
+    assert load_scene(folder, downscale=2).views[0].image_path.parent.name == "images_2"
+    # Where there are no others, they are better than none.
+    shutil.rmtree(folder / "images")
+    scene = load_scene(folder)
+    assert scene.views[0].image_path.parent.name == "images_2" and "images_2 are used" in scene.notes[0]
+
+
+def in_a_folder_below(folder: Path) -> None:
+    write_colmap(folder / "data", TINY)
+
+
+def two_below(folder: Path) -> None:
+    write_blender(folder / "a/b", TINY)
+
+
+def undistorted(folder: Path) -> None:
+    write_colmap(folder / "dense/0", TINY)
+
+
+def undistorted_beside_its_model(folder: Path) -> None:
+    write_colmap(folder / "dense", TINY)
+    write_model(folder / "sparse/0", TINY)
+
+
+def as_taken(folder: Path) -> None:
+    write_model(folder / "distorted/sparse/0", TINY)
+    write_pictures(folder / "input", TINY)
+
+
+def model_below_the_photographs(folder: Path) -> None:
+    write_model(folder / "output/sparse/0", TINY)
+    write_pictures(folder / "images", TINY)
+
+
+def model_below_photographs_at_the_top(folder: Path) -> None:
+    write_model(folder / "more/output/sparse/0", TINY)
+    write_pictures(folder, TINY)
+
+
+def as_taken_beside_what_is_undistorted(folder: Path) -> None:
+    as_taken(folder)
+    write_pictures(folder / "images", tiny_scene(width=30, height=30))
+
+
+def model_at_the_top(folder: Path) -> None:
+    write_model(folder, TINY)
+    write_pictures(folder / "images", TINY)
+
+
+def photographs_at_the_top(folder: Path) -> None:
+    write_model(folder / "sparse", TINY)
+    write_pictures(folder, TINY)
+    write_pictures(folder / "masks", TINY)
+
+
+def photographs_of_two_cameras_at_the_top(folder: Path) -> None:
+    names = tuple(f"left/{name}" if i % 2 else f"right/{name}" for i, name in enumerate(TINY.names))
+    both = replace(TINY, names=names)
+    write_model(folder / "sparse/0", both)
+    write_pictures(folder, both)
+    write_pictures(folder / "other", TINY)
+
+
+LAYOUTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "data": (in_a_folder_below, "no camera poses itself: {}/data is opened"),
+    "a/b": (two_below, "no camera poses itself: {}/a/b is opened"),
+    "dense/0": (undistorted, "no camera poses itself: {}/dense/0 is opened"),
+    "sparse and dense": (
+        undistorted_beside_its_model,
+        "no photographs of its poses itself: {}/dense is opened",
+    ),
+    "distorted": (as_taken, ""),
+    "distorted beside images": (as_taken_beside_what_is_undistorted, ""),
+    "output and images": (model_below_the_photographs, "no camera poses itself: {}/output is opened"),
+    "output in photographs": (
+        model_below_photographs_at_the_top,
+        "no camera poses itself: {}/more/output is opened",
+    ),
+    "model at the top": (model_at_the_top, ""),
+    "photographs at the top": (photographs_at_the_top, "the photographs in {} are used"),
+    "two cameras at the top": (photographs_of_two_cameras_at_the_top, "the photographs in {} are used"),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_layouts_of_other_programs_are_opened(tmp_path: Path, kind: str) -> None:
+    write, told = LAYOUTS[kind]
+    folder = tmp_path / "scene"
+    folder.mkdir()
+    write(folder)
+    scene = load_scene(folder)
+    assert len(scene.views) == (8 if "b" in kind.split("/") else 9)
+    assert scene.path == folder and scene.unposed == ()
+    assert scene.photo(0).rgb.shape == (32, 48, 3)
+    if told:
+        assert told.format(folder) in scene.notes[0]
+    if scene.format == "COLMAP" and "output" not in kind:
+        assert scene.model_folder is not None
+        for part in (scene.model_folder, scene.model_folder / "images.bin"):
+            assert load_scene(part).views[0].name == scene.views[0].name
+        with pytest.raises(ValueError, match="no observations"):  # the model is found again
+            visible_points(scene)
+
+
+def test_a_file_of_a_scene_stands_for_its_folder(tmp_path: Path) -> None:
+    folder = write_blender(tmp_path, TINY)
+    assert load_scene(folder / "transforms_train.json").format == "Blender"
+
+
+def test_several_scenes_below_are_listed_with_their_sizes(tmp_path: Path, command: CommandLine) -> None:
+    write_colmap(tmp_path / "room", part_of(TINY, 4))
+    write_transforms(tmp_path / "more/garden", TINY)
+    write_colmap(tmp_path / ".hidden", TINY)
+    with pytest.raises(ValueError, match="holds 2 scenes") as caught:
+        load_scene(tmp_path)
+    assert "room (4 photographs), more/garden (9 photographs); open one of them" in str(caught.value)
+    code, told = command("info", tmp_path)
+    assert code == 2 and "holds 2 scenes" in told
+    assert len(load_scene(tmp_path / "more").views) == 9
+
+
+def test_scenes_far_below_are_not_looked_for(tmp_path: Path) -> None:
+    write_colmap(tmp_path / "a/b/c", TINY)
+    with pytest.raises(ValueError, match="is not a scene"):
+        load_scene(tmp_path)

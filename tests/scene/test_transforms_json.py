@@ -1,0 +1,154 @@
+"""transforms.json as nerfstudio, instant-ngp, Metashape's export and people write it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scene_builder import tiny_scene, transforms, write_blender, write_pictures, write_transforms
+
+from splatstudio.scene.lens import Lens, distort, undistort
+from splatstudio.scene.load import load_scene
+from splatstudio.scene.scene import Scene
+
+TINY = tiny_scene()
+
+
+def written(folder: Path, pictures: Any = "images", **values: Any) -> Path:
+    """Write a transforms.json with other `values`, None to omit one, and the photographs in `pictures`."""
+    write_pictures(folder / pictures, TINY)
+    content = transforms(TINY) | values
+    (folder / "transforms.json").write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    return folder
+
+
+def listed(*numbers: int) -> list[str]:
+    return [f"images/{TINY.names[number]}" for number in numbers]
+
+
+def split_of(scene: Scene) -> tuple[list[str], list[str]]:
+    """Return the names of the views to train on and of those to test with."""
+    names = [view.name for view in scene.views]
+    return [names[i] for i in scene.train_indices], [names[i] for i in scene.test_indices]
+
+
+def names(*numbers: int) -> list[str]:
+    return [TINY.names[number] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("lists", "train", "test"),
+    [
+        ({"train": (0, 1, 2), "val": (3, 4), "test": (3, 4)}, (0, 1, 2), (3, 4)),
+        ({"train": (0, 1, 2), "val": (3,), "test": (5, 6)}, (0, 1, 2), (5, 6)),
+        ({"train": (0, 1, 2), "val": (3,)}, (0, 1, 2), (3,)),
+        ({"train": (0, 1, 2)}, (0, 1, 2), (3, 4, 5, 6, 7, 8)),
+        ({"test": (8,)}, (0, 1, 2, 3, 4, 5, 6, 7), (8,)),
+        ({"train": (0, 1, 2, 3), "test": (3, 4)}, (0, 1, 2), (3, 4)),
+    ],
+)
+def test_the_lists_of_filenames_split_the_photographs(tmp_path: Path, lists, train, test) -> None:
+    values = {f"{split}_filenames": listed(*numbers) for split, numbers in lists.items()}
+    scene = load_scene(written(tmp_path, **values))
+    assert split_of(scene) == (names(*train), names(*test))
+    assert f"names the {len(test)} photographs of the test" in scene.notes[0]
+    num_unused = 9 - len(train) - len(test)
+    unused = [note for note in scene.notes if "in none of the lists" in note]
+    assert [note.split()[0] for note in unused] == ([str(num_unused)] if num_unused else [])
+    # What the user says goes before the file.
+    chosen = load_scene(tmp_path, test_images=[TINY.names[1]])
+    assert split_of(chosen)[1] == names(1)
+
+
+def test_lists_that_leave_nothing_are_told_and_ignored(tmp_path: Path) -> None:
+    every = listed(*range(9))
+    scene = load_scene(written(tmp_path, train_filenames=every, val_filenames=every, test_filenames=every))
+    assert split_of(scene)[1] == names(0, 8) and "split nothing off" in scene.notes[0]
+    with pytest.raises(ValueError, match="has val_filenames, which is no list of file names"):
+        load_scene(written(tmp_path, val_filenames="images/view_000.png"))
+
+
+@pytest.mark.parametrize("missing", [("w",), ("w", "h"), ("w", "h", "cx", "cy")])
+def test_the_picture_tells_its_size(tmp_path: Path, missing: tuple[str, ...]) -> None:
+    plain = load_scene(write_transforms(tmp_path / "plain", TINY))
+    scene = load_scene(written(tmp_path / "scene", **dict.fromkeys(missing)))
+    assert [camera.K.tolist() for camera in scene.cameras] == [camera.K.tolist() for camera in plain.cameras]
+    assert scene.views[0].lens == plain.views[0].lens
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"), [("opencv", "brown"), ("opencv_fisheye", "fisheye"), ("Pinhole", "brown")]
+)
+def test_models_may_be_written_in_small_letters(tmp_path: Path, word: str, kind: str) -> None:
+    lens = load_scene(written(tmp_path, camera_model=word)).views[0].lens
+    assert (lens.kind, lens.model) == (kind, word.upper())
+
+
+def test_k4_of_a_plane_camera_is_the_eighth_power(tmp_path: Path) -> None:
+    lens = load_scene(written(tmp_path, k1=0.05, k4=0.2)).views[0].lens
+    assert lens.distortion == (0.05, 0.0, 0.0, 0.0, 0.0, 0.2)
+    point = np.array([[0.4, -0.3]])
+    np.testing.assert_allclose(distort(lens, point), point * (1 + 0.05 * 0.25 + 0.2 * 0.25**4), rtol=1e-12)
+    np.testing.assert_allclose(undistort(lens, distort(lens, point)), point, atol=1e-9)
+    # Without a model that bends back: the same five coefficients as before.
+    assert isinstance(lens, Lens) and replace(lens, distortion=lens.distortion[:5]).distorted
+
+
+FOREIGN = {
+    "another machine's": "/mnt/disk/capture/images/{}",
+    "Windows": "C:\\capture\\images\\{}",
+    "a file of another folder": "/data/frames/{}",
+    "from above": "../capture/images/{}",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("pictures", ["images", "."])
+def test_paths_of_another_machine_are_found_by_their_ends(tmp_path: Path, kind: str, pictures: str) -> None:
+    folder = tmp_path / "scene"
+    frames = transforms(TINY)["frames"]
+    for frame, name in zip(frames, TINY.names, strict=True):
+        frame["file_path"] = FOREIGN[kind].format(name)
+    scene = load_scene(written(folder, pictures, frames=frames, test_filenames=[frames[4]["file_path"]]))
+    assert {view.image_path.parent for view in scene.views} == {folder / pictures}
+    assert split_of(scene)[1] == names(4)
+    assert (
+        "are not at the listed paths" in scene.notes[0]
+        and f"in {folder / pictures} are used" in scene.notes[0]
+    )
+    assert scene.unposed == ()
+
+
+def test_names_that_fit_two_frames_are_not_guessed(tmp_path: Path) -> None:
+    frames = transforms(TINY)["frames"]
+    for number, frame in enumerate(frames):
+        frame["file_path"] = f"/far/camera{number}/view_000.png"
+    with pytest.raises(ValueError, match="9 listed images do not exist"):
+        load_scene(written(tmp_path, frames=frames))
+
+
+def test_points_of_another_machine_are_found_beside_the_file(tmp_path: Path) -> None:
+    folder = write_transforms(tmp_path, TINY)
+    content = json.loads((folder / "transforms.json").read_text())
+    content["ply_file_path"] = "/mnt/disk/sparse_pc.ply"
+    (folder / "transforms.json").write_text(json.dumps(content))
+    scene = load_scene(folder)
+    assert len(scene.points) == 60 and scene.notes[0].startswith("/mnt/disk/sparse_pc.ply is not there")
+
+
+def test_photographs_without_a_frame_are_counted(tmp_path: Path) -> None:
+    frames = transforms(TINY)["frames"][:3]
+    frames[0]["depth_file_path"] = "images/view_004.png"
+    folder = written(tmp_path, frames=frames)
+    (folder / "images/view_005.png").rename(folder / "images/dynamic_mask_view_000.png")
+    scene = load_scene(folder)
+    assert scene.unposed == (TINY.names[3], *TINY.names[6:])
+    assert scene.notes[0].startswith("4 of the 7 photos in") and "have no pose" in scene.notes[0]
+    # Depths and normals lie beside Blender's pictures.
+    blender = write_blender(tmp_path / "blender", TINY)
+    write_pictures(blender / "test", replace(TINY, names=tuple(f"depth_{name}" for name in TINY.names)))
+    assert load_scene(blender).unposed == ()

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 
+from splatstudio.runtime.stop_signals import StopSignal, end_by_signals
+
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it, also while it loads, with exit code 130 and no traceback."""
+    """Run the command line; Ctrl-C ends it, also while it loads, with exit code 130 and no traceback.
+
+    SIGTERM and SIGHUP do the same, with the codes 143 and 129.
+    """
     try:
+        end_by_signals()
         from splatstudio.cli import main as cli
 
         cli.main()
+    except StopSignal as told:
+        sys.exit(told.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed, differing
 from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.training.session import Advance, Session
+from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
 
@@ -44,6 +48,8 @@ def train(
         scene = load_training_scene(scene, config)
     trainer, session = Trainer(scene, config), None
     try:
+        if (note := note_on_start(scene, config, trainer.gaussians)) is not None:
+            log.warning("%s", note)
         session = Session(trainer, Run.create(Path(run_dir), scene.path, trainer.config)) if run_dir else None
         while trainer.step < config.steps:
             advance = session.advance() if session else Advance(trainer.train_step())

@@ -21,12 +21,27 @@ def in_words(error: BaseException) -> str:
     """Return what an exception says; of a file that the system refuses, its name and why."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return (
+            f"there is not enough memory: {first_line(error)}; close other programs, or use a larger machine"
+        )
     return str(error)
 
 
 def printable(text: str, limit: int = 2000) -> str:
     """Return what another program says without what would steer a terminal, `limit` characters at most."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:limit])
+
+
+def for_terminal(text: str) -> str:
+    """Return `text` with what has no letter written out, as \\x1b: it steers a terminal, or cannot be shown.
+
+    Ends of lines and tabs stay. Names of files and texts of JSON hold any of it, and half a letter, too.
+    """
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
 
 
 def as_sentence(text: str) -> str:

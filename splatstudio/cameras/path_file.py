@@ -18,6 +18,7 @@ import numpy as np
 
 from splatstudio.cameras.camera_path import MAX_FRAMES, CameraPath, Keyframe
 from splatstudio.files.durable import write_json_durably
+from splatstudio.files.inputs import read_input
 
 OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])  # from OpenCV's camera axes, and back
 MAX_BYTES = 512 << 20
@@ -103,7 +104,7 @@ def _json_object(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"{path} is no camera path: it has {size / 1e6:.0f} MB")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_input(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, remove_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
+from splatstudio.files.inputs import read_input
 
 EntryState = Literal["complete", "part", "damaged"]
 
@@ -192,7 +193,7 @@ def _total(files: tuple[Path, ...]) -> int:
 
 def _psnr(run: Path, step: int) -> float | None:
     try:
-        values: Any = json.loads((run / "eval" / f"step_{step:08d}.json").read_bytes())
+        values: Any = json.loads(read_input(run / "eval" / f"step_{step:08d}.json"))
     except (OSError, ValueError):
         return None
     psnr = values.get("psnr") if isinstance(values, dict) else None

@@ -45,6 +45,7 @@ from splatstudio.checkpoints.manifest import (
 from splatstudio.corrections.corrections import SavedCorrections
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.files.durable import sync_folder
+from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy.population import Population
@@ -111,7 +112,7 @@ def begin_checkpoint(run_dir: Path, step: int, num_bytes: int) -> Path:
     OSError when the disk has no room for them.
     """
     parent = Path(run_dir) / "ckpts"
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     _sweep(parent)
     _require_space(parent, num_bytes)
     # No name comes twice: what a slow rank still writes for a try that was given up is in no later one.
@@ -334,6 +335,7 @@ def _mark(folder: Path) -> tuple[tuple[object, ...], int]:
 
 def remove_checkpoint(folder: Path) -> None:
     """Delete a checkpoint: it is gone at once, even when the deletion is cut short. Raises OSError."""
+    refuse_leading_out(folder.parent)
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
     try:
         folder.rename(doomed)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from splatstudio.files.durable import write_json_durably
+from splatstudio.files.inputs import open_input, read_input, refuse_larger_than_memory
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import Population
@@ -137,6 +138,10 @@ def read_shard(folder: Path, shard: Shard) -> Population:
 def read_tensors(file: Path, where: str) -> dict[str, Tensor]:
     """Return the tensors of a file, on the CPU; ValueError, beginning with `where`, when it is damaged."""
     try:
+        refuse_larger_than_memory(file)
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {error.strerror or error}") from error
+    try:
         # The library checks the header against the file's size before it allocates anything.
         return load_file(file)
     except (SafetensorError, OSError) as error:
@@ -182,7 +187,7 @@ def _taken(tensors: dict[str, Tensor], prefix: str, rows: int, where: str) -> Ga
 
 def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
-    with open(file, "rb") as stream:
+    with open_input(file) as stream:
         while block := stream.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
@@ -211,7 +216,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, its fields checked; ValueError with the reason otherwise."""
     file = folder / "manifest.json"
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(read_input(file))
     except OSError as error:
         raise ValueError(f"{folder} is no checkpoint: {file} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from splatstudio.checkpoints.checkpoint import (
@@ -33,6 +32,8 @@ from splatstudio.checkpoints.checkpoint import (
 from splatstudio.checkpoints.manifest import Shard, read_manifest, step_of
 from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
+from splatstudio.files.free_memory import free_memory
+from splatstudio.files.inputs import read_input
 from splatstudio.strategy.shards import copied
 
 log = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ def _answer_of(staging: Path, rank: int) -> Shard:
     file = _answer_file(staging, rank)
     while not file.exists():
         time.sleep(POLL_SECONDS)
-    words = file.read_text()
+    words = read_input(file)
     file.unlink()
     if not words:
         raise OSError(f"rank {rank}: its disk is full")
@@ -286,19 +287,3 @@ def snapshot(checkpoint: Checkpoint) -> Checkpoint:
 def _room_for(num_bytes: int) -> bool:
     """Return whether the memory that is free now, in the machine and the control group, holds a copy."""
     return free_memory() > num_bytes * 1.1 + SPARE_BYTES
-
-
-def free_memory() -> int:
-    """Return how many bytes this process may still take without pushing others out."""
-    free = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit():
-            used = int((group / "memory.current").read_text())
-            # Cached files count as used, but give way.
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            free = min(free, int(limit) - used + int(stat.get("inactive_file", 0)))
-    except OSError:
-        pass  # no control groups of version 2: not Linux, or not limited
-    return free

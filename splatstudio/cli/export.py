@@ -60,7 +60,8 @@ def export_model(
         photographs=photographs,
     )
     exported = write_model(model, output, request, announce=announce)
-    return exported if note is None else replace(exported, notes=(note, *exported.notes))
+    told = [*model.notes, *([] if note is None else [note])]
+    return replace(exported, notes=(*told, *exported.notes))
 
 
 def _refuse_outputs(output: Path, cameras: Path | None) -> None:

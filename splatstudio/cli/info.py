@@ -10,10 +10,14 @@ from pathlib import Path
 
 from splatstudio.cli.terminal import console, print_model, print_part, print_run, print_runs, print_scene
 from splatstudio.files.run import Run
+from splatstudio.models.other_outputs import output_in, scene_of_output
+from splatstudio.scene.layout import pose_files
 
 
-def print_what_is_there(path: Path, images: str) -> None:
+def print_what_is_there(path: Path, images: str, model: int = -1) -> None:
     """Print what `path` holds; `images` is the folder of a scene's photographs, "": where its files say.
+
+    `model` is the number of its COLMAP model, -1: the one with most images.
 
     Raises ValueError where that is nothing that can be told.
     """
@@ -27,17 +31,19 @@ def print_what_is_there(path: Path, images: str) -> None:
             return
     ours = any((path / name).exists() for name in ("run.json", "manifest.json"))
     parts = [*path.glob("ckpt_*_rank*.pt"), *path.glob("ckpts/ckpt_*_rank*.pt")]
-    if path.is_file() or ours or parts:
+    if path.is_file() or ours or parts or (pose_files(path) is None and output_in(path) is not None):
         from splatstudio.models.model import load_model
 
         print_part(path, "Use splatstudio merge.")
         print_model(path, load_model(path))
+        if not ours and (scene := scene_of_output(path)) is not None:
+            console.print(f"trained on the scene {scene.path}", soft_wrap=True)
     elif folders := sorted(file.parent for file in path.glob("*/run.json")):
         _print_those_that_can_be_read(folders)
     else:
         from splatstudio.scene.load import load_scene
 
-        print_scene(load_scene(path, images_folder=images or None))
+        print_scene(load_scene(path, images_folder=images or None, model=model))
 
 
 def _print_those_that_can_be_read(folders: Sequence[Path]) -> None:

@@ -287,16 +287,17 @@ def render(
     return 0
 
 
-def info(path: Positional[Path], /, images: str = "") -> int:
+def info(path: Positional[Path], /, images: str = "", model: int = -1) -> int:
     """Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.
 
     Args:
         path: What to look at; nothing is changed.
         images: The folder of a scene's photographs, where it is not the one that its files name.
+        model: Number of the COLMAP model to look at, of several; -1: the one with most photographs.
     """
     from splatstudio.cli.info import print_what_is_there
 
-    print_what_is_there(path, images)
+    print_what_is_there(path, images, model)
     return 0
 
 
@@ -379,8 +380,7 @@ def _whole(path: Path) -> Path:
 
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
-    from rich.console import Console
-    from rich.markup import escape
+    from splatstudio.cli.console import print_error
 
     arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
     if arguments[0] == "help":
@@ -391,9 +391,8 @@ def main() -> None:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
         sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             leave_unread()
-        words = escape(in_words(error))
-        Console(stderr=True, highlight=False).print(f"[red]error:[/] {words}", soft_wrap=True)
+        print_error(in_words(error))
         sys.exit(2)

@@ -102,7 +102,8 @@ class Route:
     Args:
         path: A camera_path.json of the studio, nerfstudio or nerfview.
         path_scale: Multiply that file's positions by this; 10 for files that nerfview saved.
-        orbit: Once around what the photographs look at, at the distance of their cameras.
+        orbit: Once around what the photographs look at, at the distance of their cameras; where the scene is
+            not known, around the middle of the splats.
         spiral: Wind through the room that the photographs' cameras took.
         scene: The scene, for --orbit and --spiral; a run and a checkpoint remember theirs.
         images: The scene's folder of photographs, where it is another one.

@@ -9,7 +9,7 @@ from splatstudio.cameras.camera_path import CameraPath, FrameFormat, orbit_of, s
 from splatstudio.cameras.path_file import read_camera_path
 from splatstudio.cli.options import Route
 from splatstudio.cli.terminal import console, frame_progress
-from splatstudio.models.model import Model, load_model, scene_shown_by
+from splatstudio.models.model import Model, load_model, origin_of, own_orbit, scene_shown_by
 from splatstudio.models.video import render_path
 from splatstudio.rendering.modes import DrawnMode
 
@@ -27,6 +27,8 @@ def render_and_print(
     Raises ValueError where the model, the path or the scene cannot be read.
     """
     model, camera_path = _model_and_path(path, route)
+    for note in model.notes:
+        console.print(note, style="yellow", markup=False)
     camera_path = camera_path.formatted(frames)
     cameras = camera_path.cameras()
     with frame_progress(len(cameras)) as report:
@@ -38,5 +40,8 @@ def _model_and_path(path: Path, route: Route) -> tuple[Model, CameraPath]:
     model = load_model(path)
     if route.path is not None:
         return model, read_camera_path(route.path, model.transform, scale_ratio=route.path_scale)
+    if route.orbit and route.scene is None and origin_of(path) is None:
+        console.print("The scene is not known: the orbit goes around the middle of the splats themselves.")
+        return model, own_orbit(model)
     scene = scene_shown_by(path, route.scene, route.images, full_size=True)
     return model.in_frame_of(scene), (orbit_of if route.orbit else spiral)(scene.cameras)

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from splatstudio.cli.console import PlainConsole
 from splatstudio.files.run import Run
 from splatstudio.scene.describe import describe_scene
 from splatstudio.scene.scene import Scene
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from splatstudio.runtime import messages
 
 # No markup: what is printed are paths and the words of errors, which may have brackets.
-console = Console(highlight=False, markup=False)
+console = PlainConsole(highlight=False, markup=False)
 # Where nobody reads along, a path stays in one piece, and a sentence on one line.
 console.soft_wrap = not console.is_terminal
 
@@ -52,8 +51,8 @@ class ProgressReport:
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
+            # Not rich's own time: it takes an evaluation for slow steps.
             TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("", total=num_steps, completed=step, state="")
@@ -67,13 +66,15 @@ class ProgressReport:
 
     def show(self, progress: messages.Progress) -> None:
         """Show where the training stands."""
+        from splatstudio.gui.theme import duration  # here, as it needs torch: `info` does not
+
         psnr = "" if progress.psnr is None else f"  PSNR {progress.psnr:.1f}"
         rate, num = progress.steps_per_second, progress.num_gaussians
         state = f"{rate:.1f} it/s  loss {progress.loss:.4f}{psnr}  {num:,} splats"
-        self._bar.update(self._task, completed=progress.step, state=state)
+        left = "" if progress.eta_seconds is None else f"  {duration(progress.eta_seconds)} left"
+        self._bar.update(self._task, completed=progress.step, state=state + left)
         if not console.is_terminal and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + LINE_SECONDS
-            left = "" if progress.eta_seconds is None else f"  {progress.eta_seconds:.0f} s left"
             console.print(f"{progress.step} / {progress.total_steps}  {state}{left}")
 
 
@@ -157,17 +158,14 @@ def print_scores(evaluation: Evaluation) -> None:
     _print_table(table)
 
 
-def print_error(sentence: str) -> None:
-    """Print what went wrong where errors go."""
-    Console(stderr=True, highlight=False).print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
-
-
 def print_model(path: Path, model: Model) -> None:
     """Print what a model holds: numbers, degrees, and where it lies, in the coordinates that a crop takes."""
     gaussians = model.gaussians
     console.print(f"{path}: {len(model):,} splats, spherical harmonics of degree {gaussians.sh_degree}")
     if model.options.antialiased:
         console.print("trained anti-aliased, and drawn so")
+    for note in model.notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
     if len(model):
         to_files = np.linalg.inv(model.transform)
         places = gaussians.means.numpy() @ to_files[:3, :3].T + to_files[:3, 3]
@@ -245,7 +243,7 @@ def _print_table(table: Table) -> None:
         console.print(table)
         return
     text = io.StringIO()
-    Console(file=text, width=100_000, highlight=False, markup=False, color_system=None).print(table)
+    PlainConsole(file=text, width=100_000, highlight=False, markup=False, color_system=None).print(table)
     for line in text.getvalue().splitlines():
         console.print(line.rstrip())
 

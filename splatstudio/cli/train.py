@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 
 from splatstudio.checkpoints.checkpoint import config_of_checkpoint, newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
+from splatstudio.cli.console import print_error
 from splatstudio.cli.terminal import (
     ProgressReport,
     console,
     event_line,
-    print_error,
     print_evaluation,
     print_scene,
 )
 from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.error_text import for_terminal
 from splatstudio.evaluation.evaluate import evaluation_from_json
+from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run, RunLock, is_taken, new_run_path
 from splatstudio.models.model import remember_images, with_images_found
 from splatstudio.runtime import messages
 from splatstudio.runtime.launched import LaunchedRank, launched_rank, train_launched
 from splatstudio.runtime.sentences import plateau_sentence, saved_sentence, stopped_sentence
+from splatstudio.runtime.stop_signals import StopRequest, leave_closed_terminal, stop_requests
 from splatstudio.runtime.supervisor import SaveRetries, WorkerClient, plan_for, retry_sentence
 from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME, TrainConfig, changed, resumed, value_of
@@ -38,7 +38,7 @@ from splatstudio.training.device_options import AS_FOUND, DeviceOptions
 
 LIMIT = "densify.max_gaussians"  # what --max-splats sets
 
-INTERRUPTED = 130  # the shell's exit code for a command ended by Ctrl-C
+CTRL_C = 130  # the shell's exit code for a command that it ended
 LINE_SECONDS = 10.0  # between two lines about the progress, where lines are kept
 POLL_SECONDS = 0.1  # at most this long passes between Ctrl-C and the order to stop
 
@@ -118,9 +118,9 @@ def train_as_rank(
     """Train as that rank, print what happens, and return the exit code; see `train_launched`."""
     if launched.rank == 0:
         for note in notes:
-            print(note)
+            print(for_terminal(note))
         if job.checkpoint is not None:
-            print(f"Goes on from {job.checkpoint}", flush=True)
+            print(for_terminal(f"Goes on from {job.checkpoint}"), flush=True)
     return train_launched(launched, job, _LogLines(), devices.attach_at, devices.store_at)
 
 
@@ -139,7 +139,7 @@ class _LogLines:
             self._due = time.monotonic() + LINE_SECONDS
         how = "Who watches it can stop it; with --stop-when-flat it stops by itself."
         if (line := event_line(event, how)) is not None:
-            print(line, flush=True)
+            print(for_terminal(line), flush=True)
 
 
 def scene_and_run(path: Path, run_dir: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
@@ -169,7 +169,7 @@ def train_scene(
     given: Collection[str],
     devices: DeviceOptions = AS_FOUND,
 ) -> int:
-    """Train to the last step or to Ctrl-C, which saves, and return the exit code.
+    """Train to the last step or to Ctrl-C, SIGTERM or SIGHUP, which save, and return the exit code.
 
     `given` are the dotted names of the settings that the user asked for: a run that is resumed keeps its
     others. Raises ValueError with one sentence for what cannot be trained or resumed, and for what ended the
@@ -206,6 +206,8 @@ def train_scene(
     elif is_taken(run_dir):
         raise ValueError(f"the run folder {run_dir} is not empty: resume it (--resume), or name another one")
     chosen = devices.chosen()
+    use = devices.use_of(chosen)
+    console.print(use.text, style="yellow" if use.idle_gpu else None, markup=False)
     fitting, sentence = devices.fitted(config, scene, chosen)
     console.print(sentence)
     for note in notes_on_settings(config, given):
@@ -256,34 +258,8 @@ def _take_over(run_dir: Path) -> None:
     lock.release()  # the background process takes it for good
 
 
-@dataclass
-class Interrupt:
-    """Whether Ctrl-C was pressed; the second time it ends the command at once."""
-
-    pressed: bool = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.pressed:
-            # There is no third time: what follows takes a moment at most.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            raise KeyboardInterrupt
-        self.pressed = True
-        console.print("Saving after this step ... (Ctrl-C again ends at once)")
-
-
-@contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C into a flag, so that a step is never torn apart."""
-    interrupt = Interrupt()
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class _Attendance:
-    """Follows one training: prints what its process tells, and has it stop when Ctrl-C is pressed."""
+    """Follows one training: prints what its process tells, and has it save and stop at a signal."""
 
     def __init__(self, job: messages.TrainJob, first: int, devices: RankDevices):
         self._job = job
@@ -297,31 +273,41 @@ class _Attendance:
         self._warned = ""  # the sentence before: a disk that stays full says the same again and again
 
     def run(self) -> int:
-        with interruptible() as interrupt:
+        with stop_requests() as request:
             try:
                 self._client.start()
                 self._client.send(messages.Start())
-                with ProgressReport(self._job.config.steps, self._first) as report:
-                    end = self._follow(report, interrupt)
+                end = self._follow_to_the_end(request)
                 self._client.close()
             except KeyboardInterrupt:
                 self._client.kill()
                 # Whatever the save in progress had come to: the disk tells.
                 console.print(self._on_disk())
                 # At once: no waiting for threads.
-                os._exit(INTERRUPTED)
+                os._exit(CTRL_C)
             except BaseException:
                 self._client.close()
                 raise
-        return self._conclude(end, interrupt)
+        return self._conclude(end, request)
 
-    def _follow(self, report: ProgressReport, interrupt: Interrupt) -> messages.Event | None:
+    def _follow_to_the_end(self, request: StopRequest) -> messages.Event | None:
+        """Follow the training; a terminal that is closed meanwhile ends what is printed, and nothing else."""
+        try:
+            with ProgressReport(self._job.config.steps, self._first) as report:
+                return self._follow(report, request)
+        except OSError:
+            if not (leave_closed_terminal() or request):
+                raise
+        with ProgressReport(self._job.config.steps, self._first) as report:
+            return self._follow(report, request)
+
+    def _follow(self, report: ProgressReport, request: StopRequest) -> messages.Event | None:
         """Print what happens; return the training's last word, None when it cannot be saved."""
         told, retries = False, SaveRetries()
         while True:
-            if (interrupt.pressed and not told) or retries.take_due():
-                told = interrupt.pressed
-                self._client.send(messages.Stop())
+            if (request and not told) or retries.take_due():
+                self._stop(request if not told else None)
+                told = bool(request)
             alive, events = self._client.alive, self._client.poll(POLL_SECONDS)
             if not alive and not events:
                 return None  # nobody is left to say how it ended
@@ -342,6 +328,11 @@ class _Attendance:
                             console.print(retry_sentence(told=told))
                 self._tell(event, report, quiet=told)
 
+    def _stop(self, request: StopRequest | None) -> None:
+        if request:
+            console.print(request.words("Saving after this step"))
+        self._client.send(messages.Stop())
+
     def _tell(self, event: messages.Event, report: ProgressReport, *, quiet: bool) -> None:
         if isinstance(event, messages.Started):
             self._started = self._started or time.monotonic()
@@ -351,7 +342,7 @@ class _Attendance:
             report.show(event)
         elif isinstance(event, messages.Evaluated) and event.path is not None:
             file = event.path / f"step_{event.step:08d}.json"
-            print_evaluation(evaluation_from_json(json.loads(file.read_bytes())), f"step {event.step}: ")
+            print_evaluation(evaluation_from_json(json.loads(read_input(file))), f"step {event.step}: ")
         elif isinstance(event, messages.PlateauReached) and event.stops:
             self._flat = event
         elif isinstance(event, messages.PlateauReached) and event != self._offer:
@@ -363,7 +354,7 @@ class _Attendance:
             self._warned = event.sentence
             console.print(event.sentence, style="yellow", markup=False)
 
-    def _conclude(self, end: messages.Event | None, interrupt: Interrupt) -> int:
+    def _conclude(self, end: messages.Event | None, request: StopRequest) -> int:
         if isinstance(end, messages.Failed):
             if end.expected:
                 raise ValueError(f"{end.cause} {self._on_disk()}" if self._client.step else end.cause)
@@ -371,7 +362,7 @@ class _Attendance:
             return 1
         if not isinstance(end, messages.Finished):
             console.print(self._on_disk())
-            return INTERRUPTED if interrupt.pressed else 2
+            return request.exit_code if request else 2
         elapsed = max(time.monotonic() - (self._started or time.monotonic()), 1e-9)
         steps, num = end.step - self._first, self._num_gaussians
         console.print(f"{steps} steps in {elapsed:.0f} s ({steps / elapsed:.1f} it/s), {num:,} splats")
@@ -381,7 +372,7 @@ class _Attendance:
         if self._flat is not None and stops:
             console.print(stopped_sentence(self._flat))
         console.print(f"{self._on_disk()} {self._go_on()}" if end.step else self._on_disk())
-        return 0 if stops else INTERRUPTED
+        return 0 if stops else request.exit_code
 
     def _on_disk(self) -> str:
         return saved_sentence(self._job.run_dir, self._client.step)

@@ -22,6 +22,7 @@ from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.evaluation.lpips import NETWORKS, Lpips, load_lpips
 from splatstudio.files.durable import write_durably, write_json_durably
+from splatstudio.files.outputs import make_folder
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.losses import psnr, ssim
 from splatstudio.rendering.render import RenderOptions, render
@@ -387,7 +388,7 @@ def target_for(
 def write_evaluation(run_dir: Path, step: int, evaluation: Evaluation) -> Path:
     """Write eval/step_N.json and eval/step_N.csv of a run folder and return the path of the first."""
     folder = Path(run_dir) / "eval"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"step_{step:08d}.json"
     write_durably(path.with_suffix(".csv"), evaluation.to_csv().encode())
     write_json_durably(path, {"step": step, **evaluation.to_json()})

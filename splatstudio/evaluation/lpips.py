@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from splatstudio.files.inputs import open_input
 from splatstudio.formats.torch_file import DAMAGE
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the inputs in -1..1
@@ -231,7 +232,7 @@ def _backbone(path: Path, network: Network) -> dict[str, Tensor]:
     """Return the convolutions of a file whose SHA-256 is the one in its name."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
+        with open_input(path) as stream:
             while block := stream.read(8 << 20):
                 digest.update(block)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Files that are complete or not there, and the folder of a run with its lock."""
+"""Files that are files as they are read, and complete or not there when written; the folder of a run."""

@@ -45,7 +45,8 @@ def remove_partial(path: Path, pid: int | None = None) -> None:
     names = (partial, f".{partial}.tmp-{process}")
     for entry in path.parent.iterdir():
         if entry.name in names:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+            is_folder = entry.is_dir() and not entry.is_symlink()
+            shutil.rmtree(entry) if is_folder else entry.unlink(missing_ok=True)
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:
@@ -60,7 +61,9 @@ def write_parts_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        # What a run from elsewhere put there, as a link, is not written through.
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
             for part in parts:
                 file.write(part)
             file.flush()

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.files.durable import write_json_durably
+from splatstudio.files.inputs import read_input
+from splatstudio.files.outputs import open_output
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 
 FORMAT_VERSION = 1
@@ -56,9 +58,9 @@ class Run:
             raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
         if taken:
             raise ValueError(f"the run folder {path} is not empty: resume it (--resume), or name another one")
-        values = {"format_version": FORMAT_VERSION, "scene": str(scene_path), "config": to_json(config)}
-        write_json_durably(path / "run.json", values)
-        return cls(path, scene_path, config)
+        run = cls(path, scene_path, config)
+        run.write()
+        return run
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -68,7 +70,7 @@ class Run:
         """
         file = Path(path) / "run.json"
         try:
-            values = json.loads(file.read_bytes())
+            values = json.loads(read_input(file))
         except OSError as error:
             raise ValueError(f"{path} is no run folder: {file} cannot be read ({error.strerror})") from error
         except ValueError as error:
@@ -84,13 +86,23 @@ class Run:
             raise ValueError(f"{file}: {error}") from error
         return cls(Path(path), Path(values["scene"]), config)
 
+    def write(self) -> None:
+        """Write run.json, and make its folder where that was deleted; OSError where that is not possible."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        values = {
+            "format_version": FORMAT_VERSION,
+            "scene": str(self.scene_path),
+            "config": to_json(self.config),
+        }
+        write_json_durably(self.path / "run.json", values)
+
     def with_images(self, folder: str) -> Run:
         """Note in run.json that the photographs lie in `folder` now, and return the run with it.
 
         Raises OSError where the file cannot be written.
         """
         file = self.path / "run.json"
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_input(file))
         config = dataclasses.replace(self.config, images=folder)
         write_json_durably(file, {**values, "config": to_json(config)})
         return dataclasses.replace(self, config=config)
@@ -101,7 +113,8 @@ class Run:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        with open(self.path / "metrics.jsonl", "ab+") as file:
+        file = self.path / "metrics.jsonl"
+        with os.fdopen(open_output(file, os.O_RDWR | os.O_APPEND), "ab+") as file:
             # A line that was cut off by a crash must not swallow the next one.
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
@@ -121,7 +134,7 @@ def read_metrics(run_dir: Path) -> Metrics:
         return Metrics(())
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
-    for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_input(file).split(b"\n"), start=1):
         if not line.strip():
             continue
         row = _parsed(line)
@@ -188,9 +201,15 @@ class RunLock:
         self.left_by = _holder(_content(descriptor)) if self.held else None
         # A lock that nobody points to any more is let go with its descriptor.
         self._finalizer = weakref.finalize(self, _let_go, self.path, descriptor, os.getpid())
+        self._descriptor = descriptor
         me = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)
+
+    @property
+    def in_place(self) -> bool:
+        """Return whether it still locks the run: its file has not been deleted, nor another one made."""
+        return self._finalizer.alive and _is_at(self._descriptor, self.path)
 
     def release(self) -> None:
         """Let the run go; the file disappears."""
@@ -201,7 +220,7 @@ def _locked(path: Path) -> tuple[int, bool]:
     """Return a descriptor of the lock file at `path`, and whether it is locked."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_output(path, os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Between opening and locking its holder may have removed the file: then it locks nothing.
@@ -227,7 +246,7 @@ def _locked(path: Path) -> tuple[int, bool]:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

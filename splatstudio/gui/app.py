@@ -7,8 +7,6 @@ import logging
 import os
 import platform
 import shlex
-import signal
-import threading
 import time
 import webbrowser
 from collections.abc import Callable, Collection, Sequence
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 import viser
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
+from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
@@ -45,6 +44,7 @@ from splatstudio.runtime.channel.remote_server import RunCard
 from splatstudio.runtime.messages import Close, Event, Job, ModelLoaded, Saved, TrainJob
 from splatstudio.runtime.remote_run import REDIAL_SECONDS, RemoteLine, RemotePlan, Unreachable, dial
 from splatstudio.runtime.sentences import saved_sentence
+from splatstudio.runtime.stop_signals import stop_requests
 from splatstudio.runtime.store_host import EVERYWHERE, StoreHost
 from splatstudio.runtime.supervisor import Plan
 from splatstudio.scene.load import load_training_scene
@@ -112,31 +112,25 @@ class Studio:
         self.controller.train_at_once()
 
     def run_forever(self) -> None:
-        """Serve until Ctrl-C or SIGTERM, then save and end; a second Ctrl-C ends at once."""
-        ended = threading.Event()
-        before = {s: signal.signal(s, lambda *_: ended.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+        """Serve until Ctrl-C, SIGTERM or SIGHUP, then save and end; a second Ctrl-C ends at once."""
         controller = self.controller
         run_dir, unsaved = controller.project.run_dir, False
-        try:
-            ended.wait()
-            run_dir, unsaved = controller.project.run_dir, controller.unsaved
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            # A shell's background job inherits that Ctrl-C is ignored; here it has a meaning.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            print("Saving ..." if unsaved else "Closing ...", "(Ctrl-C again ends at once)", flush=True)
-            if unsaved:
-                controller.save_and_stop()
-            self.close()
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            controller.kill()
+        with stop_requests() as request:
+            try:
+                request.wait()
+                run_dir, unsaved = controller.project.run_dir, controller.unsaved
+                print(request.words("Saving" if unsaved else "Closing"), flush=True)
+                if unsaved:
+                    controller.save_and_stop()
+                self.close()
+            except KeyboardInterrupt:
+                controller.kill()
+                if unsaved and run_dir is not None:
+                    # Whatever the save in progress had come to: the disk tells.
+                    print(for_terminal(saved_sentence(run_dir, controller.status.step)), flush=True)
+                raise
             if unsaved and run_dir is not None:
-                # Whatever the save in progress had come to: the disk tells.
-                print(saved_sentence(run_dir, controller.status.step), flush=True)
-            raise
-        if unsaved and run_dir is not None:
-            print(last_words(controller.status, controller.last_saved, run_dir))
+                print(for_terminal(last_words(controller.status, controller.last_saved, run_dir)))
 
     def close(self) -> None:
         """Save an unfinished training, end the worker and the server."""
@@ -244,21 +238,24 @@ def open_studio(
     or an address that cannot be used.
     """
     studio = Studio(Path(path), network=network, config=config, given=given, run_dir=run_dir, devices=devices)
-    if train:
-        try:
+    try:
+        if train:
             studio.start_training()
-        except ValueError:
-            studio.close()
-            raise
-    return told_and_shown(studio, network, browser)
+        return told_and_shown(studio, network, browser)
+    except BaseException:  # by a signal, too: what was begun by then is saved
+        studio.close()
+        raise
 
 
 def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str = "") -> StudioType:
     """Print a studio's address, what its user should know and `last`; open the browser where one is to."""
     print(f"The studio is open at {studio.url}", flush=True)
+    project = studio.controller.project
+    if project.device_use.text:
+        print(project.device_use.for_terminal(), flush=True)
     told = advice(network.host, studio.url, studio.port, os.environ)
-    for note in (*told, *studio.controller.project.notes, *filter(None, [last])):
-        print(note, flush=True)
+    for note in (*told, *project.notes, *filter(None, [last])):
+        print(for_terminal(note), flush=True)
     # Where there is no display a browser of the terminal would take it.
     if browser and (
         platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -468,8 +465,9 @@ def open_nodes(gathering: Gathering, port: int, *, network: Listen, browser: boo
     studio, and the agents of torchrun end without: their ranks save, and leave.
     """
     host = StoreHost(port, gathering.host)
-    print(f"Start this on each of {gathering.num_nodes} machines, which all see {gathering.run_dir}:\n")
-    print(f"  {gathering.command(host.port)}\n", flush=True)
+    where = for_terminal(str(gathering.run_dir))
+    print(f"Start this on each of {gathering.num_nodes} machines, which all see {where}:\n")
+    print(for_terminal(f"  {gathering.command(host.port)}\n"), flush=True)
     print(f"The machines meet {_where(host)}, without a password: in a network that you trust.", flush=True)
     while True:
         try:

@@ -123,6 +123,8 @@ class Viewing:
         self._model = model
         self._publish(ShownModel(model.gaussians, model.options, self.step))
         self._emit(model_loaded(model))
+        for note in model.notes:
+            self._emit(Warned(f"{note}."))
         self._emit(StateChanged("viewing"))
 
     def execute(self, command: Command) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from splatstudio.error_text import first_line
 from splatstudio.evaluation.evaluate import ImageScore, measures_for
+from splatstudio.files.outputs import make_folder
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.runtime.process_setup import hear_sigterm
 from splatstudio.runtime.rank_group import process_context, signals_held
+from splatstudio.runtime.stop_signals import hear_sigterm
 
 NICENESS = 10  # a training beside it comes first
 
@@ -182,7 +183,7 @@ def _done(connection: Connection, task: FileTask) -> TaskEnd:
         if task.output is not None:
             merged = merged_parts(task.paths, report)
             report(0, 0, f"writing {task.output.name}")
-            task.output.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(task.output.parent)
             exported = merged.write(task.output)
             output, num, note = exported.output, exported.num_gaussians, exported.note or ""
             connection.send(TaskWritten(output, num, note))

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.runtime import messages, supervisor
 from splatstudio.runtime.channel.codec import decode, encode_order
@@ -180,7 +181,7 @@ def _listening(at: Address, serve: Callable[[str, int], RemoteServer]) -> tuple[
 def kept_token(run_dir: Path) -> str | None:
     """Return the token by which a run was steered before it was started again, None where there is none."""
     try:
-        token = json.loads((run_dir / TOKEN_FILE).read_bytes())["token"]
+        token = json.loads(read_input(run_dir / TOKEN_FILE))["token"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return token if isinstance(token, str) and len(token) >= 16 else None

@@ -26,12 +26,10 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import torch
 from msgspec import Struct
 from torch._C._distributed_c10d import TCPStore
 
-from splatstudio.distributed.rank_devices import settle_device
-from splatstudio.kernels import ops
+from splatstudio.distributed.rank_devices import settle_device, usable_gpus
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.headless_controller import HeadlessController
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Silence, SilenceWatch
@@ -356,8 +354,8 @@ def train_launched(
     store at `store_at` a studio that holds that. Raises OSError when that
     is not available, and ValueError with one sentence for what ended this rank.
     """
-    usable = torch.cuda.device_count() if ops.has_cuda_kernels() else 0
-    gpu = launched.local_rank % usable if usable else None
+    usable = usable_gpus()
+    gpu = usable[launched.local_rank % len(usable)] if usable else None
     settle_device(gpu, None if usable else cores_for_rank(launched, os.environ))
     # Made where this rank must leave word of an error alone: one that is killed leaves nothing behind.
     folder = Path(tempfile.gettempdir()) / f"splatstudio-rank-{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""What a rank's process does first: where it prints, which signals it hears, to whom it gives way."""
+"""What a rank's process does first: where it prints, to whom it gives way, when it ends at the latest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
-# A terminal that is closed sends it to all that runs there; there is none on Windows.
-_HANG_UP = getattr(signal, "SIGHUP", None)
+from splatstudio.files.outputs import make_folder, open_output
 
 ALONE = 5  # niceness of a training: other programs come first
 WATCHED = 10  # and of one that somebody looks at
@@ -26,41 +24,11 @@ def log_of(run_dir: Path) -> Path:
 
 def redirect_output(log_path: Path) -> None:
     """Send everything that this process prints, native code included, to the log file."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    make_folder(log_path.parent)
+    descriptor = open_output(log_path, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-
-
-def outlive_the_terminal(*, launched: bool) -> None:
-    """Let neither Ctrl-C nor a terminal that is closed end this process: its parent tells it, or is gone.
-
-    `launched`: torchrun or Slurm has started it; they are not parents that it would see go, but send on that
-    the terminal was closed, and kill it half a minute later.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _HANG_UP is not None and not launched:
-        signal.signal(_HANG_UP, signal.SIG_IGN)
-
-
-def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
-    """Call `leave`, in the main thread, when whoever started this process wants it to end; see above.
-
-    What nohup has switched off stays so.
-    """
-    told = [signal.SIGTERM]
-    if launched and _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
-        told.append(_HANG_UP)
-    for number in told:
-        signal.signal(number, lambda *_: leave())
-    hear_sigterm()
-
-
-def hear_sigterm() -> None:
-    """Let SIGTERM reach this process, also one sent before: a server that is deaf to it has made it."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def end_within(seconds: int) -> None:

@@ -9,6 +9,7 @@ None ever waits for the client.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ import torch
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
 from splatstudio.distributed.ranks import ALONE
+from splatstudio.files.leftovers import hold
 from splatstudio.models.model import Model
 from splatstudio.runtime import messages
 from splatstudio.runtime.activity import Activity, Viewing, WorkerContext
@@ -35,18 +37,12 @@ from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.mailbox import Mailbox, Outbox
 from splatstudio.runtime.heartbeat import Phase, Pulse
-from splatstudio.runtime.process_setup import (
-    TrainingPriority,
-    end_within,
-    leave_when_told,
-    log_of,
-    outlive_the_terminal,
-    redirect_output,
-)
+from splatstudio.runtime.process_setup import TrainingPriority, end_within, log_of, redirect_output
 from splatstudio.runtime.rank_group import RankPipe, RankSpec
 from splatstudio.runtime.root_cause import is_of_a_peer, write_report
 from splatstudio.runtime.sentences import error_sentence
 from splatstudio.runtime.shared_views import CopyDrawer
+from splatstudio.runtime.stop_signals import leave_when_told, outlive_the_terminal
 from splatstudio.runtime.tasks import Tasks
 from splatstudio.runtime.training import Training
 from splatstudio.runtime.view_renderer import ViewRenderer
@@ -87,6 +83,8 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
     # An error in any thread is an error of the rank.
     threading.excepthook = lambda arguments: rank.post(partial(_raise, arguments.exc_value))
     _watch_parent(rank.post)
+    with contextlib.suppress(OSError):  # a launched rank makes its folder where it needs one
+        hold(spec.folder)  # as long as this process lives, which may be longer than the studio
     try:
         rank.run()
     except Exception as error:

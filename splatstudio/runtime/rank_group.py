@@ -23,10 +23,12 @@ from typing import Any
 import psutil
 
 from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.files.leftovers import hold
 from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
 from splatstudio.runtime.heartbeat import Heartbeats, Silence
 from splatstudio.runtime.messages import Job
 from splatstudio.runtime.root_cause import RankEnd, read_report
+from splatstudio.runtime.stop_signals import STOP_SIGNALS
 
 LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
 HANDED_ON = ("CUDA_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "SPLATSTUDIO_")  # environment variables
@@ -75,7 +77,8 @@ def process_context(*, several: bool = False) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     # What the first backward pass between ranks loads, which takes a second and more.
     backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
-    context.set_forkserver_preload(["splatstudio.runtime.rank", *backward])
+    # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank.
+    context.set_forkserver_preload(["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", *backward])
     return context
 
 
@@ -106,6 +109,7 @@ class RankGroup:
         # With `start`: a group that is never started leaves neither a file nor memory behind.
         self._slots: FrameSlots | None = None
         self._folder: Path | None = None
+        self._let_go: Callable[[], object] | None = None
         self._silence: Silence | None = None
         self._ended_by_us: set[int] = set()
         self._processes: list[BaseProcess] = []
@@ -127,7 +131,7 @@ class RankGroup:
             self._slots = FrameSlots.create()
             self._folder = Path(tempfile.mkdtemp(prefix="splatstudio-ranks-"))
             # Also where nobody closes this, as when the studio ends by an error; what is in use stays.
-            weakref.finalize(self, _remove_empty, self._folder)
+            self._let_go = weakref.finalize(self, _remove_empty, self._folder, hold(self._folder))
             self._processes = self._new_processes(self._slots.file, self._folder)
             with signals_held():
                 for process in self._processes:
@@ -153,6 +157,8 @@ class RankGroup:
         self.connection.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if self._let_go is not None:
+            self._let_go()
 
     def _new_processes(self, slots_file: SlotsFile, folder: Path) -> list[BaseProcess]:
         processes: list[BaseProcess] = []
@@ -243,17 +249,17 @@ class RankGroup:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM from what is started in here: both may reach every process of a group.
+    """Keep the stop signals from what is started in here: each may reach every process of a group.
 
-    The fork server would end by either, and every rank with it, unsaved. Ranks ignore Ctrl-C themselves, and
-    hear SIGTERM from `leave_when_told` on.
+    The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
+    is closed themselves, and hear SIGTERM from `leave_when_told` on.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     # Started by the way, multiprocessing's tracker would let SIGINT through again, just before the server.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -273,6 +279,7 @@ def silence_in_words(silence: Silence) -> str:
     return f"did not get on for {seconds}"
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove_empty(folder: Path, held: int) -> None:
+    os.close(held)
     with contextlib.suppress(OSError):
         folder.rmdir()

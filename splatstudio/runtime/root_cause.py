@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from splatstudio.distributed.failures import is_out_of_memory
 from splatstudio.error_text import essence
+from splatstudio.files.inputs import read_input
 
 log = logging.getLogger("splatstudio.runtime")
 
@@ -125,7 +126,7 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
 def read_report(folder: Path, rank: int) -> ErrorReport | None:
     """Return what `rank` wrote, None when it could not."""
     try:
-        return msgspec.json.decode((folder / f"error-{rank}.json").read_bytes(), type=ErrorReport)
+        return msgspec.json.decode(read_input(folder / f"error-{rank}.json"), type=ErrorReport)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -24,6 +24,7 @@ import numpy as np
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.durable import remove_partial
+from splatstudio.files.leftovers import clear_leftovers, hold, keep
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
@@ -417,11 +418,12 @@ class WorkerClient:
         self.state: messages.State = "starting"
         self.step = 0
         # The run's folder is made when the training starts; what is printed before goes here.
+        clear_leftovers()
         descriptor, name = tempfile.mkstemp(prefix="splatstudio-", suffix=".log")
         os.close(descriptor)
         self._first_log = Path(name)
         # Also where nobody closes this, as when the studio ends by an error.
-        weakref.finalize(self, _remove_empty, self._first_log)
+        weakref.finalize(self, _remove_empty, self._first_log, hold(self._first_log))
         self._run_log = log_of(job.run_dir) if isinstance(job, messages.TrainJob) else None
         self._events: deque[messages.Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
@@ -539,6 +541,8 @@ class WorkerClient:
         told_of = failed and self.log_path == self._first_log
         if not self.alive and not (told_of and self._first_log.exists() and self._first_log.stat().st_size):
             self._first_log.unlink(missing_ok=True)
+        elif not self.alive:
+            keep(self._first_log)
 
     def take_frame(self, frame: messages.Frame, image: np.ndarray) -> None:
         """Keep the newest frame of each view; for the hub."""
@@ -568,7 +572,8 @@ class WorkerClient:
                 log.exception("a listener failed with %s", type(event).__name__)
 
 
-def _remove_empty(file: Path) -> None:
+def _remove_empty(file: Path, held: int) -> None:
+    os.close(held)
     with contextlib.suppress(OSError):  # it is gone already
         if file.stat().st_size == 0:
             file.unlink()

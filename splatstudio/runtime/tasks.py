@@ -14,6 +14,7 @@ import torch
 from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import first_line
 from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.files.outputs import make_folder
 from splatstudio.kernels import ops
 from splatstudio.models.exporter import ExportedModel, ExportRequest, write_model, write_refined
 from splatstudio.models.model import Model
@@ -286,7 +287,8 @@ def _complete(task: Task, output: Path, write: Callable[[Path], object]) -> bool
     """Write `output` under another name first; return False, with nothing left of it, when cancelled."""
     partial = partial_path(output)
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(output.parent)
+        remove_partial(output)
         write(partial)
         sync_file(partial)
         if task.cancelled.is_set():

@@ -36,6 +36,7 @@ from splatstudio.scene.load import load_training_scene
 from splatstudio.settings.config import FREE_ON_RESUME
 from splatstudio.training.precision import note_on_precision
 from splatstudio.training.session import EvaluationAbandoned, OnImage, Session, evaluate_training
+from splatstudio.training.starting_model import note_on_start
 from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
@@ -193,13 +194,15 @@ class Training:
             evaluator=self._evaluate_together,
         )
         session.breathe, session.saving = self._context.breathe, self._context.saving
+        session.rewritten = lambda: self._context.log_into(log_of(run.path))
         self._report_due = time.monotonic() + REPORT_SECONDS
         for note in session.notes:
             log.info("%s", note)
         if trainer.halves is not None:
             log.info("ranks send each other colors and most gradients in 16 bits")
         note = note_on_precision(trainer.config.precision, trainer.ranks.num_ranks)
-        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer))):
+        start = None if trainer.step else note_on_start(trainer.scene, trainer.config, trainer.live_gaussians)
+        for warning in filter(None, (session.lock_problem, note, note_on_scores(trainer), start)):
             self._emit(messages.Warned(warning))
         self._show()
         self._emit(model_loaded(self._model(trainer), trainer.num_gaussians))
@@ -219,7 +222,10 @@ class Training:
         job = self._job
         if job.attempt > 0 and (job.run_dir / "run.json").exists():
             return Run.open(job.run_dir)
-        return Run.create(job.run_dir, job.scene_path, job.config)
+        config = (
+            job.config if self._trainer is None else replace(job.config, model=self._trainer.config.model)
+        )
+        return Run.create(job.run_dir, job.scene_path, config)
 
     def _join_run(self) -> None:
         """Print into the run's folder, which rank 0 has made before it had others do anything.
@@ -448,6 +454,7 @@ class Training:
         if session.evaluating:
             self._emit(messages.Warned("An evaluation is under way already."))
             return
+        started = time.monotonic()
         try:
             evaluation = session.evaluate()
         except EvaluationAbandoned:
@@ -456,6 +463,8 @@ class Training:
         except (OSError, ValueError) as error:
             self._emit(messages.Warned(f"Not evaluated: {error}"))
             return
+        finally:
+            self._news.paused_for(time.monotonic() - started)
         self._news.evaluated(session, evaluation)
         self._news.offer(session)
 

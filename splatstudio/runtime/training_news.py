@@ -21,11 +21,12 @@ from splatstudio.training.trainer import Trainer
 PROGRESS_SECONDS = 0.1  # at most ten Progress events a second
 ERRORS_SECONDS = 1.0  # between two PhotoErrors events
 RATE_SECONDS = 5.0  # the time over which steps a second are counted
+LEAST_BESIDE = 0.1  # seconds; what is done after each step, as writing metrics, is a part of it
 LEAST_SECONDS = 0.5  # after a pause, until which the rate before it is told: one step says little
 
 
 class StepRate:
-    """Steps a second over the last few seconds of training, pauses left out."""
+    """Steps a second over the last few seconds of training, without pauses, evaluations and saves."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
@@ -37,6 +38,11 @@ class StepRate:
         self._before = self._last
         self._steps.clear()
         self._steps.append((time.monotonic(), step))
+
+    def skip(self, seconds: float) -> None:
+        """Leave out the `seconds` before now, in which something else was done than training."""
+        if seconds > LEAST_BESIDE:
+            self._steps = deque((done + seconds, step) for done, step in self._steps)
 
     def count(self, step: int) -> float:
         """Note that `step` is done now and return the rate."""
@@ -72,6 +78,7 @@ class ProgressTeller:
     def count(self, trainer: Trainer, advance: Advance, *, last: bool) -> None:
         """Take in a step; tell of it when it is time to, or when it is the last."""
         stats = advance.stats
+        self._rate.skip(advance.seconds_beside)
         rate = self._rate.count(trainer.step)
         self._loss = running_mean(self._loss, stats.loss)
         if stats.psnr is not None and math.isfinite(stats.psnr):
@@ -84,6 +91,10 @@ class ProgressTeller:
             self._tell(trainer, rate)
         if now >= self._errors_due or last:
             self._tell_errors(trainer.step)
+
+    def skip(self, seconds: float) -> None:
+        """Leave the `seconds` before now out of the speed."""
+        self._rate.skip(seconds)
 
     def tell(self, trainer: Trainer) -> None:
         """Say now where the training stands."""
@@ -161,6 +172,10 @@ class TrainingNews:
         """Tell the scores of the test photographs."""
         scores = (evaluation.psnr, evaluation.ssim, len(evaluation.images))
         self._emit(messages.Evaluated(session.trainer.step, *scores, session.run.path / "eval"))
+
+    def paused_for(self, seconds: float) -> None:
+        """Leave out of the speed what was done between two steps."""
+        self._progress.skip(seconds)
 
     def rises(self, step: int) -> None:
         """Tell who heard in an earlier process that the test score stands still that it no longer does."""

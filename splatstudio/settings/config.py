@@ -73,6 +73,11 @@ class TrainConfig:
     images: str = setting(
         "", "Folder of the photographs, in the scene or elsewhere, where it is not the one its files name."
     )
+    model: int = setting(
+        -1,
+        "Number of the COLMAP model to use where there are several; -1: the one with most photographs.",
+        -1,
+    )
     test_every: int = setting(8, "Every n-th photograph, by name, is held out for the test; 0: none.", 0)
     test_images: tuple[str, ...] = setting(
         (), "Names of the photographs to hold out, by commas, in place of every test_every-th."

@@ -14,8 +14,8 @@ from typing import Literal
 
 import torch
 
-from splatstudio.checkpoints.saver import free_memory
 from splatstudio.distributed.rank_devices import RankDevices
+from splatstudio.files.free_memory import free_memory
 from splatstudio.scene.images import default_memory_budget
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig, changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from splatstudio.checkpoints.manifest import step_of
 from splatstudio.checkpoints.saver import CheckpointSaver, SaveResult
 from splatstudio.distributed.failures import OutOfMemory
 from splatstudio.evaluation.evaluate import ComparedWith, Evaluation, ImageScore, evaluate, write_evaluation
+from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.files.run import Run, RunLock
 from splatstudio.settings.plateau_curve import Score
 from splatstudio.training.plateau import PlateauNews, PlateauWatch, evaluation_interval
@@ -53,6 +55,7 @@ class Advance:
     unsaved: str | None = (
         None  # one sentence: why the last step has no checkpoint; `save_if_needed` tries again
     )
+    seconds_beside: float = 0.0  # that evaluating and saving took, after the step
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,15 @@ class Session:
         self.trainer = trainer
         # Called after each image of an evaluation; it may raise EvaluationAbandoned.
         self.breathe: Callable[[], None] = lambda: None
+        # Called when the run's folder was deleted and is there again: its log is another file.
+        self.rewritten: Callable[[], None] = lambda: None
+        self._deleted = ""  # a sentence about that, until `advance` tells it
         # Called before whatever may wait for a disk: it can take longer than a step ever does.
         self.saving: Callable[[], None] = lambda: None
         self._evaluating = False
         self.run = run
+        for folder in ("ckpts", "eval", "logs"):  # now, and not when hours of training cannot be saved
+            refuse_leading_out(run.path / folder)
         self._lock = RunLock(run.path)
         self._lost_note = _set_lost_scores_aside(run.path, trainer.step)
         self._saver = CheckpointSaver(run.path) if saver is None else saver
@@ -151,15 +159,16 @@ class Session:
             self._began += self._clock() - self._resting_since
             self._resting_since = None
         stats = self.trainer.train_step()
+        trained = self._clock()
         evaluation, flat, problems, unsaved = None, None, [], None
         if stats.change is not None and stats.change.opacities_reset:
             self._watch.note_reset(stats.step)
         try:
-            self._append_metrics(stats)
+            rewritten = self._append_metrics(stats)
             if self.finished:
                 self._take(wait=True)
                 unsaved = self._save_last()
-            elif stats.step in self.trainer.config.save_steps:
+            elif rewritten or stats.step in self.trainer.config.save_steps:
                 self.save_in_background()
             elif self._autosave_due():
                 self._take(wait=True)
@@ -177,7 +186,10 @@ class Session:
         self._failing = told or bool(problems)
         settled = self._settled(wait=False, repeat=not told)
         problems = [*([] if told else problems), *([settled.problem] if settled.problem else [])]
-        return Advance(stats, evaluation, flat, settled.saved, " ".join(problems) or None, unsaved)
+        if self._deleted:
+            problems, self._deleted = [self._deleted, *problems], ""
+        beside, problem = self._clock() - trained, " ".join(problems) or None
+        return Advance(stats, evaluation, flat, settled.saved, problem, unsaved, beside)
 
     def rest(self) -> None:
         """Count no time until the next step, neither in metrics.jsonl nor toward an autosave."""
@@ -250,10 +262,18 @@ class Session:
         """
         self._take(wait=True)
         self._saved_step = self.trainer.step
-        self._saver.start(self._checkpoint())
+        try:
+            checkpoint = self._checkpoint()
+        except OSError as error:  # the run's folder is gone, and cannot be made again
+            self._note(SaveResult(self.trainer.step, None, error))
+            return
+        self._saver.start(checkpoint)
 
     def save(self) -> Path:
-        """Write a checkpoint of this step now and return its folder; OSError when that fails."""
+        """Write a checkpoint of this step now and return its folder; OSError when that fails.
+
+        A run that was deleted meanwhile is made again.
+        """
         self._take(wait=True)
         result = self._saver.save(self._checkpoint())
         if result.path is None:
@@ -286,6 +306,7 @@ class Session:
 
     def _checkpoint(self) -> Checkpoint:
         self.saving()
+        self._make_run_again()
         self._saved_after = self._seconds
         return self.trainer.checkpoint()
 
@@ -307,10 +328,12 @@ class Session:
         regular = interval > 0 and step % interval == 0
         return regular or step in config.eval_steps or self.finished
 
-    def _append_metrics(self, stats: StepStats) -> None:
+    def _append_metrics(self, stats: StepStats) -> bool:
+        """Write the figures of a step where they are due; return whether the run was deleted before."""
         change = stats.change
         if stats.step % METRICS_EVERY and change is None and not self.finished:
-            return
+            return False
+        rewritten = self._make_run_again()
         if self._replanned_at is not None:
             steps = self.trainer.config.steps
             self.run.append_metrics({"step": self._replanned_at, "setting": "steps", "value": steps})
@@ -327,6 +350,32 @@ class Session:
             }
         )
         self._failing = False
+        return rewritten
+
+    def _make_run_again(self) -> bool:
+        """Write the run's folder and run.json where they were deleted; return whether they were.
+
+        Else the checkpoints to come would lie in a folder that is no run. Raises OSError where that is not
+        possible, or somebody else trains there now.
+        """
+        deleted = not (self.run.path / "run.json").exists()
+        if self._lock.in_place and not deleted:
+            return False
+        if deleted:
+            self.run.write()
+        if not self._lock.in_place:
+            self._lock.release()
+            try:
+                self._lock = RunLock(self.run.path)
+            except ValueError as error:
+                raise OSError(errno.EBUSY, str(error)) from error
+        if deleted:
+            self._deleted = (
+                f"The run folder {self.run.path} was deleted while it trained, and what was in it is lost. It"
+                " is made again, and this step is saved into it."
+            )
+            self.rewritten()
+        return deleted
 
     def _take(self, *, wait: bool) -> None:
         if wait and self._saver.busy:
@@ -337,7 +386,10 @@ class Session:
 
     def _save_last(self) -> str | None:
         """Save the last step; return why not, where that fails."""
-        result = self._saver.save(self._checkpoint())
+        try:
+            result = self._saver.save(self._checkpoint())
+        except OSError as error:
+            result = SaveResult(self.trainer.step, None, error)
         if result.path is None:
             return f"Step {result.step} could not be written: {result.error}. {SAFE}."
         self._note(result)
@@ -396,6 +448,6 @@ def _scores_moved(run_dir: Path, step: int) -> list[Path]:
     for file in sorted(folder.glob("step_*.*")):
         digits = file.stem.removeprefix("step_")
         if digits.isdecimal() and int(digits) > step and int(digits) not in kept:
-            (folder / LOST).mkdir(exist_ok=True)
+            make_folder(folder / LOST)
             moved.append(file.replace(folder / LOST / file.name))
     return moved

@@ -6,7 +6,9 @@ import logging
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
+from scipy.spatial import KDTree
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
@@ -18,6 +20,10 @@ from splatstudio.settings.config import TrainConfig
 log = logging.getLogger(__name__)
 
 MAX_CAMERAS_ASKED = 100  # a model of the scene is seen by the first one or two
+# Of models of five captures, trained for 300 and 1500 steps, half of the scene's points lay within 0.04 of
+# its size from a splat; where the models were turned, scaled or in another frame, beyond 0.11.
+TOO_FAR = 0.08
+MOST_SPLATS, MOST_POINTS = 200_000, 2000  # of which that is measured
 ASKED_WIDTH = 64  # pixels: enough to tell whether anything is in the picture
 
 
@@ -57,6 +63,8 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
     model = load_model(config.init)
     if model.part is not None:
         log.warning("the training starts from a part: %s", model.part)
+    for note in model.notes:
+        log.warning("%s", note)
     gaussians = model.in_frame_of(scene).gaussians.detach()
     if not _is_seen(gaussians, scene, RenderOptions(sh_degree=0, near=config.near, far=config.far)):
         raise ValueError(
@@ -64,6 +72,31 @@ def gaussians_to_start_from(scene: Scene, config: TrainConfig) -> Gaussians:
             f" {len(gaussians):,} splats before it; a file must be in the scene's own coordinates"
         )
     return with_sh_degree(gaussians, config.sh_degree)
+
+
+def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> str | None:
+    """Return a sentence where the model `config.init` seems to lie in other coordinates than the scene.
+
+    `gaussians` is what it has become in the scene's frame, or one rank's share. Each of the scene's sparse
+    points should have a splat near it; of a scene without points nothing is known.
+    """
+    if not config.init or len(scene.points) < 2 or len(gaussians) < 2:
+        return None
+    means = gaussians.means.detach().cpu().numpy()
+    means = means[:: math.ceil(len(means) / MOST_SPLATS)]
+    points = scene.points[:: math.ceil(len(scene.points) / MOST_POINTS)]
+    tree = KDTree(means)
+    distance = float(np.median(tree.query(points)[0]))
+    spacing = float(np.median(tree.query(means[:: math.ceil(len(means) / MOST_POINTS)], k=2)[0][:, 1]))
+    size = float(np.median(np.linalg.norm(points - np.median(points, axis=0), axis=1)))
+    # Where there are few splats, all is far from one.
+    if not (distance > TOO_FAR * size and distance > 2 * spacing):
+        return None
+    return (
+        f"The splats of {config.init} do not lie where the points of the scene do: they may be in other"
+        " coordinates than the scene's files, as those of gsplat and nerfstudio are. The training starts all"
+        " the same."
+    )
 
 
 def with_sh_degree(gaussians: Gaussians, sh_degree: int) -> Gaussians:

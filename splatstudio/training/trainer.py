@@ -85,7 +85,8 @@ class Trainer:
         """
         check(config)
         check_agreement(config)
-        config = with_whole_paths(config, Path(scene.path))
+        # The model that was chosen stays the run's: a larger one that COLMAP makes has other coordinates.
+        config = replace(with_whole_paths(config, Path(scene.path)), model=scene.model)
         _require_photographs(scene)
         generator = torch.Generator().manual_seed(config.seed)
         first = first_gaussians(scene, config, generator)

@@ -43,7 +43,9 @@ def find_control(server: viser.ViserServer, client: viser.ClientHandle | None, u
     """
     handle = _handle(server, client, "_gui_input_handle_from_uuid", uuid)
     props = handle._impl.props
-    if props.disabled or not props.visible or not _containers_visible(server, handle):
+    # viser counts what only shows something among its inputs: a progress bar is neither on nor off.
+    off = getattr(props, "disabled", True) or not getattr(props, "visible", True)
+    if off or not _containers_visible(server, handle):
         raise Unacceptable("control off")
     return handle
 

@@ -200,9 +200,12 @@ class Gate:
         async def process_request(connection: ServerConnection, request: Request) -> Response | None:
             response = self.answer(request)
             if response is None and viser_answers is not None:
-                response = viser_answers(connection, request)
-                if inspect.isawaitable(response):
-                    response = await response
+                try:
+                    response = viser_answers(connection, request)
+                    if inspect.isawaitable(response):
+                        response = await response
+                except (OSError, ValueError):  # no file can have that name, as one of 6,000 letters
+                    response = page_response(HTTPStatus.NOT_FOUND, "There is no such page.")
             if response is not None:
                 response.headers["Content-Security-Policy"] = self._access.frame_ancestors()
                 response.headers["Referrer-Policy"] = "no-referrer"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.error_text import for_terminal
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import History, evaluated_in, run_so_far
 from splatstudio.gui.state.project import Project, with_preset, with_settings
@@ -338,7 +339,7 @@ class Controller(FrameSource):
                 if not retries.fail():
                     return
                 if retries.num_failed == 1:
-                    print(warned, retry_sentence(told=True), sep="\n", flush=True)
+                    print(for_terminal(warned), retry_sentence(told=True), sep="\n", flush=True)
 
     # ---- settings
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import newest_known_checkpoint
 from splatstudio.evaluation.evaluate import evaluation_from_json
+from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.runtime.messages import Densified, Evaluated, Event, PlateauReached, Progress, Started
 from splatstudio.runtime.sentences import checkpoint_step
@@ -207,7 +208,7 @@ def newest_scores(run_dir: Path, last_step: int | None = None) -> Path | None:
 def evaluated_in(file: Path) -> Evaluated | None:
     """Return what eval/step_N.json of a run tells; None where it is gone or damaged."""
     try:
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_input(file))
         scores = evaluation_from_json(values)
         return Evaluated(int(values["step"]), scores.psnr, scores.ssim, len(scores.images), file.parent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

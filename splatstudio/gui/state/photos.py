@@ -15,6 +15,7 @@ import numpy as np
 import simplejpeg
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.gui.state.history import newest_scores
 from splatstudio.gui.state.viewpoint import Viewpoint
@@ -275,7 +276,7 @@ class PhotoPsnr:
 def _scores(path: Path) -> list[tuple[Any, Any]]:
     """Return name and PSNR of each image of an evaluation; nothing where the file is gone or damaged."""
     try:
-        images = json.loads(path.read_bytes())["images"]
+        images = json.loads(read_input(path))["images"]
         return [(image["name"], image["psnr"]) for image in images]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -17,13 +17,15 @@ from splatstudio.checkpoints.checkpoint import (
 from splatstudio.checkpoints.manifest import SHARD_NAME
 from splatstudio.checkpoints.rank_parts import part_of
 from splatstudio.corrections.corrections import check_agreement
-from splatstudio.distributed.rank_devices import ONE_PROCESS, RankDevices
+from splatstudio.distributed.rank_devices import ONE_PROCESS, UNSAID, DeviceUse, RankDevices
 from splatstudio.files.run import Run, is_taken, new_run_path
 from splatstudio.formats import format_of
 from splatstudio.gui.state.status import Notice
 from splatstudio.models.model import remember_images, with_images_found
+from splatstudio.models.other_outputs import OtherOutput, output_in, scene_of_output
 from splatstudio.runtime.messages import Job, TrainJob, ViewJob
 from splatstudio.runtime.sentences import checkpoint_step
+from splatstudio.scene.layout import pose_files
 from splatstudio.scene.load import load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import (
@@ -62,6 +64,7 @@ class Project:
     config: TrainConfig
     notes: tuple[str, ...] = ()
     devices: RankDevices = ONE_PROCESS  # that a training runs on
+    device_use: DeviceUse = UNSAID  # what is said of them
     fit: Fit = Fit()
     live_on_resume: tuple[str, ...] = ()  # settings of `config` that a run with a checkpoint takes at Resume
     given: frozenset[str] = frozenset()  # dotted names of settings that the user asked for by themselves
@@ -212,7 +215,16 @@ def _opened(path: Path, config: TrainConfig, run_dir: Path | None, given: Collec
         return _open_run(path, Run.open(run_folder), chosen, config, given)
     if (path / "manifest.json").exists():
         return Project(path, None, path, None, config)
+    other = output_in(path.parent if path.name == "meta.json" else path)
+    if other is not None and pose_files(path) is None:
+        return Project(other.file, None, other.file, None, config, _notes_on_other(other))
     return _open_scene(path, config, run_dir, given)
+
+
+def _notes_on_other(other: OtherOutput) -> tuple[str, ...]:
+    scene = scene_of_output(other.file)
+    known = () if scene is None else (f"It was trained on {scene.path}: `splatstudio eval` compares them.",)
+    return (f"{other.note[0].upper()}{other.note[1:]}.", *known)
 
 
 def _notes_on_part(path: Path) -> tuple[str, ...]:
@@ -332,7 +344,7 @@ def _existing_run(scene_path: Path, run_dir: Path | None) -> tuple[Run | None, t
 
 def _photographs(config: TrainConfig) -> tuple[object, ...]:
     """Return the settings that say which photographs are read, and how."""
-    return config.downscale, config.test_every, config.test_images, config.images
+    return config.downscale, config.test_every, config.test_images, config.images, config.model
 
 
 def _latest_config(run: Run) -> TrainConfig:
@@ -370,7 +382,8 @@ def on_devices(project: Project, options: DeviceOptions) -> Project:
     there, or without the memory for any training.
     """
     options.check_alone()
-    project = replace(project, devices=options.chosen())
+    chosen = options.chosen()
+    project = replace(project, devices=chosen, device_use=options.use_of(chosen))
     if project.scene is None or not project.can_train:
         return project
     if project.model_path is not None:

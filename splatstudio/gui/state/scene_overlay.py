@@ -18,6 +18,7 @@ import viser.transforms
 from splatstudio.cameras.camera_path import CameraPath, FrameFormat, Keyframe
 from splatstudio.cameras.path_file import read_camera_path, write_camera_path
 from splatstudio.checkpoints.manifest import read_manifest
+from splatstudio.files.outputs import make_folder
 from splatstudio.files.run import PATHS_FOLDER
 from splatstudio.gui.state.project import Project
 from splatstudio.gui.state.viewpoint import frustum_size, positions_of
@@ -251,7 +252,7 @@ class PathStore:
         """Write a path now, with or without the camera of every frame, and return its file."""
         file = self.folder / f"{name}.json"
         with self._file_lock:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             write_camera_path(file, path, self.transform, with_frames=with_frames)
         return file
 

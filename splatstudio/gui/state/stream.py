@@ -57,6 +57,7 @@ MOVING_PAUSE_FACTOR = 1.15  # while training, the pause after a picture of a mov
 REFRESH_SECONDS = 0.3  # between two pictures of a camera at rest while training
 REFRESH_PAUSE_FACTOR = 30.0  # and at least this many times the picture's own time
 ACK_SECONDS = 2.0  # without an answer, after which nothing more is rendered for a browser
+LEAVING_SECONDS = 5.0  # until a browser that cannot be sent anything is known to have left
 RETRY_SECONDS = 0.25  # after a picture that did not come
 LEAST_PIXELS = 320 * 180  # below, the time hardly depends on the pixels any more
 MOVING_QUALITY, STILL_QUALITY = 70, 90
@@ -257,10 +258,15 @@ class Stream:
     def _run(self) -> None:
         try:
             self._show_pictures()
+        except RuntimeError:
+            # What a picture is sent by may be gone before the browser is known to have left.
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._closed, LEAVING_SECONDS):
+                    raise
         finally:
             self._ack_pool.shutdown(wait=False, cancel_futures=True)
-        # Once more: `close` may have come while a picture was being asked for.
-        self._source.forget(self.client.client_id)
+            # Once more: `close` may have come while a picture was being asked for.
+            self._source.forget(self.client.client_id)
 
     def _show_pictures(self) -> None:
         while (order := self._next_order()) is not None:

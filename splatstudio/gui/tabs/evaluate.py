@@ -22,6 +22,7 @@ from splatstudio.checkpoints.catalog import (
 )
 from splatstudio.evaluation.evaluate import SCORES, ComparedWith, Evaluation, evaluation_from_json
 from splatstudio.evaluation.lpips import short_notes
+from splatstudio.files.inputs import read_input
 from splatstudio.files.run import Run
 from splatstudio.formats import format_to_write
 from splatstudio.gui.dock import PreviewBar, TaskBar
@@ -493,7 +494,7 @@ class ScoresSection(Panel):
     def show_file(self, file: Path | None, owner: Path) -> None:
         """Show the scores that lie in a file of the run `owner`; none where there is no good one."""
         try:
-            values = json.loads(file.read_bytes()) if file is not None else {}
+            values = json.loads(read_input(file)) if file is not None else {}
             self.show(evaluation_from_json(values), values.get("step"), owner)
         except (OSError, ValueError, AttributeError):
             self._names, self._against = [], None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import viser
 
+from splatstudio.files.inputs import open_input
 from splatstudio.gui.panel import Page, Panel
 from splatstudio.gui.state.tasks import News, NewsItem
 from splatstudio.gui.theme import note_html
@@ -65,7 +66,7 @@ class LogPanel(Panel):
     def _send(self, client: viser.ClientHandle) -> None:
         path = self.controller.log_path
         if path.exists():
-            with path.open("rb") as file:
+            with open_input(path) as file:
                 file.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
                 client.send_file_download(path.name, file.read(), save_immediately=True)
 
@@ -75,7 +76,7 @@ def tail(path: Path, num_lines: int = NUM_LINES) -> list[str]:
 
     Raises OSError when it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_input(path) as file:
         start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
         file.seek(start)
         text = file.read().decode("utf-8", errors="replace")

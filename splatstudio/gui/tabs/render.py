@@ -24,6 +24,7 @@ from splatstudio.cameras.camera_path import (
     through,
 )
 from splatstudio.cameras.path_file import read_camera_path
+from splatstudio.files.inputs import read_input
 from splatstudio.formats import free_path
 from splatstudio.gui.dock import MAX_DOWNLOAD_BYTES, TaskBar, download
 from splatstudio.gui.panel import FILE_HINT, Field, Page, Panel, when_user
@@ -563,7 +564,7 @@ class FileSection(Panel):
         draft = self._editor.draft
         if draft.path.keyframes:
             file = self._store.write(draft.path, draft.name, with_frames=True)
-            client.send_file_download(file.name, file.read_bytes(), save_immediately=True)
+            client.send_file_download(file.name, read_input(file), save_immediately=True)
 
 
 def keyframe_labels(path: CameraPath) -> tuple[str, ...]:

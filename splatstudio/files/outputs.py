@@ -1,0 +1,53 @@
+"""What a run writes lies in its own folder: one from elsewhere may hold links to files of others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_FOLDERS = 3  # from a run's folder down to any that it writes into, as eval/lost
+
+
+class UnsafeOutput(OSError, ValueError):
+    """What a run does not write to; its text is a sentence for the user, who can change that."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be written: {self.strerror}"
+
+
+def open_output(path: Path, flags: int) -> int:
+    """Open or make a regular file to be written and return its descriptor; `flags` are those of `os.open`.
+
+    Raises UnsafeOutput for a link, a device or a pipe, and OSError for what cannot be written.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK):  # the second is FreeBSD's
+            raise
+        raise UnsafeOutput(
+            errno.ELOOP, "it is a link, which a run does not write through: remove it", str(path)
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnsafeOutput(errno.EINVAL, "it is no regular file: remove it", str(path))
+    return descriptor
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless a link in a run leads out of the run; raises OSError."""
+    refuse_leading_out(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_leading_out(folder: Path) -> None:
+    """Raise UnsafeOutput for a folder below that of a run which a link leads out of it.
+
+    The run's own folder may be a link, and so may what stays inside.
+    """
+    for run in (folder, *folder.parents)[: MOST_FOLDERS + 1]:
+        if (run / "run.json").exists() and not folder.resolve().is_relative_to(run.resolve()):
+            sentence = "it is a link out of the run, which writes only into itself: put a folder in its place"
+            raise UnsafeOutput(errno.ELOOP, sentence, str(folder))

@@ -1,0 +1,155 @@
+"""The signals that ask a process to end: Ctrl-C, SIGTERM of a job system, SIGHUP of a closed terminal.
+
+A command hears all three from its start. The kernel drops what the first process of a container does not
+handle, and the container is killed some seconds later. A rank that a command started hears SIGTERM alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from types import FrameType
+
+# There is no SIGHUP on Windows.
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+_HANG_UP = getattr(signal, "SIGHUP", None)
+
+
+class StopSignal(KeyboardInterrupt):
+    """Ends a command as Ctrl-C does, with the exit code that shells give for its signal."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class StopRequest:
+    """Whether this command was asked to end, and by which signal; None until then."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self.number: int | None = None
+        self._told: SimpleQueue[int] = SimpleQueue()  # unlike an Event, a handler may fill it at any time
+
+    def __bool__(self) -> bool:
+        """Return whether it was asked to end."""
+        return self.number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code that shells give for the signal; 130 is that of Ctrl-C."""
+        return 128 + (self.number or signal.SIGINT)
+
+    def wait(self) -> None:
+        """Wait until it is asked to end."""
+        if not self:
+            self._told.get()
+
+    def words(self, doing: str) -> str:
+        """Return what to print of it, as "Saving ... (Ctrl-C again ends at once)"."""
+        if self.number in (None, signal.SIGINT):
+            return f"{doing} ... (Ctrl-C again ends at once)"
+        return f"{signal.Signals(self.number or 0).name} came. {doing} ... (Ctrl-C ends at once)"
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal; a Ctrl-C after any other one ends the command at once, by KeyboardInterrupt.
+
+        Who ends a group of processes often sends SIGTERM twice: that is no wish to lose the training.
+        """
+        if number == _HANG_UP:
+            leave_closed_terminal()
+        if self and number == signal.SIGINT:
+            # There is no third time: what follows takes a moment at most.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        if not self:
+            self.number = number
+            self._told.put(number)
+
+
+def end_by_signals() -> None:
+    """Let SIGTERM and SIGHUP end this command as Ctrl-C does; what nohup has switched off stays so."""
+    for number in STOP_SIGNALS:
+        if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Turn the first signal into a request, so that what is unsaved is saved before the command ends.
+
+    Ctrl-C counts in a shell's background job, too, which inherits that it is ignored.
+    """
+    request = StopRequest()
+    before = {
+        number: signal.signal(number, request.note)
+        for number in STOP_SIGNALS
+        if number != _HANG_UP or signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def outlive_the_terminal(*, launched: bool) -> None:
+    """Let neither Ctrl-C nor a terminal that is closed end this process: its parent tells it, or is gone.
+
+    `launched`: torchrun or Slurm has started it; they are not parents that it would see go, but send on that
+    the terminal was closed, and kill it half a minute later.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _HANG_UP is not None and not launched:
+        signal.signal(_HANG_UP, signal.SIG_IGN)
+
+
+def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
+    """Call `leave`, in the main thread, when whoever started this process wants it to end; see above.
+
+    What nohup has switched off stays so.
+    """
+    told: list[int] = [signal.SIGTERM]
+    if launched and _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+        told.append(_HANG_UP)
+    for number in told:
+        signal.signal(number, lambda *_: leave())
+    hear_sigterm()
+
+
+def hear_sigterm() -> None:
+    """Let SIGTERM reach this process, also one sent before: a server that is deaf to it has made it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if number == _HANG_UP:
+        leave_closed_terminal()
+    raise StopSignal(number)
+
+
+def leave_closed_terminal() -> bool:
+    """Print nowhere from now on where the terminal was closed; return whether that is so.
+
+    Each write to it is an error: EIO.
+    """
+    left = False
+    with suppress(OSError, ValueError):  # there may be no such file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in (sys.__stdout__, sys.__stderr__):
+            # A terminal that was closed no longer says that it is one.
+            if file is None or not stat.S_ISCHR(os.fstat(file.fileno()).st_mode) or os.isatty(file.fileno()):
+                continue
+            if not os.path.samestat(os.fstat(file.fileno()), os.fstat(nowhere)):
+                os.dup2(nowhere, file.fileno())
+                left = True
+        os.close(nowhere)
+    return left

@@ -15,6 +15,7 @@ from blob_scenes import blob_folder, blob_scene, tracked, write_blob_scene  # no
 from command_line import command  # noqa: F401 - a fixture of the tests of the command line
 from fake_nvml import nvml  # noqa: F401 - a fixture of the tests of devices
 from gui_fixtures import (  # noqa: F401 - fixtures of the tests of the page without a browser
+    flat_run,
     idle,
     notices,
     own_folder,

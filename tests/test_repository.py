@@ -145,6 +145,14 @@ def test_scripts_of_the_page_are_read_by_a_browsers_engine(script: Path) -> None
     assert checked.returncode == 0, checked.stderr
 
 
+def test_no_test_imports_from_another() -> None:
+    # What tests share lies in tests/support: then any of them is moved, renamed or run alone.
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        modules = imported_modules(ast.parse(path.read_text()))
+        tests = [module for module in modules if re.search(r"(^|\.)test_", module)]
+        assert not tests, f"{path.relative_to(ROOT)} imports {', '.join(tests)}: move it to tests/support"
+
+
 def test_every_folder_says_what_it_is_for() -> None:
     silent = [
         path for path in PACKAGE.rglob("__init__.py") if not ast.get_docstring(ast.parse(path.read_text()))

@@ -20,11 +20,14 @@ from command_line import CommandLine
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
+from splatstudio.devices.monitor import Driver
+from splatstudio.distributed import rank_devices
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
 from splatstudio.files import run as run_files
 from splatstudio.files.run import Run, RunLock
 from splatstudio.formats.ply import read_ply
 from splatstudio.gaussians.transform import transformed
+from splatstudio.kernels import ops
 from splatstudio.models.model import load_model
 from splatstudio.runtime import supervisor
 from splatstudio.runtime.messages import Event, StateChanged
@@ -33,6 +36,10 @@ from splatstudio.settings.config import TrainConfig
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 SMALL = ("--downscale", "8", "--test-every", "16")
+
+
+def no_driver() -> Driver:
+    raise ValueError("none seen")
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +124,15 @@ def test_eval_refuses_a_part_alone_but_where_asked_and_merges(
     assert code == 2 and "splatstudio merge" in output
 
 
-def test_resume_goes_on_to_a_later_step(run_dir: Path, command: CommandLine) -> None:
+def test_resume_goes_on_to_a_later_step(
+    run_dir: Path, command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "has_cuda_kernels", lambda: False)
+    monkeypatch.setattr(rank_devices, "read_driver", no_driver)
+    monkeypatch.setattr(rank_devices, "has_nvidia_card", lambda: True)
     code, output = command("train", DEMO, "--run", run_dir, "--resume", "--steps", "70")
     assert code == 0 and "Resuming at step 60" in output
+    assert "CPU: an NVIDIA card is built in, but its driver does not answer" in output
     checkpoint = load_checkpoint(run_dir / "ckpts" / "step_00000070")
     assert (checkpoint.config.downscale, checkpoint.config.test_every) == (8, 16), "the run's own settings"
     # The run's length is kept when no other is asked for: there is nothing left to do. It knows its scene.
@@ -245,6 +258,7 @@ def test_info_says_where_a_model_lies_as_a_crop_takes_it(
 def test_doctor_finds_a_working_installation(command: CommandLine) -> None:
     _, output = command("doctor")
     assert re.search(r"ok\s+CPU kernels", output) and re.search(r"ok\s+self test", output), output
+    assert re.search(r"trains on\s+[CG]PU: ", output)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_folder_of_runs_is_told_run_by_run(tmp_path: Path, capsys: pytest.Capt
             "step-9.ckpt",
             "nerfstudio's `ns-export gaussian-splat`",
         ),
-        ("ckpt_9_rank0.pt", {"step": 9, "splats": {}}, ".", "splatstudio merge"),
+        ("ckpt_9_rank0.pt", {"step": 9, "splats": {}}, ".", "ckpt_9_rank0.pt has no 'means'"),
         ("points.ply", b"", ".", "is not a scene"),
     ],
 )

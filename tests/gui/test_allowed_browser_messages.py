@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import math
 import random
 import time
@@ -431,3 +432,40 @@ def test_a_flood_is_slowed_to_the_limit_and_nothing_is_lost(monkeypatch: pytest.
         assert gated.gate.refused["fast"] > 0
     finally:
         gated.stop()
+
+
+def test_no_kind_of_control_makes_the_gate_stumble(gated: GatedServer) -> None:
+    """Whatever viser counts among its inputs, a message is passed on or dropped by name."""
+    gui = gated.server.gui
+    before = set(gui._gui_input_handle_from_uuid)
+    adding: list[Any] = [
+        lambda: gui.add_progress_bar(50.0),
+        lambda: gui.add_button("a"),
+        lambda: gui.add_button_group("b", ("x", "y")),
+        lambda: gui.add_upload_button("c"),
+        lambda: gui.add_checkbox("d", True),
+        lambda: gui.add_text("e", "text"),
+        lambda: gui.add_number("f", 1.0),
+        lambda: gui.add_vector2("g", (0.0, 1.0)),
+        lambda: gui.add_vector3("h", (0.0, 1.0, 2.0)),
+        lambda: gui.add_dropdown("i", ("x", "y")),
+        lambda: gui.add_slider("j", 0.0, 1.0, 0.1, 0.5),
+        lambda: gui.add_multi_slider("k", 0, 10, 1, (2, 5)),
+        lambda: gui.add_rgb("l", (1, 2, 3)),
+        lambda: gui.add_rgba("m", (1, 2, 3, 4)),
+    ]
+    for add in adding:
+        add()
+    made = {uuid: handle for uuid, handle in gui._gui_input_handle_from_uuid.items() if uuid not in before}
+    assert len(made) == len(adding)
+    message_filter, passed = MessageFilter(GateLimits()), set()
+    for (uuid, handle), value in itertools.product(
+        made.items(), (True, 1, 0.5, "x", [1, 2], [1, 2, 3], None, {})
+    ):
+        update = {"type": "GuiUpdateMessage", "uuid": uuid, "updates": {"value": value}}
+        try:
+            message_filter.passed(msgspec.msgpack.encode(update), gated.server, None)
+            passed.add(type(handle).__name__)
+        except Unacceptable:
+            pass
+    assert "GuiProgressBarHandle" not in passed and "GuiSliderHandle" in passed

@@ -75,6 +75,8 @@ def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> Non
     try:
         assert process.stdout is not None
         assert "http://127.0.0.1:" in process.stdout.readline()
+        # Read here: what waits in this pipe's buffer communicate() would not return.
+        trains_on = process.stdout.readline()
         metrics = Path("runs/blobs/metrics.jsonl")
         deadline = time.monotonic() + TIMEOUT
         while not metrics.exists():
@@ -87,6 +89,7 @@ def test_ctrl_c_saves_and_says_where(own_folder: Path, blob_folder: Path) -> Non
     checkpoint = newest_checkpoint(Path("runs/blobs"))
     assert process.returncode == 0 and checkpoint is not None
     assert f"Saved {checkpoint}" in output.replace("\n", "") and "Traceback" not in output
+    assert trains_on.startswith(("CPU: ", "GPU: ")), "what trains is said below the address"
 
 
 def test_a_finished_model_cannot_be_trained(own_folder: Path, tmp_path: Path) -> None:

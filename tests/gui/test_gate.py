@@ -131,6 +131,12 @@ def test_a_refused_page_says_what_to_do(gated: GatedServer) -> None:
     assert code == 403 and PAGE_WORDS in body and "access-control-allow-origin" not in headers
 
 
+@pytest.mark.parametrize("path", ["a" * 6000, "%00", "%ff", "a/" * 2000])
+def test_a_name_that_no_file_can_have_is_no_page(gated: GatedServer, path: str) -> None:
+    cookie = cookie_of(gated, f"localhost:{gated.port}")
+    assert get(gated.port, f"/{path}", Cookie=cookie)[0] == 404
+
+
 def test_healthz_needs_no_token_but_the_right_host(gated: GatedServer) -> None:
     assert get(gated.port, "/healthz")[0] == 200
     assert get(gated.port, "/healthz", Host="evil.example")[0] == 421

@@ -70,23 +70,43 @@ def test_the_speed_of_a_later_part_is_counted_by_its_own_seconds() -> None:
     assert 210 not in steps, "no speed between the parts"
 
 
-def test_the_speed_after_a_pause_is_not_that_of_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("splatstudio.runtime.training_news.time", SimpleNamespace(monotonic=lambda: now))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time by which a speed is counted; it stands still but where a test moves `now`."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr("splatstudio.runtime.training_news.time", clock)
+    return clock
+
+
+def test_the_speed_after_a_pause_is_not_that_of_its_first_step(clock: SimpleNamespace) -> None:
     rate = StepRate()
     rate.restart(0)
     told: list[float] = []
     for step in range(1, 101):
-        now += 0.1
+        clock.now += 0.1
         told.append(rate.count(step))
-    now += 60.0
+    clock.now += 60.0
     rate.restart(100)
     told.append(rate.count(100))
     for step in range(101, 151):
-        now += 0.001 if step == 101 else 0.2  # the first picture was there already
+        clock.now += 0.001 if step == 101 else 0.2  # the first picture was there already
         told.append(rate.count(step))
     assert min(told) > 4.9 and max(told) < 11.0
     assert abs(told[99] - 10.0) < 0.5 and abs(told[-1] - 5.0) < 0.3
+
+
+def test_the_speed_does_not_count_evaluations_and_saves(clock: SimpleNamespace) -> None:
+    rate = StepRate()
+    rate.restart(0)
+    told: list[float] = []
+    for step in range(1, 101):
+        clock.now += 0.1
+        if step in (1, 50, 100):
+            clock.now += 20.0
+            rate.skip(20.0)
+        told.append(rate.count(step))
+    assert min(told) > 9.9 and max(told) < 10.1
 
 
 def test_who_pauses_reads_no_speed() -> None:

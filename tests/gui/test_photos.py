@@ -13,10 +13,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import viser
-import viser.transforms
 from blob_models import ring_of_cameras
 from blob_scenes import write_blob_scene
+from gui_parts import standing_in
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.files.run import Run
@@ -31,7 +30,6 @@ from splatstudio.gui.state.photos import (
     on_canvas,
     place_of,
 )
-from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
 from splatstudio.gui.tabs.view import tile_html
 from splatstudio.gui.theme import legend_html
 from splatstudio.rendering.mode_pictures import color_table
@@ -157,12 +155,6 @@ def test_a_photograph_tells_its_name_and_score() -> None:
 
 
 OFF_CENTER = Camera(np.eye(4), np.array([[50.0, 0, 31.0], [0, 55.0, 12.0], [0, 0, 1]]), 60, 40)
-
-
-def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
-    """Return the viewpoint of a browser with this canvas that was sent to `camera`."""
-    rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
-    return Viewpoint(rotation.wxyz, camera.position, fitting_fov(camera, width / height), width, height)
 
 
 @pytest.mark.parametrize(("width", "height"), [(900, 500), (300, 700)])

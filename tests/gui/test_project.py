@@ -10,7 +10,6 @@ import pytest
 from blob_models import blobs
 from blob_scenes import write_blob_scene
 from gui_parts import MANY, trained_run
-from plateau_settings import ANYHOW
 
 from splatstudio.files.run import Run
 from splatstudio.formats.ply import write_ply
@@ -22,15 +21,12 @@ from splatstudio.runtime.sentences import failure_sentence
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
-from splatstudio.settings.plateau_curve import Plateau
 from splatstudio.settings.presets import PRESETS
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.training.plateau import PlateauNews
 from splatstudio.training.session import Session
 from splatstudio.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-NEWS = PlateauNews(20, Plateau(2, 17.79), False, 1.0)
 
 
 def test_a_scene_folder_waits_for_start_in_a_new_run(own_folder: Path, blob_folder: Path) -> None:
@@ -146,14 +142,6 @@ def test_a_run_remembers_where_its_photographs_were_found(blob_folder: Path, tmp
     project = open_project(run_dir, TrainConfig(images=str(tmp_path / "again")), None)
     assert project.scene is not None and project.run_dir == run_dir
     assert open_project(run_dir, TrainConfig(), None).scene is not None
-
-
-@pytest.fixture
-def flat_run(own_folder: Path, blob_scene: Scene) -> Run:
-    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
-    stopped = Run.open(Path("runs/blobs"))
-    stopped.append_metrics(NEWS.row())
-    return stopped
 
 
 def test_a_new_run_that_fails_says_that_the_old_one_is_as_it_was(blob_folder: Path, flat_run: Run) -> None:

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from plateau_settings import ANYHOW
-from test_project import NEWS, flat_run  # noqa: F401 - a fixture
+from plateau_settings import ANYHOW, FLAT_NEWS
 
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import on_devices, open_project
@@ -161,7 +160,7 @@ def test_a_preset_fits_with_photographs_of_the_size_chosen_on_the_page(
 @pytest.mark.usefixtures("flat_run")
 def test_a_run_on_view_says_that_its_score_is_flat(blob_folder: Path) -> None:
     controller = controller_of(blob_folder, TrainConfig(), [], "viewing")
-    assert controller.status.flat == plateau_reached(NEWS, ANYHOW)
+    assert controller.status.flat == plateau_reached(FLAT_NEWS, ANYHOW)
     assert "The test score has been flat since step 2 (17.8 dB)." in settings_html(controller)
     controller._turn_to_new_run()
     assert "flat" not in settings_html(controller), "another run has no score yet"

@@ -13,8 +13,7 @@ import pytest
 import viser
 import viser.transforms
 from blob_models import ring_of_cameras
-from gui_parts import fake_camera, wait_until
-from test_photos import standing_in
+from gui_parts import fake_camera, standing_in, wait_until
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.trimming import Trim
@@ -83,6 +82,57 @@ def test_a_picture_in_progress_when_a_browser_leaves_is_forgotten_too() -> None:
     go_on.set()
     stream._thread.join(60.0)
     assert order[-2:] == ["rendered", "forgotten"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_browser_that_leaves_while_its_frame_is_drawn_is_forgotten_without_a_word(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[int] = []
+    failed: list[Any] = []
+    sending, told = threading.Event(), threading.Event()
+
+    class Noting(OneModel):
+        def render(self, view: int, camera: Any, options: Any) -> ReceivedFrame:
+            frame = Frame(view, 0, 0, camera.width, camera.height, 7, 0.001)
+            return ReceivedFrame(frame, np.zeros((camera.height, camera.width, 3), np.uint8))
+
+        def forget(self, view: int) -> None:
+            forgotten.append(view)
+
+    def gone(*_: object) -> None:
+        sending.set()
+        assert not known or told.wait(60.0)
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr("splatstudio.gui.state.stream.push_background_jpeg", gone)
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    stream = Stream(browser([]), Noting(), ViewSettings())
+    assert sending.wait(60.0)
+    if not known:
+        time.sleep(0.3)  # the stream waits for the news
+        assert stream._thread.is_alive()
+    stream.close()
+    told.set()
+    stream._thread.join(60.0)
+    assert forgotten == [7, 7] and not failed, "once more at the end of the thread"
+
+
+def test_a_source_is_forgotten_whatever_ended_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[int] = []
+    failed: list[Any] = []
+
+    class Broken(OneModel):
+        def render(self, view: int, camera: Any, options: Any) -> None:
+            raise ValueError("broken")
+
+        def forget(self, view: int) -> None:
+            forgotten.append(view)
+
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    stream = Stream(browser([]), Broken(), ViewSettings())
+    stream._thread.join(60.0)
+    assert forgotten == [7] and len(failed) == 1
 
 
 def test_the_pace_finds_the_scale_that_takes_the_wanted_time() -> None:

@@ -1,18 +1,25 @@
-"""Ctrl-C in a terminal: the first saves and ends, the second ends at once, and the last line is true."""
+"""Ctrl-C, SIGTERM and a terminal that is closed: the first saves and ends, and the last line is true.
+
+A second Ctrl-C ends at once.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
-from started_programs import StartedProgram, start_program
+from started_programs import StartedProgram, run_program, start_program
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.checkpoints.manifest import step_of
@@ -20,6 +27,7 @@ from splatstudio.runtime.sentences import saved_sentence
 
 Start = Callable[..., StartedProgram]
 TIMEOUT = 120.0
+OPEN = ("open", "--train", "--no-browser", "--port", "0")
 AT_ONCE = 60.0  # seconds, on a machine with other work; what is not waited for would take far longer
 
 # In the background process: a save that takes long, before or after the checkpoint is complete, or an
@@ -201,19 +209,129 @@ def test_a_training_that_dies_while_it_saves_after_ctrl_c_ends(start: Start, tmp
     assert process.returncode == 130 and "Nothing was saved" in output and "Traceback" not in output
 
 
-def test_a_group_that_is_told_to_end_saves(start: Start, tmp_path: Path) -> None:
-    process = start("open", "--train", "--no-browser", "--port", "0", inside=held_up("slowly", tmp_path))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("command", ["open", "train"])
+def test_a_group_that_is_told_to_end_saves(
+    start: Start, tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    words = OPEN if command == "open" else ("train",)
+    process = start(*words, inside=held_up("slowly", tmp_path))
     worker = training_process(tmp_path / "run", process)
     wait_for(lambda: steps_done(tmp_path / "run") >= 20, process)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and job systems do
+    os.killpg(process.pid, number)  # as `timeout` and job systems do
+    read_to(process, f"{number.name} came. Saving")
+    os.killpg(process.pid, number)  # the same ones send it twice
     output, _ = process.communicate(timeout=TIMEOUT)
     newest = newest_checkpoint(tmp_path / "run")
     assert newest is not None and (step_of(newest) or 0) >= 20 and not is_there(worker)
-    assert f"Saved {newest}." in output and process.returncode == 0
+    assert f"Saved {newest}." in output and "Traceback" not in output
+    assert process.returncode == (0 if command == "open" else 128 + number)
+
+
+def test_ctrl_c_after_sigterm_ends_at_once(start: Start, tmp_path: Path) -> None:
+    process = start("train", inside=held_up("before", tmp_path))
+    training_process(tmp_path / "run", process)
+    wait_for(lambda: steps_done(tmp_path / "run") >= 20, process)
+    process.terminate()
+    read_to(process, "SIGTERM came. Saving after this step ... (Ctrl-C ends at once)")
+    wait_for((tmp_path / "held").exists, process)
+    output, seconds = end(process)
+    assert process.returncode == 130 and seconds < AT_ONCE and "Nothing was saved" in output
+
+
+@contextmanager
+def trained_afresh(
+    run: Path, scene: Path, *words: str, terminal: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a training by a command that `words` begin, Python and all, and wait for its first steps."""
+    command = [*words, sys.executable, "-m", "splatstudio", "train", str(scene), "--run", str(run)]
+    told = subprocess.PIPE if terminal is None else terminal
+    with subprocess.Popen(
+        [*command, "--steps", "100000", "--sh-degree", "1"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "500"},
+        stdin=terminal,
+        stdout=told,
+        stderr=told,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + TIMEOUT
+            while steps_done(run) < 20:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
+
+
+def can_be_first() -> bool:
+    """Return whether a process may have its own numbers of processes here, as in a container."""
+    asked = ["unshare", "-pf", "--mount-proc", "true"]
+    return shutil.which(asked[0]) is not None and subprocess.run(asked, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_be_first(), reason="no process may be the first of a container here")
+def test_the_first_process_of_a_container_saves_at_sigterm(tmp_path: Path, blob_folder: Path) -> None:
+    run, words = tmp_path / "run", ("unshare", "-pf", "--mount-proc", "--kill-child")
+    with trained_afresh(run, blob_folder, *words) as process:
+        (first,) = psutil.Process(process.pid).children()
+        first.terminate()
+        output, errors = process.communicate(timeout=TIMEOUT)
+    newest = newest_checkpoint(run)
+    assert newest is not None and (step_of(newest) or 0) >= 20, output + errors
+    assert "SIGTERM came. Saving" in output and f"Saved {newest}." in output
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid is not installed")
+def test_a_terminal_that_is_closed_ends_a_training_in_order(tmp_path: Path, blob_folder: Path) -> None:
+    run, (screen, terminal) = tmp_path / "run", os.openpty()
+    with (
+        open(screen, "rb", buffering=0) as seen,
+        trained_afresh(run, blob_folder, "setsid", "--ctty", terminal=terminal) as process,
+    ):
+        os.close(terminal)
+        seen.close()  # all that is printed from now on is an error
+        process.wait(TIMEOUT)
+    newest = newest_checkpoint(run)
+    assert newest is not None and (step_of(newest) or 0) >= 20
+    assert process.returncode == 128 + signal.SIGHUP
+
+
+MAIN_TOLD = """
+import os, signal
+from splatstudio import __main__
+from splatstudio.cli import main
+
+main.main = lambda: os.kill(os.getpid(), NUMBER)
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_every_command_ends_by_them_from_its_start(number: signal.Signals) -> None:
+    ended = run_program("-c", MAIN_TOLD.replace("NUMBER", str(int(number))))
+    assert (ended.returncode, ended.stderr) == (128 + number, "")
+
+
+def test_after_a_run_was_deleted_the_command_that_is_suggested_works(start: Start, tmp_path: Path) -> None:
+    run, process = tmp_path / "run", start("train")
+    training_process(run, process)
+    wait_for(lambda: steps_done(run) >= 20, process)
+    run.rename(tmp_path / "gone")  # nothing is written between the deletion of one file and of the next
+    told = read_to(process, "was deleted while it trained")
+    assert f"The run folder {run} was deleted" in told
+    wait_for((run / "logs" / "worker.log").exists, process)
+    output, _ = end(process)
+    newest = newest_checkpoint(run)
+    assert newest is not None and f"Saved {newest}. Go on with: splatstudio train {run} --resume" in output
+    steps = str((step_of(newest) or 0) + 1)
+    resumed = run_program("-m", "splatstudio", "train", run, "--resume", "--steps", steps)
+    assert resumed.returncode == 0 and "Resuming at step" in resumed.stdout, resumed.stderr
 
 
 def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start, tmp_path: Path) -> None:
-    process = start("open", "--train", "--no-browser", "--port", "0")
+    process = start(*OPEN)
     worker = None
     try:
         log = tmp_path / "run" / "logs" / "worker.log"
@@ -316,7 +434,6 @@ run, Studio.run_forever = Studio.run_forever, run_and_tell
 from splatstudio.__main__ import main
 main()
 """
-OPEN = ("open", "--train", "--no-browser", "--port", "0")
 
 
 @pytest.fixture

@@ -107,9 +107,9 @@ def test_mistakes_come_back_as_one_sentence(do: Do, run: Path, tmp_path: Path) -
 def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
     worker: FileWorker, ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]], run: Path, tmp_path: Path
 ) -> None:
-    pipe = tmp_path / "ckpt_1_rank0.pt"
-    os.mkfifo(pipe)  # a file that never comes: the task waits
-    task = FileTask("Merging", (pipe,), tmp_path / "model.ply")
+    slow = tmp_path / "ckpt_1_rank0.pt"
+    torch.save(list(range(5_000_000)), slow)  # read one by one, for seconds
+    task = FileTask("Merging", (slow,), tmp_path / "model.ply")
     assert worker.start(task) and not worker.start(task), "one at a time"
     deadline = time.monotonic() + TIMEOUT
     while worker.progress is None or "reading" not in worker.progress.what:
@@ -133,10 +133,14 @@ def test_a_task_can_be_cancelled_and_a_killed_one_is_told(
 def test_what_was_merged_before_the_evaluation_was_cancelled_stays_and_is_told(
     worker: FileWorker, ends: queue.SimpleQueue[tuple[FileTask, TaskEnd]], run: Path, tmp_path: Path
 ) -> None:
-    never = tmp_path / "never.ply"
-    os.mkfifo(never)  # the model to evaluate never comes
+    slow = tmp_path / "slow.ply"  # a model whose text is read for seconds
+    names = [*"xyz", *(f"f_dc_{i}" for i in range(3)), "opacity"]
+    names += [*(f"scale_{i}" for i in range(3)), *(f"rot_{i}" for i in range(4))]
+    properties = "".join(f"property float {name}\n" for name in names)
+    head = f"ply\nformat ascii 1.0\nelement vertex 1000000\n{properties}end_header\n"
+    slow.write_text(head + "1 2 3 0.1 0.2 0.3 0.5 -3 -3 -3 1 0 0 0\n" * 1_000_000)
     output = tmp_path / "merged.ply"
-    task = FileTask("Merging", (run / "ckpts" / "step_00000003",), output, EvaluationTask(never, run))
+    task = FileTask("Merging", (run / "ckpts" / "step_00000003",), output, EvaluationTask(slow, run))
     assert worker.start(task)
     deadline = time.monotonic() + TIMEOUT
     while worker.progress is None or worker.progress.what != "loading the model":

@@ -14,8 +14,8 @@ from worker_watcher import MANY, Launch, Watcher, alive, wait_until
 
 from splatstudio.runtime import messages
 from splatstudio.runtime.heartbeat import Limits, Phase
-from splatstudio.runtime.process_setup import leave_when_told, outlive_the_terminal
 from splatstudio.runtime.rank import rank_main
+from splatstudio.runtime.stop_signals import leave_when_told, outlive_the_terminal
 from splatstudio.runtime.supervisor import Plan
 
 NUM_RANKS = 3

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 import viser
-from gui_parts import MANY, Steered
+from gui_parts import MANY, Steered, trained_run
+from plateau_settings import ANYHOW, FLAT_NEWS
 
 from splatstudio.files.run import Run
 from splatstudio.gui.panel import Hotkeys, Page
@@ -27,6 +28,15 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blob_folder: Pat
     """The current folder is an empty one, in which the studio makes its runs/."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def flat_run(own_folder: Path, blob_scene: Scene) -> Run:
+    """A stopped run in runs/blobs whose score stood still."""
+    trained_run(blob_scene, Path("runs/blobs"), 22, ANYHOW)
+    stopped = Run.open(Path("runs/blobs"))
+    stopped.append_metrics(FLAT_NEWS.row())
+    return stopped
 
 
 @pytest.fixture

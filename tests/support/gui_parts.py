@@ -11,13 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 import viser
+import viser.transforms
 
+from splatstudio.cameras.camera import Camera
 from splatstudio.evaluation.evaluate import Evaluation, ImageScore
 from splatstudio.files.run import Run
 from splatstudio.gui.panel import Page
 from splatstudio.gui.state.controller import Controller
 from splatstudio.gui.state.project import open_project
 from splatstudio.gui.state.status import Notice, Status
+from splatstudio.gui.state.viewpoint import Viewpoint, fitting_fov
 from splatstudio.gui.tabs.evaluate import EvaluatePanel
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
@@ -123,3 +126,9 @@ def as_user(handle: Any, value: Any) -> None:
     event = SimpleNamespace(client=SimpleNamespace(client_id=1), client_id=1, target=handle)
     for callback in tuple(handle._impl.update_cb):
         callback(event)
+
+
+def standing_in(camera: Camera, width: int, height: int) -> Viewpoint:
+    """Return the viewpoint of a browser with this canvas that was sent to `camera`."""
+    rotation = viser.transforms.SO3.from_matrix(camera.viewmat[:3, :3].T)
+    return Viewpoint(rotation.wxyz, camera.position, fitting_fov(camera, width / height), width, height)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +23,13 @@ from splatstudio.checkpoints.checkpoint import (
     Checkpoint,
     checkpoint_folders,
     load_checkpoint,
+    newest_checkpoint,
     save_checkpoint,
 )
 from splatstudio.checkpoints.manifest import step_of
 from splatstudio.evaluation.evaluate import write_evaluation
 from splatstudio.files import run as run_files
-from splatstudio.files.run import Run
+from splatstudio.files.run import Run, RunLock
 from splatstudio.runtime.activity import WorkerContext
 from splatstudio.runtime.messages import Start, TrainJob
 from splatstudio.runtime.training import Training
@@ -69,6 +72,15 @@ def test_the_metrics_name_the_photograph_that_was_measured(session: Session) -> 
 def test_it_evaluates_at_regular_steps_too(session: Session) -> None:
     session.trainer.update_setting("eval_every", 2)
     assert [a.stats.step for a in (session.advance() for _ in range(6)) if a.evaluation] == [2, 3, 4, 6]
+
+
+def test_an_evaluation_is_told_as_time_beside_the_step(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, beside = session.evaluate, 0.4
+    monkeypatch.setattr(session, "evaluate", lambda: (time.sleep(beside), evaluate())[1])
+    told = [session.advance().seconds_beside for _ in range(5)]
+    assert told[2] >= beside > max(told[:2] + told[3:])
 
 
 def test_a_full_disk_is_told_and_the_training_goes_on(
@@ -365,3 +377,64 @@ def test_a_rank_moves_its_pulse_within_a_step(blob_folder: Path, tmp_path: Path)
         training.advance()
     training.close()
     assert len(beats) > 5
+
+
+@pytest.fixture
+def long_session(blob_scene: Scene, tmp_path: Path) -> Iterator[Session]:
+    config = replace(CONFIG, steps=40, save_steps=(2,), eval_steps=())
+    trainer = Trainer(blob_scene, config)
+    made = Session(trainer, Run.create(tmp_path / "run", blob_scene.path, config))
+    yield made
+    made.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_is_deleted_is_made_again_and_saved_at_once(long_session: Session, whole: bool) -> None:
+    session, rewritten = long_session, []
+    session.rewritten = lambda: rewritten.append(session.trainer.step)
+    for _ in range(12):
+        session.advance()
+    session.settle()
+    before = (session.run.path / "run.json").read_bytes()
+    shutil.rmtree(session.run.path) if whole else (session.run.path / "run.json").unlink()
+    advances = [session.advance() for _ in range(8)]
+    told = [advance.problem for advance in advances if advance.problem]
+    assert len(told) == 1 and f"The run folder {session.run.path} was deleted while it trained" in told[0]
+    assert advances[-1].problem == told[0] and rewritten == [20], "at the next line of the metrics"
+    saved = (*advances[-1].saved, *session.settle().saved)
+    assert [step_of(path) for path in saved] == [20]
+    assert (session.run.path / "run.json").read_bytes() == before
+    assert newest_checkpoint(session.run.path) == saved[0]
+    with pytest.raises(ValueError, match="is being trained by process"):
+        RunLock(session.run.path)
+    assert session.advance().problem is None
+
+
+def test_a_run_that_is_deleted_is_made_again_by_a_save(long_session: Session) -> None:
+    session = long_session
+    for _ in range(3):
+        session.advance()
+    session.settle()
+    shutil.rmtree(session.run.path)
+    path = session.save_if_needed()
+    assert path is not None and step_of(path) == 3
+    assert Run.open(session.run.path).config.steps == 40 and newest_checkpoint(session.run.path) == path
+    problem = session.advance().problem
+    assert problem is not None and "was deleted while it trained" in problem
+
+
+def test_a_run_that_was_deleted_and_that_somebody_else_trains_is_left_alone(long_session: Session) -> None:
+    session = long_session
+    session.advance()
+    shutil.rmtree(session.run.path)
+    Run.create(session.run.path, session.run.scene_path, CONFIG)
+    other = RunLock(session.run.path)
+    with pytest.raises(OSError, match="is being trained by process"):
+        session.save()
+    session.save_in_background()
+    problem = session.settle().problem
+    assert problem is not None and "Step 1 could not be written" in problem and "is being trained" in problem
+    other.release()
+    assert newest_checkpoint(session.run.path) is None
+    assert session.save().exists()

@@ -23,9 +23,10 @@ from splatstudio.gui.state.project import open_project
 from splatstudio.scene.scene import Scene
 from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.strategy_config import DensifyConfig
-from splatstudio.training.starting_model import with_sh_degree
+from splatstudio.training.starting_model import note_on_start, with_sh_degree
 from splatstudio.training.trainer import Trainer
 
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
 STILL = DensifyConfig(enabled=False)
 
 
@@ -106,6 +107,45 @@ def test_a_model_of_another_scene_is_refused(tmp_path: Path, blob_scene: Scene) 
     (tmp_path / "bad.ply").write_bytes((tmp_path / "away.ply").read_bytes()[:700])
     with pytest.raises(ValueError, match=r"bad\.ply is (cut off|damaged)"):
         started(blob_scene, tmp_path / "bad.ply")
+
+
+TURNED = np.diag([1.0, -1.0, -1.0, 1.0])
+LYING = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Scene, api.Model]:
+    """Return the bundled scene and a model of it."""
+    scene = api.load_scene(DEMO, downscale=8)
+    return scene, api.train(scene, steps=150, sh_degree=0)
+
+
+@pytest.mark.parametrize("kept", [1, 20], ids=["all splats", "few splats"])
+def test_a_model_in_other_coordinates_is_told(trained: tuple[Scene, api.Model], kept: int) -> None:
+    scene, model = trained
+    config, gaussians = TrainConfig(init="model.ply"), model.gaussians[slice(None, None, kept)]
+    assert note_on_start(scene, config, gaussians) is None
+    assert note_on_start(replace(scene, points=scene.points[:0]), config, gaussians) is None
+    in_files = np.linalg.inv(scene.transform)
+    for placed in (TURNED, LYING, in_files, np.diag([0.5, 0.5, 0.5, 1.0])):
+        if kept > 1 and placed is TURNED:
+            continue  # of so few splats some are near each point
+        note = note_on_start(scene, config, transformed(gaussians, placed))
+        assert note is not None and "in other coordinates" in note
+    assert note_on_start(scene, TrainConfig(), transformed(gaussians, TURNED)) is None
+
+
+def test_the_command_tells_of_other_coordinates(
+    trained: tuple[Scene, api.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: CommandLine
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, model = trained
+    model.save_ply("right.ply")
+    write_gaussians("normalized.ply", model.gaussians)
+    for name, told in (("right", False), ("normalized", True)):
+        options = ("--steps", 1, "--downscale", 8, "--init", f"{name}.ply", "--run", name)
+        code, output = command("train", DEMO, *options)
+        assert code == 0 and ("in other coordinates" in " ".join(output.split())) == told
 
 
 def test_the_command_tells_where_a_run_began(

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import queue
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import splatstudio  # noqa: F401 - before torch: it says how torch's threads wait
@@ -24,10 +25,23 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from gpu_peers import PEERS, fused_ssim_of, gsplat_picture, gsplat_step, installed, unless_it_fails
 from gpu_report import Aim, Clock, Report
-from gpu_workloads import Workload, cloud, find_garden, garden, training_step
+from gpu_workloads import (
+    Workload,
+    cloud,
+    find_garden,
+    garden,
+    instances_of,
+    leaves,
+    training_step,
+    with_instances,
+    write_capture,
+)
+from torch import Tensor
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.kernels import ops
+from splatstudio.kernels.stages import ProjectSettings, RasterSettings
+from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import render
 from splatstudio.scene.load import load_scene
 from splatstudio.settings.config import TrainConfig
@@ -37,7 +51,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IN_A_ROW = 4  # steps that are timed together
 TWICE, SSIM_AIM, MEMORY_AIM = Aim(ratio=2.0), Aim(ratio=1.3), Aim(most=1.0)
 PAUSED_AIM, SLOWDOWN_AIM = Aim(most=1000 / 60), Aim(most=5.0)
-PARTS = ("pictures", "larger", "kernels", "viewer", "trainings")  # larger: pictures of the other sizes
+# larger: pictures of the other sizes; loads: long lists; steps: of a trainer, and as a graph
+PARTS = ("pictures", "steps", "loads", "larger", "kernels", "viewer", "trainings")
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,9 @@ class Extent:
 
     millions: tuple[float, ...]
     sizes: dict[str, tuple[int, int]]
+    loads: tuple[float, ...]  # millions of entries in the lists of a picture
     steps: int
+    timed_steps: int  # of a trainer
     downscale: int
     viewer_seconds: float
 
@@ -56,8 +73,8 @@ class Extent:
         return next(iter(self.sizes.items()))
 
 
-FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, 7000, 2, 21.0)
-TINY = Extent((0.001,), {"tiny": (64, 48)}, 3, 2, 0.2)
+FULL = Extent((1, 3, 6), {"1080p": (1920, 1080), "4K": (3840, 2160)}, (5, 15), 7000, 60, 2, 21.0)
+TINY = Extent((0.001,), {"tiny": (64, 48)}, (0.003,), 3, 4, 2, 0.2)
 
 
 def rasterizer_rows(report: Report, clock: Clock, workload: Workload, label: str, peers: list[str]) -> None:
@@ -117,6 +134,62 @@ def adam_row(report: Report, clock: Clock, millions: float) -> None:
     report.add(
         f"Adam, {millions:g} M Gaussians (peer: torch)", ours, "ms", peer=clock.milliseconds(peer.step)
     )
+
+
+def trainer_rows(report: Report, clock: Clock, millions: float, extent: Extent, peers: list[str]) -> None:
+    """Time the trainer's own steps, which begin the next one before their numbers are read.
+
+    The photographs come from the disk, as in a training; the Gaussians stand at random between the cameras.
+    """
+    name, size = extent.first_size
+    label = f"trainer's step, {millions:g} M at random, {name}"
+    # All degrees of the harmonics from the third step on.
+    config = TrainConfig(init_random=round(1e6 * millions), sh_degree_every=1, eval_steps=(), save_steps=())
+    with tempfile.TemporaryDirectory() as folder:
+        scene = load_scene(write_capture(Path(folder) / "noise", size))
+        trainer = Trainer(scene, config, device=clock.device)
+        try:
+            taken = clock.milliseconds(trainer.train_step, in_a_row=extent.timed_steps, rounds=3)
+            gaussians = leaves(trainer.gaussians.detach())
+            workload = Workload("random", gaussians, scene.views[scene.train_indices[0]].camera)
+        finally:
+            trainer.close()
+    theirs = None
+    if set(PEERS) <= set(peers):
+        theirs = unless_it_fails(
+            "gsplat", lambda: clock.milliseconds(gsplat_step(workload), in_a_row=IN_A_ROW)
+        )
+    report.add(label, taken, "ms", peer=theirs, aim=TWICE)
+
+
+def graph_row(report: Report, clock: Clock, workload: Workload, label: str) -> None:
+    """Time a picture that is captured as a graph and replayed, beside the same drawn anew."""
+    if clock.device.type != "cuda":
+        report.leave_out(f"picture as a graph, {label}", "graphs need a GPU")
+        return
+    room = round(1.25 * instances_of(workload))
+    gaussians, optimizer = workload.gaussians.detach(), SplatAdam.zeros(workload.gaussians)
+    background = torch.zeros(3, device=clock.device)
+
+    def picture() -> Tensor:
+        settings = ProjectSettings(sh_degree=gaussians.sh_degree)
+        projected = optimizer.project(gaussians, camera=workload.camera, settings=settings)
+        size = (workload.camera.width, workload.camera.height)
+        return ops.rasterize(projected, RasterSettings(*size, background, room=room)).rgb
+
+    with torch.no_grad():
+        beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(beside):  # as torch asks for before a capture
+            expected = picture()
+        torch.cuda.current_stream().wait_stream(beside)
+        with torch.cuda.graph(graph):
+            drawn = picture()
+        graph.replay()
+        torch.cuda.synchronize()
+        if not torch.equal(drawn, expected):
+            raise RuntimeError("the replayed picture is another one")
+        eager, replayed = clock.milliseconds(picture), clock.milliseconds(graph.replay)
+    report.add(f"picture as a graph (peer: as it is), {label}", replayed, "ms", peer=eager)
 
 
 def viewer_rows(report: Report, clock: Clock, workload: Workload, seconds: float, label: str) -> None:
@@ -236,6 +309,42 @@ def measure_pictures_for_a_browser(bench: Bench) -> None:
         attempt(bench.report, f"viewer, {label}", work)
 
 
+def measure_steps(bench: Bench) -> None:
+    """Time steps of a trainer, and a picture as a graph."""
+    report, extent = bench.report, bench.extent
+    name, size = extent.first_size
+    for millions in extent.millions[:2]:
+        label = f"trainer's step, {millions:g} M"
+        if report.has_time(label, 20.0 if bench.clock.device.type == "cuda" else 0.0):
+            attempt(
+                report,
+                label,
+                lambda millions=millions: trainer_rows(report, bench.clock, millions, extent, bench.peers),
+            )
+    num = round(1e6 * extent.millions[0])
+    attempt(
+        report,
+        "picture as a graph",
+        lambda: graph_row(report, bench.clock, cloud(num, size, bench.clock.device), name),
+    )
+
+
+def measure_loads(bench: Bench) -> None:
+    """Time pictures whose lists are long: splats of the cloud, made as large as that takes."""
+    report, extent = bench.report, bench.extent
+    _, size = extent.first_size
+    num = round(1e6 * extent.millions[0])
+    for load in extent.loads:
+        label = f"cloud {extent.millions[0]:g} M, {load:g} M entries"
+
+        def work(load: float = load, label: str = label) -> None:
+            workload = with_instances(cloud(num, size, bench.clock.device), round(1e6 * load))
+            rasterizer_rows(report, bench.clock, workload, label, bench.peers)
+
+        if report.has_time(label, 12.0 if bench.clock.device.type == "cuda" else 0.0):
+            attempt(report, label, work)
+
+
 def measure_trainings(bench: Bench, scenes: list[Path]) -> None:
     """Train each scene in an equal share of the time that is left."""
     report, extent = bench.report, bench.extent
@@ -259,6 +368,10 @@ def measure(bench: Bench, parts: list[str], scenes: list[Path], end: float) -> N
     if "pictures" in parts:
         measure_garden(bench, sizes[:1])
         measure_cloud(bench)
+    if "steps" in parts:
+        measure_steps(bench)
+    if "loads" in parts:
+        measure_loads(bench)
     if "larger" in parts:
         measure_garden(bench, sizes[1:])
     if "kernels" in parts:
@@ -295,9 +408,7 @@ def main(arguments: list[str] | None = None) -> None:
     peers = installed() if given.peers is None else given.peers
     extent = TINY if given.tiny else FULL
     if given.millions:
-        extent = Extent(
-            tuple(given.millions), extent.sizes, extent.steps, extent.downscale, extent.viewer_seconds
-        )
+        extent = replace(extent, millions=tuple(given.millions))
     clock = Clock(torch.device(given.device))
     # Half of the time is for the trainings.
     shared = given.train and "trainings" in given.part and len(given.part) > 1

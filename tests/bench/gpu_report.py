@@ -1,11 +1,18 @@
-"""How long work takes on a device, how much memory it holds, and the table of what was found."""
+"""How long work takes on a device, how much memory it holds, and the table of what was found.
+
+python tests/bench/gpu_report.py LOGS     gathers what the parts have left in a folder in LOGS/on_gpu.json
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -22,18 +29,22 @@ class Clock:
         self.device = device
         self._is_gpu = device.type == "cuda"
 
-    def milliseconds(self, work: Callable[[], object], *, in_a_row: int = 1) -> float:
+    def milliseconds(
+        self, work: Callable[[], object], *, in_a_row: int = 1, rounds: int | None = None
+    ) -> float:
         """Return the median time of `work`, done so many times without a pause.
 
-        In a row the host may prepare the next while the device is at work, as in a training.
+        In a row the host may prepare the next while the device is at work, as in a training. `rounds`: how
+        many such rows are timed, after one that is not; None: as many as a median of short work needs.
         """
         times: list[float] = []
+        warm_ups, repeats = (WARM_UPS, REPEATS) if rounds is None else (1, rounds)
         started = time.perf_counter()
-        for number in range(WARM_UPS + REPEATS):
-            if len(times) >= FEWEST_REPEATS and time.perf_counter() - started > LONGEST:
+        for number in range(warm_ups + repeats):
+            if rounds is None and len(times) >= FEWEST_REPEATS and time.perf_counter() - started > LONGEST:
                 break
             taken = self._once(work, in_a_row) / in_a_row
-            if number >= WARM_UPS:
+            if number >= warm_ups:
                 times.append(taken)
         return statistics.median(times)
 
@@ -97,13 +108,35 @@ class Aim:
         return " ".join(parts)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a figure, or why there is none."""
+
+    name: str
+    ours: float | None = None
+    unit: str = ""
+    peer: float | None = None
+    ratio: float | None = None  # how many times as good as the peer's ours is
+    aim: str = ""
+    verdict: str = ""  # "met", "MISSED" or "no peer"
+    why: str = ""  # "left out: ..." or "FAILED: ..."
+
+    def __str__(self) -> str:
+        if self.ours is None:
+            return f"{self.name:56} {self.why}"
+        line = f"{self.name:56} {self.ours:10.3f} {self.unit:4}"
+        line += " " * 20 if self.peer is None else f" {self.peer:10.3f} {self.ratio:6.2f} x"
+        return f"{line}  {self.aim}: {self.verdict}" if self.verdict else line.rstrip()
+
+
 class Report:
     """The lines of the table, and the time that is left for more of them."""
 
     def __init__(self, seconds: float, *, judges: bool = True, file: Path | None = None):
         """`judges`: say whether the aims are met; a rehearsal's figures mean nothing.
 
-        `file`: each line is added to it at once, so that it is there whatever becomes of this process.
+        `file`: each line is added to it at once, so that it is there whatever becomes of this process, and
+        beside it, in a file that ends with .jsonl, as JSON.
         """
         self._end = time.monotonic() + seconds
         self._judges = judges
@@ -134,31 +167,71 @@ class Report:
         if ours is None:
             self.leave_out(name, "cannot be measured on this device")
             return
-        ratio = None if peer is None else peer / ours
-        line = f"{name:44} {ours:10.3f} {unit:4}"
-        line += f" {peer:10.3f} {ratio:6.2f} x" if peer is not None else " " * 20
+        ratio, verdict = None if peer is None else peer / ours, ""
         if aim is not None and self._judges:
             met = aim.met(ours, ratio)
-            line += f"  {aim}: {'no peer' if met is None else 'met' if met else 'MISSED'}"
-        self._keep(line)
+            verdict = "no peer" if met is None else "met" if met else "MISSED"
+        self._keep(Row(name, ours, unit, peer, ratio, "" if aim is None else str(aim), verdict))
 
     def leave_out(self, name: str, why: str) -> None:
         """Add a line without a measurement."""
-        self._keep(f"{name:44} left out: {why}")
+        self._keep(Row(name, why=f"left out: {why}"))
 
     def fail(self, name: str, why: str) -> None:
         """Add a line for what should have been measured."""
         self.failed = True
-        self._keep(f"{name:44} FAILED: {why}")
+        self._keep(Row(name, why=f"FAILED: {why}"))
 
-    def _keep(self, line: str) -> None:
-        self.lines.append(line.rstrip())
-        print(line.rstrip(), flush=True)
+    def _keep(self, row: Row) -> None:
+        self.lines.append(str(row))
+        print(row, flush=True)
         if self._file is not None:
             with self._file.open("a") as file:
-                file.write(f"{line.rstrip()}\n")
+                file.write(f"{row}\n")
+            with self._file.with_suffix(".jsonl").open("a") as file:
+                file.write(json.dumps(asdict(row)) + "\n")
 
     def table(self, title: str) -> str:
         """Return all lines under a heading."""
-        heading = f"{title}\n{'':44} {'ours':>10} {'':4} {'peer':>10} {'ratio':>8}  aim"
+        heading = f"{title}\n{'':56} {'ours':>10} {'':4} {'peer':>10} {'ratio':>8}  aim"
         return "\n".join([heading, *self.lines])
+
+
+def everything(logs: Path, machine: str, seconds: float, failed: list[str]) -> dict[str, object]:
+    """Return all that on_gpu.sh has found, from the files that its parts have left in `logs`."""
+    rows = [
+        json.loads(line) for file in sorted(logs.glob("*.jsonl")) for line in file.read_text().splitlines()
+    ]
+    longest = logs / "longest.json"
+    # Of each log of tests the last line, which counts them.
+    ends = {log.stem: log.read_text(errors="replace").strip().splitlines()[-1:] for log in logs.glob("*.log")}
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return {
+        "machine": machine,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip() or None,
+        "seconds": seconds,
+        "failed": failed,
+        "rows": rows,
+        "longest_kernels": json.loads(longest.read_text()) if longest.exists() else None,
+        "last_lines": {name: line[0] for name, line in ends.items() if line},
+    }
+
+
+def main() -> None:
+    """Gather what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("logs", type=Path)
+    parser.add_argument("--machine", default="")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--failed", nargs="*", default=[])
+    given = parser.parse_args()
+    found = everything(given.logs, given.machine, given.seconds, given.failed)
+    (given.logs / "on_gpu.json").write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
-from splatstudio.cameras.camera import Camera
+from splatstudio.cameras.camera import Camera, look_at
 from splatstudio.distributed.ranks import ALONE
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels.intersection_capacity import intersection_capacity_for
-from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView
+from splatstudio.optimization.gradients import RenderOutput, StepInputs, StepPlan, TrainView, draw
 from splatstudio.optimization.losses import photometric
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.optimization.train_step import begin_step
@@ -106,6 +108,52 @@ def cloud(num: int, size: tuple[int, int], device: torch.device) -> Workload:
     viewmat[2, 3] = 2.2
     K = np.array([[0.9 * width, 0.0, width / 2], [0.0, 0.9 * width, height / 2], [0.0, 0.0, 1.0]])
     return Workload("cloud", leaves(gaussians), Camera(viewmat, K, width, height))
+
+
+def instances_of(workload: Workload) -> int:
+    """Return how many entries, a splat in a tile each, the lists of the workload's picture have."""
+    with torch.no_grad():
+        optimizer = SplatAdam.zeros(workload.gaussians)
+        drawn = draw(workload.gaussians, optimizer, workload.camera, RenderOptions(), observed=False)
+    assert drawn.num_instances is not None, "our own kernels count them"
+    return int(drawn.num_instances)
+
+
+def with_instances(workload: Workload, wanted: int) -> Workload:
+    """Return the workload with splats so large that its lists have `wanted` entries, to a twentieth."""
+    low, high = -4.0, 4.0  # of the logarithm of the factor
+    made = workload
+    for _ in range(12):
+        middle = (low + high) / 2
+        gaussians = replace(workload.gaussians, scales=workload.gaussians.scales.detach() + middle)
+        made = replace(workload, gaussians=leaves(gaussians))
+        found = instances_of(made)
+        if abs(found - wanted) <= wanted / 20:
+            break
+        low, high = (low, middle) if found > wanted else (middle, high)
+    return made
+
+
+def write_capture(folder: Path, size: tuple[int, int], num_photos: int = 8) -> Path:
+    """Write photographs of noise, taken on a ring that looks inwards, as a scene with transforms.json.
+
+    What is in them is of no matter to the time that a step takes.
+    """
+    width, height = size
+    (folder / "images").mkdir(parents=True)
+    random, frames = np.random.default_rng(0), []
+    for number in range(num_photos):
+        name = f"images/{number:02d}.jpg"
+        coarse = random.integers(0, 255, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / name), cv2.resize(coarse, size))
+        angle = 2 * math.pi * number / num_photos
+        place = np.array([4 * math.cos(angle), 4 * math.sin(angle), 1.0])
+        world = np.linalg.inv(look_at(place, np.zeros(3), np.array([0.0, 0.0, 1.0])))
+        world[:, 1:3] *= -1  # of OpenGL's cameras, which look along -z
+        frames.append({"file_path": name, "transform_matrix": world.tolist()})
+    lens = {"fl_x": 0.9 * width, "fl_y": 0.9 * width, "cx": width / 2, "cy": height / 2}
+    (folder / "transforms.json").write_text(json.dumps({**lens, "w": width, "h": height, "frames": frames}))
+    return folder
 
 
 def leaves(gaussians: Gaussians) -> Gaussians:

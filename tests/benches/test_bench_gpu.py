@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ BENCH = Path(__file__).parents[1] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import gpu  # noqa: E402  # pyright: ignore[reportMissingImports]
+import gpu_kernels  # noqa: E402  # pyright: ignore[reportMissingImports]
 import gpu_peers  # noqa: E402  # pyright: ignore[reportMissingImports]
 import gpu_report  # noqa: E402  # pyright: ignore[reportMissingImports]
 import gpu_workloads  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -77,7 +79,14 @@ def test_a_rehearsal_measures_all_rows_beside_the_peers(
 ) -> None:
     gpu.main(["--device", "cpu", "--tiny", "--seconds", "1000", "--train", str(blob_folder)])
     table = capsys.readouterr().out.split("\n\n")[1]
-    compared = ["forward", "way back", "training step", "SSIM with gradient", "Adam"]
+    compared = [
+        "forward, cloud 0.001 M, 0.003 M entries",
+        "forward",
+        "way back",
+        "training step",
+        "SSIM with gradient",
+        "Adam",
+    ]
     for name in [
         *compared,
         "viewer, paused",
@@ -123,7 +132,7 @@ def test_what_there_is_no_time_or_no_file_for_is_left_out_with_the_reason(
     gpu.main(["--device", "cpu", "--tiny", "--seconds", "0", "--train", str(blob_folder)])
     table = capsys.readouterr().out.split("\n\n")[1]
     assert "left out: there is no shared/oracle with its file" in table
-    assert table.count("left out: no time was left") == 3  # the cloud, the viewer, the training
+    assert table.count("left out: no time was left") == 5  # the cloud, steps, loads, the viewer, the training
     assert "SSIM with gradient" in table
 
 
@@ -212,3 +221,51 @@ import test_cuda_steps, test_cuda_training
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_longest_kernels_are_told_with_their_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_kernels.main(["--device", "cpu", "--millions", "0.001", "--json", str(tmp_path / "kernels.json")])
+    table = capsys.readouterr().out
+    told = json.loads((tmp_path / "kernels.json").read_text())
+    assert len(told["kernels"]) > 5 and sum(kernel["share"] for kernel in told["kernels"]) == pytest.approx(1)
+    back = next(kernel for kernel in told["kernels"] if kernel["name"] == "raster_bwd")
+    assert back["launches"] == 1 and back["gigabytes"] > 0 and back["memory"] > 0 and "raster_bwd" in table
+    adam = next(kernel for kernel in told["kernels"] if kernel["name"] == "project_adam")
+    assert adam["gigabytes"] > 1e-9 * 4 * 59 * 1000, "tensors in lists count"
+
+
+NCU = """==PROF== Connected to process 12
+"ID","Process ID","Kernel Name","dram__bytes.sum","gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",\
+"gpu__time_duration.sum","sm__throughput.avg.pct_of_peak_sustained_elapsed"
+"","","","byte","%","ns","%"
+"0","12","void <unnamed>::raster<4>(const float *, int)","3,000,000","50","1000","20"
+"1","12","void <unnamed>::raster<4>(const float *, int)","1,000,000","10","3000","40"
+"2","12","at::native::fill(int)","8","1","10","2"
+""".replace("\\\n", "")
+
+
+def test_what_ncu_counts_is_summed_over_the_launches_of_a_kernel(tmp_path: Path) -> None:
+    (tmp_path / "ncu.csv").write_text(NCU)
+    found = gpu_kernels.counted(tmp_path / "ncu.csv")
+    kernels = [gpu_kernels.Kernel("raster<4>", "", 2, 1.0, 0.9), gpu_kernels.Kernel("sort", "", 1, 1.0, 0.1)]
+    raster, sort = gpu_kernels.with_counts(kernels, found)
+    assert raster.gigabytes == pytest.approx(0.004)
+    assert (raster.memory, raster.arithmetic) == (pytest.approx(0.2), pytest.approx(0.35))
+    assert sort.gigabytes is None and "fill" in found
+    (tmp_path / "ncu.csv").write_text("==ERROR== ERR_NVGPUCTRPERM: no permission\n")
+    with pytest.raises(ValueError, match="no permission"):
+        gpu_kernels.counted(tmp_path / "ncu.csv")
+
+
+def test_a_kernel_is_called_by_its_own_name() -> None:
+    for signature, name in {
+        "void (anonymous namespace)::project<true>(float const*, int)": "project<true>",
+        "void at::native::elementwise<4, at::native::Fill<float>, std::array<char*, 1>>(int, Fill<float>)": (
+            "elementwise<4, at::native::Fill<float>, std::array<char*, 1>>"
+        ),
+        "splat::raster_bwd(Picture)": "raster_bwd",
+        "Memset (Device)": "Memset",
+    }.items():
+        assert gpu_kernels.short_name(signature) == name

@@ -32,8 +32,9 @@ class Phase(IntEnum):
 class Limits:
     """How many seconds of silence mean that a rank hangs."""
 
-    frozen: float = 10.0  # of a whole process that is stopped, while something is expected of it
-    busy: float = 180.0  # of one that is not: native code that writes a large file may hold all its threads
+    frozen: float = 10.0  # of a whole process, while something is expected of it: it is looked into then
+    told: float = 30.0  # until its user hears of it
+    busy: float = 180.0  # until it is given up: native code that writes a large file may hold all its threads
     stuck: dict[Phase, float] = field(
         default_factory=lambda: {
             Phase.STARTING: 120.0,

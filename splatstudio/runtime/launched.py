@@ -37,6 +37,7 @@ from splatstudio.runtime.messages import Event, TrainJob, Warned
 from splatstudio.runtime.rank import activity_of, rank_main
 from splatstudio.runtime.rank_group import RankPipe, RankSpec, silence_in_words
 from splatstudio.runtime.root_cause import ErrorReport, read_report
+from splatstudio.runtime.standstill import Patience
 
 LOOK_SECONDS = 1.0
 STORE_SECONDS = 5.0  # for the store to answer
@@ -77,15 +78,6 @@ class Process(Struct, frozen=True):
         except psutil.Error:
             return None
 
-    @property
-    def stopped(self) -> bool:
-        """Return whether it is known to be stopped by a signal."""
-        process = self.found
-        try:
-            return process is not None and process.status() == psutil.STATUS_STOPPED
-        except psutil.Error:
-            return False
-
 
 class RankWord(Struct, frozen=True):
     """What a rank tells of itself, and rank 0 of who is to be ended."""
@@ -118,6 +110,7 @@ class LaunchedWatch:
         self._moved = 0  # this rank's own main thread, at the look before
         # A thread of its own: a store whose process is stopped may never answer, whatever its timeout.
         self._talker = threading.Thread(target=self._talk, name="launched-beats", daemon=True)
+        self._patience = Patience(LIMITS, self._warn)
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -149,6 +142,11 @@ class LaunchedWatch:
             looked = now
             if silence is not None and (silence.seconds >= DEAF_SECONDS if deaf else self._is_hang(silence)):
                 self._end(silence)
+            elif watch.all_alive:
+                self._patience.forget()
+
+    def _warn(self, number: int, what: str) -> None:
+        self._tell(f"Rank {self._watched[number]} {what}. Nothing is lost.")
 
     def _spare(self, *, deaf: bool) -> None:
         """Count no silence of who has not told of itself, nor of rank 0 where this rank gets on."""
@@ -211,11 +209,22 @@ class LaunchedWatch:
         return True
 
     def _is_hang(self, silence: Silence) -> bool:
-        """Return whether a silence is not only that of native code at a large file."""
-        if not silence.frozen or silence.seconds >= LIMITS.busy:
+        """Return whether a silence is more than that of native code at a large file, or of a stopped rank.
+
+        One that was stopped on this machine is woken; to end it would cost the steps since the checkpoint.
+        """
+        if not silence.frozen:
             return True
         heard = self._heard.get(self._watched[silence.rank])
-        return heard is not None and heard.process.stopped
+        process = None if heard is None else heard.process.found
+        if process is None:  # on another machine, where it may be woken, too
+            return silence.seconds >= LIMITS.busy
+        return self._patience.is_over(self, silence, at_stake=0.0)
+
+    def process(self, rank: int) -> psutil.Process | None:
+        """Return the process of a watched rank, by its number among them."""
+        heard = self._heard.get(self._watched[rank])
+        return None if heard is None else heard.process.found
 
     def _end(self, silence: Silence) -> None:
         """Tell which rank hangs, have it ended, and end."""

@@ -184,15 +184,12 @@ class RankGroup:
         ready = wait([self.connection, *(process.sentinel for process in self._processes)])
         return self.connection in ready
 
-    def stopped(self, rank: int) -> bool:
-        """Return whether a rank's process is stopped by a signal, or gone."""
+    def process(self, rank: int) -> psutil.Process | None:
+        """Return a rank's process; None where it is gone."""
         try:
-            return psutil.Process(self.pids[rank]).status() in (
-                psutil.STATUS_STOPPED,
-                psutil.STATUS_TRACING_STOP,
-            )
+            return psutil.Process(self.pids[rank])
         except psutil.NoSuchProcess:
-            return True
+            return None
 
     def kill_silent(self, silence: Silence) -> None:
         """End a rank that hangs; it is to blame then. May be called from any thread."""

@@ -141,14 +141,14 @@ def root_cause(ends: list[RankEnd], num_ranks: int) -> Cause:
     bad = [end for end in ends if end.exitcode != 0 or end.silence is not None]
     for end in bad:
         if end.silence is not None:
-            return Cause(end.rank, end.step, "silence", f"{_name(end.rank, num_ranks)} {end.silence}.")
+            return Cause(end.rank, end.step, "silence", f"{rank_name(end.rank, num_ranks)} {end.silence}.")
     reports = [end.report for end in bad if end.report is not None]
     told = any(not report.of_a_peer for report in reports)
     for end in sorted(bad, key=lambda end: end.exitcode == -signal.SIGABRT):
         aborted = end.exitcode == -signal.SIGABRT
         if end.exitcode is not None and end.exitcode < 0 and end.report is None and not (aborted and told):
             name = _signal_name(-end.exitcode)
-            sentence = f"{_name(end.rank, num_ranks)} was killed ({name}{_reason(name)})."
+            sentence = f"{rank_name(end.rank, num_ranks)} was killed ({name}{_reason(name)})."
             return Cause(end.rank, end.step, name, sentence)
     reports.sort(key=lambda report: (report.of_a_peer, report.monotonic_ns))
     if reports:
@@ -159,11 +159,12 @@ def root_cause(ends: list[RankEnd], num_ranks: int) -> Cause:
         kind = MEMORY if report.memory else f"{report.kind}: {report.text}"
         return Cause(report.rank, report.step, kind, sentence, report.final)
     end = bad[0] if bad else ends[0]
-    sentence = f"{_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
+    sentence = f"{rank_name(end.rank, num_ranks)} ended unexpectedly (exit code {end.exitcode})."
     return Cause(end.rank, end.step, f"exit code {end.exitcode}", sentence)
 
 
-def _name(rank: int, num_ranks: int) -> str:
+def rank_name(rank: int, num_ranks: int) -> str:
+    """Return what a rank is called in sentences."""
     return "The background process" if num_ranks == 1 else f"Rank {rank}"
 
 

@@ -30,13 +30,14 @@ from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
 from splatstudio.runtime.channel.mailbox import Outbox
 from splatstudio.runtime.command_replay import CommandReplay
-from splatstudio.runtime.heartbeat import Limits, Phase, Silence, SilenceWatch
+from splatstudio.runtime.heartbeat import Limits, Phase, SilenceWatch
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.rank import activity_of, rank_main, setting_key
 from splatstudio.runtime.rank_group import RankGroup, RankMain
 from splatstudio.runtime.remote_run import RemotePlan
-from splatstudio.runtime.root_cause import Cause, root_cause
+from splatstudio.runtime.root_cause import Cause, rank_name, root_cause
 from splatstudio.runtime.sentences import failure_sentence, loss_of_view_sentence, restart_sentence
+from splatstudio.runtime.standstill import Patience
 from splatstudio.runtime.tasks import output_of
 
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
@@ -186,6 +187,7 @@ class Supervisor:
         self._finished = self._ended = False
         self._restarting = False
         self._num_sent = 0
+        self._saved_at: float | None = None  # when all that had been trained was on the disk
         self._sending = threading.Lock()
         self._group = self._new_group()
         self._outbox = _orders_to(self._group)
@@ -310,6 +312,8 @@ class Supervisor:
             self._replay.heard(event)
             if isinstance(event, (messages.Receipt, messages.PausesAt)):
                 continue  # for the replay alone
+            if isinstance(event, (messages.Started, messages.Saved)):
+                self._saved_at = time.monotonic()
             if isinstance(event, (messages.Started, messages.Finished)):
                 self._finished = isinstance(event, messages.Finished)
             if event == messages.StateChanged("ready") and self._restarting and self._replay.started:
@@ -355,28 +359,40 @@ class Supervisor:
         """End ranks that hang."""
         group: RankGroup | None = None
         watch: SilenceWatch | None = None
+        patience = self._new_patience()
         answered = sent = self._num_sent
         looked = time.monotonic()
         while not self._over.wait(WATCH_SECONDS):
             if group is not self._group or watch is None:
-                group = self._group
+                group, patience = self._group, self._new_patience()
                 watch = SilenceWatch(group.heartbeats, self._plan.num_ranks, self._plan.limits)
                 answered = sent = self._num_sent
             assert group is not None
             now = time.monotonic()
             silence = watch.check(now - looked, order_waits=answered != self._num_sent)
             looked = now
-            if silence is not None and self._is_hang(group, silence):
+            if silence is not None and (
+                not silence.frozen or patience.is_over(group, silence, self._at_stake)
+            ):
                 group.kill_silent(silence)
                 watch = None
             elif watch.all_alive:
+                patience.forget()
                 # Alive since the look before: what had been sent by then has arrived.
                 answered = sent
             sent = self._num_sent
 
-    def _is_hang(self, group: RankGroup, silence: Silence) -> bool:
-        busy = silence.frozen and silence.seconds < self._plan.limits.busy
-        return not busy or group.stopped(silence.rank)
+    @property
+    def _at_stake(self) -> float:
+        """Return the seconds of training since the last checkpoint."""
+        return 0.0 if self._saved_at is None else time.monotonic() - self._saved_at
+
+    def _new_patience(self) -> Patience:
+        def tell(rank: int, what: str) -> None:
+            sentence = f"{rank_name(rank, self._plan.num_ranks)} {what}. Nothing is lost."
+            self._listener.receive(messages.Warned(sentence))
+
+        return Patience(self._plan.limits, tell)
 
 
 def _orders_to(group: RankGroup) -> Outbox[tuple[int, messages.Command]]:

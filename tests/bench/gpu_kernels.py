@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ import splatstudio  # noqa: F401 - before torch: it says how torch's threads wai
 import torch
 from gpu_report import Clock
 from gpu_workloads import cloud, find_garden, garden, training_step
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +102,7 @@ def profiled(step: Callable[[], object], device: torch.device) -> list[Kernel]:
     launches: dict[str, int] = defaultdict(int)
     microseconds: dict[str, float] = defaultdict(float)
     for event in found.events() or ():
-        if on_gpu and event.device_type == DeviceType.CUDA:
+        if on_gpu and event.device_type.name == "CUDA":
             launches[event.name] += 1
             microseconds[event.name] += event.time_range.elapsed_us()
         elif not on_gpu and event.name.startswith(("splatstudio::", "aten::")):
@@ -166,7 +165,7 @@ def with_rate_of_copies(kernels: list[Kernel], gigabytes_a_second: float) -> lis
             return None
         return kernel.gigabytes / seconds[kernel.operator] / gigabytes_a_second
 
-    return [Kernel(**{**asdict(kernel), "memory": share(kernel)}) for kernel in kernels]
+    return [replace(kernel, memory=share(kernel)) for kernel in kernels]
 
 
 def copy_rate(clock: Clock, numbers: int) -> float:
@@ -230,14 +229,11 @@ def with_counts(kernels: list[Kernel], counts: dict[str, dict[str, float]]) -> l
     told = []
     for kernel in kernels:
         found = counts.get(kernel.name)
-        figures = asdict(kernel) | {"gigabytes": None, "memory": None, "arithmetic": None}
-        if found is not None:
-            figures |= {
-                "gigabytes": found[BYTES] / 1e9,
-                "memory": found[MEMORY],
-                "arithmetic": found[ARITHMETIC],
-            }
-        told.append(Kernel(**figures))
+        if found is None:
+            told.append(replace(kernel, gigabytes=None, memory=None, arithmetic=None))
+        else:
+            shares = {"memory": found[MEMORY], "arithmetic": found[ARITHMETIC]}
+            told.append(replace(kernel, gigabytes=found[BYTES] / 1e9, **shares))
     return told
 
 
@@ -258,10 +254,10 @@ def main(arguments: list[str] | None = None) -> None:
         step()
     if given.one_step:
         torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
+        torch.cuda.profiler.start()
         step()
         torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        torch.cuda.profiler.stop()
         return
     clock = Clock(device)
     rate = copy_rate(clock, COPIED if device.type == "cuda" else 1 << 20)

@@ -248,12 +248,18 @@ def test_a_hostile_client_changes_nothing(training: Training) -> None:
     assert status.total_steps == MANY.steps and status.has_model
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGKILL, "was killed"), (signal.SIGSTOP, "stood still")]
-)
-def test_a_rank_that_dies_or_stops_is_told_and_the_page_goes_on_with_training(
-    training: Training, number: int, words: str
-) -> None:
+def test_a_rank_that_is_stopped_is_woken_told_of_and_loses_nothing(training: Training) -> None:
+    studio, step = training.studio, training.step
+    (pid,) = studio.controller.pids
+    os.kill(pid, signal.SIGSTOP)
+    wait(lambda: training.told, "the user is told")
+    wait(lambda: training.step > step + 20, "it goes on")
+    (sentence,) = training.told
+    assert "was stopped from outside (SIGSTOP) and is woken" in sentence and "Nothing is lost" in sentence
+    assert studio.controller.pids == (pid,)
+
+
+def test_a_rank_that_dies_is_told_and_the_page_goes_on_with_training(training: Training) -> None:
     studio = training.studio
     before = studio.controller.last_saved
     studio.controller.send(Save())
@@ -263,10 +269,10 @@ def test_a_rank_that_dies_or_stops_is_told_and_the_page_goes_on_with_training(
     (pid,) = studio.controller.pids
     states: list[str] = []
     studio.controller.listen(lambda _: states.append(studio.controller.status.state))
-    os.kill(pid, number)
+    os.kill(pid, signal.SIGKILL)
     wait(lambda: training.told, "the user is told")
     wait(lambda: studio.controller.status.state == "training", "it trains again")
     (sentence,) = training.told
-    assert words in sentence and sentence.endswith(f"from the checkpoint of step {saved.step:,}.")
+    assert "was killed" in sentence and sentence.endswith(f"from the checkpoint of step {saved.step:,}.")
     assert "restarting" in states and "failed" not in states and studio.controller.pids != (pid,)
     wait(lambda: training.step > saved.step + 20, "and goes on")

@@ -438,8 +438,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[list[Rank]]:
 @pytest.mark.parametrize(
     ("which", "how", "says"),
     [
-        (1, "stopped", "stood still for"),
-        (0, "stopped", "stood still for"),
         (0, "deaf", "stood still for"),
         (1, "stuck", "did not get on for"),
     ],
@@ -465,9 +463,22 @@ def test_a_rank_that_hangs_is_named_and_all_end(ranks: list[Rank], which: int, h
     assert hangs.process.exitcode in (-signal.SIGKILL, HUNG), "it does not hold its memory and ports any more"
 
 
+@pytest.mark.parametrize(("which", "how"), [(1, "stopped"), (0, "stopped")])
+def test_a_rank_that_was_stopped_is_woken_and_all_go_on(ranks: list[Rank], which: int, how: str) -> None:
+    stopped, watcher = ranks[which], ranks[1 - which]
+    assert how == "stopped" and stopped.process.pid is not None
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    assert watcher.line.poll(TIMEOUT)
+    told = watcher.line.recv()
+    assert told.startswith(f"Rank {which} was stopped from outside") and told.endswith("Nothing is lost.")
+    assert not watcher.line.poll(SPARED), "it is told once, and nobody ends"
+    assert stopped.process.is_alive() and watcher.process.is_alive()
+    assert psutil.Process(stopped.process.pid).status() != psutil.STATUS_STOPPED
+
+
 def test_only_the_very_process_is_ended() -> None:
     own = Process.own()
-    assert own.found == psutil.Process() and not own.stopped
+    assert own.found == psutil.Process()
     assert Process(own.host, own.pid, own.born - 1.0).found is None, "another one had this number"
     assert Process("elsewhere", own.pid, own.born).found is None
 

@@ -140,8 +140,23 @@ def test_a_stopped_rank_that_owes_nothing_is_left_alone(
     list(worker.take())
     assert worker.client.pid == pid and not worker.of(messages.Warned), "nothing was asked of it"
     worker.send(messages.Save())
-    assert "stood still" in worker.wait(messages.Warned).sentence
-    worker.reach("paused")
+    worker.wait(messages.Saved)
+    told = worker.of(messages.Warned)[-1].sentence
+    assert "was stopped from outside (SIGSTOP) and is woken" in told and "Nothing is lost" in told
+    assert worker.client.pid == pid, "it was woken, and nobody else put in its place"
+
+
+def test_a_rank_that_is_stopped_in_a_training_is_woken_and_loses_no_step(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    plan = Plan(rank_main, activity_of, limits=QUICK)
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY), plan)
+    pid, step, since = worker.client.pid, worker.of(messages.Progress)[-1].step, len(worker.events)
+    os.kill(pid, signal.SIGSTOP)
+    assert "is woken after" in worker.wait(messages.Warned).sentence
+    worker.wait(messages.Progress, lambda event: event.step > step + 20)
+    assert worker.client.pid == pid and "restarting" not in states(worker, since)
+    assert len(worker.of(messages.Warned)) == 1
 
 
 def test_an_exception_in_a_step_restarts_once_but_not_at_the_same_step_again(

@@ -10,12 +10,14 @@ Sizes and SHA-256 in the manifest tell damaged files; any number of rank files i
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from splatstudio.checkpoints.manifest import (
 from splatstudio.corrections.corrections import SavedCorrections
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.files.durable import sync_folder
+from splatstudio.files.leftovers import hold, is_held
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.settings.config import TrainConfig, from_json, to_json
@@ -166,8 +169,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
     Raises ValueError with the file and the reason when anything is missing, cut off or changed.
     """
-    manifest = verify_checkpoint(Path(folder))
-    return _checkpoint_of(Path(folder), manifest, manifest["ranks"])
+    with _reading(Path(folder)):
+        manifest = verify_checkpoint(Path(folder))
+        return _checkpoint_of(Path(folder), manifest, manifest["ranks"])
 
 
 def config_of_checkpoint(folder: Path) -> TrainConfig:
@@ -204,6 +208,11 @@ def load_share(folder: Path, ranks: Ranks) -> Checkpoint:
     """
     if ranks.num_ranks == 1:
         return load_checkpoint(folder)
+    with _reading(folder):
+        return _load_share(folder, ranks)
+
+
+def _load_share(folder: Path, ranks: Ranks) -> Checkpoint:
     entries = read_manifest(folder)["ranks"]
     if len(entries) == ranks.num_ranks:
         return load_shard(folder / entries[ranks.rank]["file"])
@@ -334,8 +343,13 @@ def _mark(folder: Path) -> tuple[tuple[object, ...], int]:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint: it is gone at once, even when the deletion is cut short. Raises OSError."""
+    """Delete a checkpoint: it is gone at once, even when the deletion is cut short.
+
+    Raises OSError, with EBUSY where somebody reads it.
+    """
     refuse_leading_out(folder.parent)
+    if _is_read(folder):
+        raise OSError(errno.EBUSY, "it is being read; try again later", str(folder))
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
     try:
         folder.rename(doomed)
@@ -344,6 +358,37 @@ def remove_checkpoint(folder: Path) -> None:
     sync_folder(folder.parent)
     # A file that another process holds open keeps its name on some network disks: a later save tries again.
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _is_read(folder: Path) -> bool:
+    try:
+        return is_held(folder)
+    except OSError:
+        return False  # it is gone, or lies on a disk without locks
+
+
+def remove_unless_read(folder: Path) -> bool:
+    """Delete a checkpoint that nobody reads; return whether it is gone. Raises OSError."""
+    try:
+        remove_checkpoint(folder)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False  # a later save tries again
+    return True
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Keep a checkpoint from being deleted."""
+    held = None
+    with suppress(OSError):  # told by who opens its files
+        held = hold(folder)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
 
 
 def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
@@ -364,10 +409,8 @@ def prune_checkpoints(newest: Path, keep: int) -> list[Path]:
         except ValueError:
             continue
         whole.append(folder)
-    removed = whole[: max(len(whole) - (keep - 1), 0)]
-    for folder in removed:
-        remove_checkpoint(folder)
-    return removed
+    surplus = whole[: max(len(whole) - (keep - 1), 0)]
+    return [folder for folder in surplus if remove_unless_read(folder)]
 
 
 def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]) -> None:

@@ -25,7 +25,7 @@ from splatstudio.checkpoints.checkpoint import (
     checkpoint_folders,
     complete_checkpoint,
     prune_checkpoints,
-    remove_checkpoint,
+    remove_unless_read,
     save_checkpoint,
     write_shard,
 )
@@ -246,14 +246,14 @@ def _answer_of(staging: Path, rank: int) -> Shard:
 def remove_older_autosaves(newest: Path) -> list[Path]:
     """Delete the run's autosaves of steps before `newest`, which is complete, and return them.
 
-    What was saved for any other reason stays, and so does what cannot be read. Raises OSError.
+    What was saved for any other reason stays, and so does what cannot be read, or is being read. Raises
+    OSError.
     """
     step = step_of(newest)
     assert step is not None, "a checkpoint of a run"
     removed: list[Path] = []
     for folder in checkpoint_folders(newest.parent.parent):
-        if (step_of(folder) or 0) < step and _is_autosave(folder):
-            remove_checkpoint(folder)
+        if (step_of(folder) or 0) < step and _is_autosave(folder) and remove_unless_read(folder):
             removed.append(folder)
     return removed
 

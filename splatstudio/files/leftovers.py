@@ -1,6 +1,6 @@
-"""What processes keep in the folder for temporary files, and what of it those left that were killed.
+"""What processes use, by locks; and what those left in the folder for temporary files that were killed.
 
-Whoever uses a file or folder there holds a lock on it, which goes with the process, however it ends. Numbers
+Whoever uses a file or folder holds a lock on it, which goes with the process, however it ends. Numbers
 of processes would not do: containers that share the folder count their own.
 """
 
@@ -28,6 +28,18 @@ def hold(path: Path) -> int:
     return descriptor
 
 
+def is_held(path: Path) -> bool:
+    """Return whether a process has a file or folder in use; raises OSError where that cannot be told."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def keep(path: Path) -> None:
     """Let a file stay when nobody uses it any more: one that is not to be written to is no leftover."""
     with suppress(OSError):
@@ -52,9 +64,4 @@ def _is_leftover(path: Path) -> bool:
     known = (is_log and stat.S_ISREG(status.st_mode)) or (is_folder and stat.S_ISDIR(status.st_mode))
     if not (ours and known and _NAMES.fullmatch(path.name)) or time.time() - status.st_mtime < _NEW_SECONDS:
         return False
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(descriptor)
-    return True
+    return not is_held(path)

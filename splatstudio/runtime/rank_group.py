@@ -28,6 +28,7 @@ from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
 from splatstudio.runtime.heartbeat import Heartbeats, Silence
 from splatstudio.runtime.messages import Job
 from splatstudio.runtime.root_cause import RankEnd, read_report
+from splatstudio.runtime.standstill import Standing, standing_of
 from splatstudio.runtime.stop_signals import STOP_SIGNALS
 
 LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
@@ -113,6 +114,7 @@ class RankGroup:
         self._silence: Silence | None = None
         self._ended_by_us: set[int] = set()
         self._processes: list[BaseProcess] = []
+        self._identities: list[psutil.Process] = []  # which the fork server's end does not hide
 
     @property
     def slots(self) -> FrameSlots:
@@ -136,6 +138,7 @@ class RankGroup:
             with signals_held():
                 for process in self._processes:
                     process.start()
+                    self._identities += _identity(process.pid)
             self._slots.close()
         except BaseException:
             self.abandon()
@@ -204,7 +207,8 @@ class RankGroup:
     def finish(self) -> list[RankEnd]:
         """End what is left of the group, one rank of which has ended, and return how each ended.
 
-        All ranks are over then, and nothing of them is left but what they wrote into the run.
+        All ranks are over then, also those that only the end of the fork server has hidden, and nothing of
+        them is left but what they wrote into the run: the next ones find no checkpoint that goes.
         """
         gone = [process for rank, process in enumerate(self._processes) if rank not in self._left()]
         clean = all(process.exitcode == 0 for process in gone)
@@ -218,9 +222,28 @@ class RankGroup:
             self._kill(rank)
         for process in self._processes:
             process.join()
-        ends = [self._end(rank) for rank in range(self.num_ranks)]
+        cut_off = self._end_those_cut_off()
+        ends = [self._end(rank, cut_off=rank in cut_off) for rank in range(self.num_ranks)]
         self._tidy()
         return ends
+
+    def _end_those_cut_off(self) -> set[int]:
+        """Let ranks that live, though the fork server is gone that told of them, save and leave.
+
+        Returns which those are.
+        """
+        living = {process for process in self._identities if process.is_running()}
+        living = {process for process in living if standing_of(process) is not Standing.GONE}
+        for process in living:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()  # at which it saves
+        _, left = psutil.wait_procs(living, timeout=LEAVE_SECONDS if living else 0)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left)
+        pids = {process.pid for process in living}
+        return {rank for rank, pid in enumerate(self.pids) if pid in pids}
 
     def _left(self) -> list[int]:
         ended = wait([process.sentinel for process in self._processes], 0)
@@ -232,7 +255,7 @@ class RankGroup:
         if process.pid is not None and not wait([process.sentinel], 0):
             process.kill()
 
-    def _end(self, rank: int) -> RankEnd:
+    def _end(self, rank: int, *, cut_off: bool) -> RankEnd:
         assert self._folder is not None, "it has not been started"
         exitcode = self._processes[rank].exitcode
         report = read_report(self._folder, rank)
@@ -241,7 +264,17 @@ class RankGroup:
         silence = None
         if self._silence is not None and self._silence.rank == rank:
             silence = silence_in_words(self._silence)
+        elif cut_off:
+            silence = "was cut off: the process that had started it was killed"
         return RankEnd(rank, self.heartbeats.read(rank).step, exitcode, report, silence)
+
+
+def _identity(pid: int | None) -> list[psutil.Process]:
+    """Return the process of a number, in a list; it may be gone already."""
+    try:
+        return [psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,8 @@ class Supervisor:
         if self._finished:
             # The training had its last word; only the view of its result is gone.
             return [messages.Warned(loss_of_view_sentence(cause, self.job)), messages.StateChanged("ended")]
+        if cause.final and _is_gone(self.job):
+            cause = replace(cause, final=False)  # another checkpoint may serve
         # Who ended it by SIGTERM, at which it saves and leaves, does not want it back.
         refusal = "" if clean or self._closing else self._policy.refuse_or_count(cause)
         if refusal is None and self._restart(cause):
@@ -393,6 +395,11 @@ class Supervisor:
             self._listener.receive(messages.Warned(sentence))
 
         return Patience(self._plan.limits, tell)
+
+
+def _is_gone(job: messages.Job) -> bool:
+    """Return whether the checkpoint that a training was to begin with is no longer there."""
+    return isinstance(job, messages.TrainJob) and job.checkpoint is not None and not job.checkpoint.exists()
 
 
 def _orders_to(group: RankGroup) -> Outbox[tuple[int, messages.Command]]:

@@ -19,6 +19,7 @@ from example_checkpoints import example
 from safetensors.torch import load_file, save_file
 
 from splatstudio.checkpoints import checkpoint as module
+from splatstudio.checkpoints.catalog import delete_entry, entries_of
 from splatstudio.checkpoints.checkpoint import (
     begin_checkpoint,
     commit_checkpoint,
@@ -32,6 +33,7 @@ from splatstudio.checkpoints.checkpoint import (
     write_shard,
 )
 from splatstudio.checkpoints.manifest import step_of
+from splatstudio.files.leftovers import hold
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import Population
@@ -385,6 +387,36 @@ def test_old_checkpoints_go_but_never_the_newest_the_later_or_the_damaged(tmp_pa
     assert left == [f"step_{step:08d}" for step in (30, 40, 50, 90)]
     assert prune_checkpoints(folders[50], 1) == [folders[30]]
     assert newest_checkpoint(tmp_path) == folders[90] and load_checkpoint(folders[50]).step == 50
+
+
+def test_a_checkpoint_that_somebody_reads_is_not_deleted(tmp_path: Path) -> None:
+    folders = [save_checkpoint(tmp_path, example(step)) for step in (10, 20, 30)]
+    held = hold(folders[0])
+    try:
+        assert prune_checkpoints(folders[2], 1) == [folders[1]] and verify_checkpoint(folders[0])
+        with pytest.raises(ValueError, match="cannot be deleted: it is being read; try again later"):
+            delete_entry(entries_of(tmp_path)[-1])
+    finally:
+        os.close(held)
+    assert prune_checkpoints(folders[2], 1) == [folders[0]]
+
+
+def test_who_reads_a_checkpoint_keeps_it_until_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newest = (save_checkpoint(tmp_path, example(step)) for step in (10, 20))
+    found: list[list[Path]] = []
+    verify = module.verify_checkpoint
+
+    def meanwhile(folder: Path, **options: Any) -> Any:
+        if folder == older and not found:
+            found.append([])
+            found[0] += prune_checkpoints(newest, 1)
+        return verify(folder, **options)
+
+    monkeypatch.setattr(module, "verify_checkpoint", meanwhile)
+    assert load_checkpoint(older).step == 10 and found == [[]]
+    assert prune_checkpoints(newest, 1) == [older]
 
 
 def test_any_other_value_in_the_manifest_is_noticed(tmp_path: Path) -> None:

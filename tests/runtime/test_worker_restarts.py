@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +15,9 @@ import pytest
 import torch
 from blob_models import blobs
 from worker_faults import FAULTY, plan_fault
-from worker_watcher import MANY, Launch, states, train
+from worker_watcher import MANY, Launch, alive, states, train
 
-from splatstudio.checkpoints.checkpoint import config_of_checkpoint
+from splatstudio.checkpoints.checkpoint import config_of_checkpoint, remove_checkpoint
 from splatstudio.models.model import Model, load_model
 from splatstudio.runtime import messages
 from splatstudio.runtime.activity import WorkerContext
@@ -79,6 +80,37 @@ def test_stop_holds_over_a_restart(launch: Launch, blob_folder: Path, tmp_path: 
     finished = worker.wait(messages.Finished)
     assert not finished.completed and finished.step == worker.of(messages.Saved)[0].step
     assert worker.client.state == "finished" and worker.client.alive
+
+
+def test_the_end_of_the_fork_server_costs_no_step(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:
+    worker = train(launch, messages.TrainJob(blob_folder, tmp_path / "run", MANY))
+    worker.save()
+    pid, step, since = worker.client.pid, worker.of(messages.Progress)[-1].step, len(worker.events)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGKILL)
+    warned = worker.wait(messages.Warned).sentence
+    assert "was cut off: the process that had started it was killed" in warned
+    assert worker.wait(messages.Started).step >= step, "the old worker saved before it left"
+    worker.wait(messages.Progress, lambda event: event.step > step + 20)
+    assert worker.client.pid != pid and not alive(pid)
+    assert not worker.of(messages.Failed) and len(worker.events) > since
+
+
+def test_another_checkpoint_serves_where_the_chosen_one_has_gone(
+    launch: Launch, blob_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    worker = train(launch, messages.TrainJob(blob_folder, run, MANY))
+    worker.pause()
+    older = worker.save()
+    worker.send(messages.Step(5))
+    worker.reach("paused")
+    newer = worker.save()
+    worker.client.close()
+    remove_checkpoint(newer.path)
+    again = launch(messages.TrainJob(blob_folder, run, MANY, checkpoint=newer.path)).start()
+    assert f"from the checkpoint of step {older.step:,}" in again.wait(messages.Warned).sentence
+    assert again.wait(messages.Started).step == older.step and not again.of(messages.Failed)
 
 
 def test_a_job_given_after_the_end_has_an_end_too(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices import accelerator
 from splatstudio.devices.monitor import SLOW_PATHS, read_gpus
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
@@ -64,7 +65,7 @@ def findings() -> Iterator[Finding]:
     yield _collectives()
     yield _self_test()
     yield _two_ranks("gloo")
-    if ops.has_cuda_kernels() and torch.cuda.device_count() > 1 and dist.is_nccl_available():
+    if ops.has_cuda_kernels() and accelerator.count() > 1 and dist.is_nccl_available():
         yield _two_ranks("nccl")
 
 
@@ -131,12 +132,9 @@ def _files() -> Finding:
 def _collectives() -> Finding:
     gloo = "gloo" if dist.is_gloo_available() else "no gloo"
     nccl = "no NCCL (needed by several GPUs alone)"
-    if dist.is_nccl_available() and torch.cuda.is_available():
-        from torch.cuda import nccl as nccl_library
-
-        nccl = "NCCL " + ".".join(map(str, nccl_library.version()))
-    several_gpus = torch.cuda.is_available() and torch.cuda.device_count() > 1
-    good = dist.is_gloo_available() and (dist.is_nccl_available() or not several_gpus)
+    if dist.is_nccl_available() and (version := accelerator.nccl_version()) is not None:
+        nccl = f"NCCL {version}"
+    good = dist.is_gloo_available() and (dist.is_nccl_available() or accelerator.count() < 2)
     return Finding("collectives", f"{gloo}, {nccl}", good)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from splatstudio.devices.accelerator import current_stream, is_accelerator, recorded_event
+
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the host on `device`; for a GPU it is only queued, behind the work it has.
@@ -12,7 +14,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     From ordinary memory the host would wait until the GPU has nothing left to do. On the CPU the tensor
     itself.
     """
-    if device.type != "cuda":
+    if not is_accelerator(device):
         return tensor.to(device)
     # Torch gives pinned memory to nobody else before the copy has been made.
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -24,12 +26,11 @@ class ReadBack:
     def __init__(self, *tensors: Tensor) -> None:
         """Queue the copy of all numbers of `tensors`, in their order, on one device."""
         numbers = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
-        self._arrived: torch.cuda.Event | None = None
-        if numbers.device.type == "cuda":
+        self._arrived: torch.Event | None = None
+        if is_accelerator(numbers.device):
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(numbers.device))
+            self._arrived = recorded_event(current_stream(numbers.device))
         else:
             self._numbers = numbers
 

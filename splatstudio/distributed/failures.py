@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed.ranks import Ranks
 
 T = TypeVar("T")
@@ -53,8 +54,7 @@ def unless_out_of_memory(work: Callable[[], T]) -> T | None:
         if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
             raise
     # Only here, behind the except block, nothing holds the tensors of the traceback any more.
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    accelerator.free_cached_memory()
     return None
 
 

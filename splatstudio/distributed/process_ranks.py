@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed.ranks import Ranks
 
 PATIENCE_SECONDS = 60.0  # for the first messages, once all ranks have met
@@ -33,14 +34,14 @@ def gpu_group(
     takes some hundred megabytes of its own, and that it works is known when this returns. Raises ValueError
     on all ranks where two share a GPU or some have none, and where nothing comes within `patience` seconds.
     """
-    cards = [card.decode() for card in ranks.all_gather_bytes(_card(device).encode())]
+    cards = [card.decode() for card in ranks.all_gather_bytes(accelerator.identity(device).encode())]
     if (problem := unfit(cards)) is not None:
         raise ValueError(problem)
     if device.type == "cpu":
         return None
     # With a device it connects now and not in the first step. The heartbeats find a rank that hangs long
     # before `timeout`, at which NCCL would end the processes that wait for it.
-    group = dist.new_group(backend="nccl", timeout=timeout, device_id=device)
+    group = dist.new_group(backend=accelerator.collectives(), timeout=timeout, device_id=device)
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
     wake(group, device, patience)
     return group
@@ -64,11 +65,6 @@ def unfit(cards: Sequence[str]) -> str | None:
     return None
 
 
-def _card(device: torch.device) -> str:
-    """Return what tells a GPU from all others, also those of other machines; "" for the CPU."""
-    return "" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-
-
 def wake(group: dist.ProcessGroup, device: torch.device, patience: float) -> None:
     """Let every rank send to every other what the steps will send, and check that it arrives.
 
@@ -85,7 +81,7 @@ def wake(group: dist.ProcessGroup, device: torch.device, patience: float) -> Non
     dist.all_reduce(total, group=group)
     expected = torch.arange(num, device=device, dtype=total.dtype)
     wrong = torch.stack([(each != expected).any() for each in heard] + [(total != expected.sum()).any()])
-    if not _done(device, patience):
+    if not accelerator.done_within(device, patience):
         raise ValueError(
             f"the GPUs did not hear of each other within {patience:.0f} s: NCCL_P2P_DISABLE=1 helps where"
             " they cannot reach each other's memory, NCCL_SOCKET_IFNAME names the network between machines,"
@@ -98,26 +94,12 @@ def wake(group: dist.ProcessGroup, device: torch.device, patience: float) -> Non
         )
 
 
-def _done(device: torch.device, patience: float) -> bool:
-    """Wait for what was queued on a GPU; return whether it was done in time."""
-    if device.type != "cuda":
-        return True
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(device))
-    deadline = time.monotonic() + patience
-    while not done.query():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 class GpuSeconds:
     """How long a GPU is in exchanges, the waiting for others included: the host does not wait for them."""
 
     def __init__(self) -> None:
-        self._begun: torch.cuda.Event | None = None
-        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._begun: torch.Event | None = None
+        self._spans: deque[tuple[torch.Event, torch.Event]] = deque()
 
     def begin(self, tensor: Tensor) -> None:
         """Note that an exchange of `tensor` is queued next."""
@@ -139,12 +121,10 @@ class GpuSeconds:
         return 1e-3 * milliseconds
 
 
-def _now_on(device: torch.device) -> torch.cuda.Event | None:
-    if device.type != "cuda":
+def _now_on(device: torch.device) -> torch.Event | None:
+    if not accelerator.is_accelerator(device):
         return None
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+    return accelerator.recorded_event(accelerator.current_stream(device), timing=True)
 
 
 class ProcessRanks(Ranks):

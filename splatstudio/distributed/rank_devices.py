@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from splatstudio.devices import accelerator
 from splatstudio.devices.monitor import Driver, has_nvidia_card, read_driver
 from splatstudio.kernels import ops
 
@@ -52,9 +53,7 @@ def usable_gpus() -> tuple[int, ...]:
         return ()
     built = ops.cuda_architectures()
     return tuple(
-        gpu
-        for gpu in range(torch.cuda.device_count())
-        if ops.compiled_for(torch.cuda.get_device_capability(gpu), built)
+        gpu for gpu in range(accelerator.count()) if ops.compiled_for(accelerator.capability(gpu), built)
     )
 
 
@@ -112,7 +111,7 @@ def device_use(chosen: RankDevices, *, asked: bool) -> DeviceUse:
     """Return what is said of the devices chosen; `asked`: the user named them."""
     gpus = [gpu for gpu in chosen.gpus if gpu is not None]
     if gpus:
-        names = dict.fromkeys(_gpu_name(gpu) for gpu in gpus)
+        names = dict.fromkeys(accelerator.full_name(gpu) for gpu in gpus)
         numbers = f"GPU{'s' * (len(gpus) > 1)} {', '.join(map(str, gpus))}" if len(gpus) > 1 else "GPU"
         others = len(usable_gpus()) - len(gpus)
         more = f"; {others} more can be used: --gpus all" if others > 0 and not asked else ""
@@ -126,11 +125,6 @@ def device_use(chosen: RankDevices, *, asked: bool) -> DeviceUse:
 def _hides_all() -> bool:
     """Return whether the user leaves no GPU to this program."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-
-
-def _gpu_name(gpu: int) -> str:
-    major, minor = torch.cuda.get_device_capability(gpu)
-    return f"{torch.cuda.get_device_name(gpu)} (sm_{major}{minor})"
 
 
 def _driver_with_gpus() -> Driver | None:
@@ -160,7 +154,7 @@ def _why_unused() -> str:
         oldest = OLDEST_DRIVER.get(major)
         newer = "a newer one" if oldest is None else f"{oldest} or newer"
         return f"driver {driver.version} is too old for CUDA {major} of this torch; install {newer}"
-    if not torch.cuda.is_available():
+    if accelerator.kind() is None:
         return (
             f"torch sees no GPU although driver {driver.version} does; restart after an update of the driver"
         )
@@ -171,7 +165,7 @@ def _why_unused() -> str:
     if without is not None:
         return f"{without}; {BUILD_AGAIN}"
     built = ", ".join(f"sm_{name.split('-')[0]}" for name in ops.cuda_architectures())
-    return f"the kernels were compiled for {built} and not for {_gpu_name(0)}; {BUILD_AGAIN}"
+    return f"the kernels were compiled for {built} and not for {accelerator.full_name(0)}; {BUILD_AGAIN}"
 
 
 def settle_device(gpu: int | None, num_threads: int | None) -> None:
@@ -184,4 +178,4 @@ def settle_device(gpu: int | None, num_threads: int | None) -> None:
     if gpu is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        torch.cuda.set_device(gpu)
+        accelerator.choose(gpu)

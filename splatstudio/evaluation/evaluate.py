@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices import accelerator
 from splatstudio.devices.transfer import to_device
 from splatstudio.distributed.failures import OutOfMemory, unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
@@ -426,6 +427,5 @@ def _finite(value: Any) -> Any:
 
 def now(device: torch.device) -> float:
     """Return the seconds of a clock when everything given to `device` until now is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    accelerator.synchronize(device)
     return time.perf_counter()

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices import accelerator
 from splatstudio.files.inputs import read_input
 from splatstudio.kernels.stages import (
     MedianRaster,
@@ -133,10 +134,15 @@ def native_version() -> str:
     return _native().instruction_set()
 
 
-@functools.cache
 def has_cuda_kernels() -> bool:
     """Return whether the CUDA kernels are there and torch sees a GPU."""
-    return is_available() and torch.cuda.is_available() and has_kernel("project_fwd", "cuda")
+    return has_kernels_for(accelerator.CUDA)
+
+
+@functools.cache
+def has_kernels_for(device_type: str) -> bool:
+    """Return whether there are kernels for the accelerators of a type, and such accelerators."""
+    return accelerator.kind() == device_type and is_available() and has_kernel("project_fwd", device_type)
 
 
 def without_cuda_kernels() -> str | None:
@@ -169,14 +175,20 @@ def compiled_for(capability: tuple[int, int], architectures: Sequence[str]) -> b
     return False
 
 
+def _dispatch_key(device_type: str) -> str:
+    """Return torch's word for the kernels of a kind of device; one that is not of torch's own has a name."""
+    named = torch._C._get_privateuse1_backend_name()
+    return "PrivateUse1" if device_type == named else device_type.upper()
+
+
 @functools.cache
 def has_kernel(name: str, device_type: str) -> bool:
-    """Return whether the operator `name` was built for tensors of a device type, "cpu" or "cuda".
+    """Return whether the operator `name` was built for tensors of a device type, as "cpu" or "cuda".
 
     Raises RuntimeError when the kernels have not been built.
     """
     _native()
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"splatstudio::{name}", device_type.upper())
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"splatstudio::{name}", _dispatch_key(device_type))
 
 
 def num_threads() -> int:

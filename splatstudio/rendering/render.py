@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices import accelerator
 from splatstudio.devices.transfer import to_device
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.sky import Sky
@@ -59,7 +60,7 @@ def stages_for(tensor: Tensor) -> ModuleType:
     An extension that is not built is an error at the call, not a training a hundred times slower.
     """
     kind = tensor.device.type
-    native = kind == "cpu" or (kind == "cuda" and ops.has_cuda_kernels())
+    native = kind == "cpu" or ops.has_kernels_for(kind)
     return ops if native and tensor.dtype == torch.float32 else reference
 
 
@@ -70,8 +71,9 @@ def training_stages_for(tensor: Tensor) -> ModuleType:
 
 def fastest_device() -> torch.device:
     """Return where a model is best trained: the current GPU where there are kernels for it, else the CPU."""
-    if ops.has_cuda_kernels():
-        return torch.device("cuda", torch.cuda.current_device())
+    kind = accelerator.kind()
+    if kind is not None and ops.has_kernels_for(kind):
+        return accelerator.current()
     return torch.device("cpu")
 
 

@@ -1,14 +1,17 @@
-"""What a process that takes another one's place must be told, to be where that one was."""
+"""What a process that takes another one's place must be told, and what of the other's work has no end."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from splatstudio.files.durable import remove_partial
 from splatstudio.runtime import messages
 from splatstudio.runtime.root_cause import MEMORY, Cause
+from splatstudio.runtime.tasks import output_of
 
 LIMIT = "densify.max_gaussians"
 ROOM_LEFT = 0.8  # of the Gaussians that memory did not hold: the limit on their number afterward
@@ -156,3 +159,44 @@ class CommandReplay:
             # What was set at a start is not told again: it holds as long as nobody changes it.
             settings = tuple({**dict(job.settings), **self._settings}.items())
         return replace(job, checkpoint=checkpoint, settings=settings, attempt=job.attempt + 1)
+
+
+class OpenJobs:
+    """The jobs that were ordered and have not ended. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, Path] = {}
+        self._lock = threading.Lock()
+
+    def sent(self, command: messages.Command) -> None:
+        """Note an order that goes to the worker."""
+        if isinstance(command, messages.JobCommand):
+            with self._lock:
+                self._outputs[command.job] = output_of(command)
+
+    def heard(self, event: messages.Event) -> None:
+        """Note an event that has come from the worker."""
+        if isinstance(event, (messages.JobDone, messages.JobCancelled, messages.JobFailed)):
+            with self._lock:
+                self._outputs.pop(event.job, None)
+
+    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[messages.JobFailed]:
+        """Remove what the dead process `pid` left half-written; return an end for each of its jobs.
+
+        Those that are `waiting`, for another process, go on doing so.
+        """
+        with self._lock:
+            left = {job: output for job, output in self._outputs.items() if job not in waiting}
+            self._outputs = {job: output for job, output in self._outputs.items() if job in waiting}
+        failed: list[messages.JobFailed] = []
+        for job, output in left.items():
+            remains = "nothing of it was kept"
+            try:
+                remove_partial(output, pid)
+            except OSError as error:
+                remains = f"what is left in {output.parent} cannot be removed ({error.strerror})"
+            sentence = (
+                f"The background process ended before {output} was complete; {remains}. Start it again."
+            )
+            failed.append(messages.JobFailed(job, sentence))
+        return failed

@@ -23,8 +23,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-import torch
-
+from splatstudio.devices import accelerator
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
 from splatstudio.distributed.ranks import ALONE
@@ -93,7 +92,7 @@ def rank_main(spec: RankSpec, job: messages.Job, pipe: RankPipe | None, make_act
         rank.rescue(error)
         write_report(spec.folder, spec.rank, rank.step, error, error_sentence(error))
         rank.leave()
-        if spec.num_ranks > 1 and torch.cuda.is_initialized():
+        if spec.num_ranks > 1 and accelerator.is_initialized():
             end_within(LAST_SECONDS)
         sys.exit(1)
     rank.leave()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.error_text import essence
 from splatstudio.runtime.rank_group import process_context
@@ -82,8 +83,7 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if backend == "nccl":
-        torch.cuda.set_device(rank)
-        device = torch.device("cuda", rank)
+        device = accelerator.choose(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     try:

@@ -23,13 +23,12 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.files.durable import remove_partial
 from splatstudio.files.leftovers import clear_leftovers, hold, keep
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
 from splatstudio.runtime.channel.mailbox import Outbox
-from splatstudio.runtime.command_replay import CommandReplay
+from splatstudio.runtime.command_replay import CommandReplay, OpenJobs
 from splatstudio.runtime.heartbeat import Limits, Phase, SilenceWatch
 from splatstudio.runtime.process_setup import log_of
 from splatstudio.runtime.rank import activity_of, rank_main, setting_key
@@ -38,7 +37,6 @@ from splatstudio.runtime.remote_run import RemotePlan
 from splatstudio.runtime.root_cause import Cause, rank_name, root_cause
 from splatstudio.runtime.sentences import failure_sentence, loss_of_view_sentence, restart_sentence
 from splatstudio.runtime.standstill import Patience
-from splatstudio.runtime.tasks import output_of
 
 # A disk that is full at the end must not cost the model, and a batch job must not wait for ever.
 RETRY_SECONDS, RETRY_MINUTES = 10.0, 10
@@ -128,47 +126,6 @@ class RestartPolicy:
             return f"It had been restarted {MAX_RESTARTS} times within {minutes} minutes, which is the limit."
         self._restarts.append(self._clock())
         return None
-
-
-class OpenJobs:
-    """The jobs that were ordered and have not ended. Methods may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._outputs: dict[int, Path] = {}
-        self._lock = threading.Lock()
-
-    def sent(self, command: messages.Command) -> None:
-        """Note an order that goes to the worker."""
-        if isinstance(command, messages.JobCommand):
-            with self._lock:
-                self._outputs[command.job] = output_of(command)
-
-    def heard(self, event: messages.Event) -> None:
-        """Note an event that has come from the worker."""
-        if isinstance(event, (messages.JobDone, messages.JobCancelled, messages.JobFailed)):
-            with self._lock:
-                self._outputs.pop(event.job, None)
-
-    def abandon(self, pid: int | None, waiting: Container[int] = ()) -> list[messages.JobFailed]:
-        """Remove what the dead process `pid` left half-written; return an end for each of its jobs.
-
-        Those that are `waiting`, for another process, go on doing so.
-        """
-        with self._lock:
-            left = {job: output for job, output in self._outputs.items() if job not in waiting}
-            self._outputs = {job: output for job, output in self._outputs.items() if job in waiting}
-        failed: list[messages.JobFailed] = []
-        for job, output in left.items():
-            remains = "nothing of it was kept"
-            try:
-                remove_partial(output, pid)
-            except OSError as error:
-                remains = f"what is left in {output.parent} cannot be removed ({error.strerror})"
-            sentence = (
-                f"The background process ended before {output} was complete; {remains}. Start it again."
-            )
-            failed.append(messages.JobFailed(job, sentence))
-        return failed
 
 
 class Supervisor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splatstudio.devices.accelerator import current_stream, is_accelerator, recorded_event
 from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.scene.photo import Photo
 
@@ -41,13 +42,13 @@ class _Copy:
     """A photograph that is being copied."""
 
     pixels: Pixels
-    done: torch.cuda.Event | None = None  # None: it is there
+    done: torch.Event | None = None  # None: it is there
 
     def taken(self) -> Pixels:
         """Return the pixels for work that is given to the device from now on."""
         if self.done is None:
             return self.pixels
-        stream = torch.cuda.current_stream(self.pixels.rgb.device)
+        stream = current_stream(self.pixels.rgb.device)
         stream.wait_event(self.done)
 
         def used_here(tensor: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ class PhotoUploads:
 
     def __init__(self, device: torch.device, *, ahead: bool | None = None) -> None:
         self._device = device
-        self._ahead = device.type == "cuda" if ahead is None else ahead
+        self._ahead = is_accelerator(device) if ahead is None else ahead
         self._copies: dict[int, _Copy] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.Stream | None = None
 
     def take(self, index: int, photo: Photo) -> Pixels:
         """Return the photograph of view `index` on the device; it is not kept here any longer."""
@@ -94,14 +95,12 @@ class PhotoUploads:
                 self._copies[index] = begun
 
     def _begun(self, photo: Photo) -> _Copy:
-        if self._device.type != "cuda":
+        if not is_accelerator(self._device):
             return _Copy(pixels_of(photo, self._device))
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.Stream(self._device)
         # Only from pinned memory does a copy run beside the kernels; torch keeps it until the copy is done.
         pinned = pixels_of(photo, torch.device("cpu")).map(Tensor.pin_memory)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             pixels = pinned.map(lambda tensor: tensor.to(self._device, non_blocking=True))
-        done = torch.cuda.Event()
-        done.record(self._stream)
-        return _Copy(pixels, done)
+        return _Copy(pixels, recorded_event(self._stream))

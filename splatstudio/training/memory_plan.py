@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.free_memory import free_memory
 from splatstudio.scene.images import default_memory_budget
@@ -113,9 +114,7 @@ def free_bytes(devices: RankDevices) -> int:
     gpus = [gpu for gpu in devices.gpus if gpu is not None]
     if not gpus:
         return free_memory() // devices.num_ranks
-    # As the driver tells it: no context of this process may take a part of it.
-    totals = {gpu: torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus}
-    return min(totals[gpu] - torch.cuda.device_memory_used(gpu) for gpu in gpus)
+    return min(map(accelerator.free_memory_of, gpus))
 
 
 def sizes_of(scene: Scene) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -219,8 +220,13 @@ def quantile(values: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 class Event:
     """What was queued until now, all of which is done."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, device: Any = None, **_: Any) -> None:
+        assert device is None or is_gpu(device)
         self._time = 0.0
+
+    def query(self) -> bool:
+        """Return whether it is done."""
+        return True
 
     def record(self, stream: Any = None) -> None:
         """Take the time."""
@@ -237,8 +243,17 @@ class Event:
 class Stream:
     """A queue that is always empty."""
 
+    device = GPU
+
     def __init__(self, device: Any = None) -> None:
         assert device is None or is_gpu(device)
+
+    def __enter__(self) -> Stream:
+        """Let work go to this queue."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let work go where it went before."""
 
     def wait_event(self, event: Event) -> None:
         """Return at once."""
@@ -277,12 +292,15 @@ def pytest_configure() -> None:
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: SimpleNamespace(uuid="pretended", total_memory=1 << 34),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "set_sync_debug_mode": lambda mode: _sync_mode.__setitem__(0, mode),
         "_lazy_init": lambda: None,
     }.items():
         setattr(torch.cuda, name, value)
+    torch.Event, torch.Stream = Event, Stream  # type: ignore
+    torch.accelerator.current_stream = lambda device=None: stream  # type: ignore
     # The emulation gives the operators of a GPU to torch as the CPU's.
     torch._C._dispatch_has_kernel_for_dispatch_key = lambda operator, key: _has_kernel(  # type: ignore
         operator, "CPU" if key == "CUDA" else key

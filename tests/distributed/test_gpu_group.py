@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from rank_pool import RankPool
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed import process_ranks
 from splatstudio.distributed.process_ranks import GpuSeconds, unfit
 from splatstudio.distributed.ranks import Ranks
@@ -52,14 +53,14 @@ def test_every_rank_needs_a_gpu_of_its_own_or_none_has_one() -> None:
 
 def meet(ranks: Ranks, cards: tuple[str, ...]) -> str:
     """Say what a rank on one of `cards` is told where the ranks meet."""
-    own, process_ranks._card = process_ranks._card, lambda device: cards[ranks.rank]
+    own, accelerator.identity = accelerator.identity, lambda device: cards[ranks.rank]
     try:
         assert process_ranks.gpu_group(ranks, CPU, timedelta(seconds=60)) is None
         return ""
     except ValueError as error:
         return str(error)
     finally:
-        process_ranks._card = own
+        accelerator.identity = own
 
 
 def test_all_ranks_hear_alike_of_a_gpu_that_two_would_share(pool: RankPool) -> None:
@@ -70,7 +71,7 @@ def test_all_ranks_hear_alike_of_a_gpu_that_two_would_share(pool: RankPool) -> N
 
 def try_out(ranks: Ranks, what: str) -> str:
     """Let a group wake, and say what was raised; `what` is wrong with it on rank 1."""
-    swap, done, lengths = dist.all_to_all_single, process_ranks._done, process_ranks.LENGTHS
+    swap, done, lengths = dist.all_to_all_single, accelerator.done_within, process_ranks.LENGTHS
     group = ranks._group  # type: ignore[attr-defined]
 
     def disturbed(got: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -80,14 +81,14 @@ def try_out(ranks: Ranks, what: str) -> str:
 
     dist.all_to_all_single, process_ranks.LENGTHS = disturbed, (1, 5)
     if what == "silent" and ranks.rank == 1:
-        process_ranks._done = lambda device, patience: False
+        accelerator.done_within = lambda device, patience: False
     try:
         process_ranks.wake(group, CPU, 3.0)
         return ""
     except ValueError as error:
         return str(error)
     finally:
-        dist.all_to_all_single, process_ranks._done, process_ranks.LENGTHS = swap, done, lengths
+        dist.all_to_all_single, accelerator.done_within, process_ranks.LENGTHS = swap, done, lengths
 
 
 def test_a_group_is_tried_before_it_is_needed(pool: RankPool) -> None:

@@ -23,6 +23,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     capabilities = [(9, 0), (9, 0), (7, 0), (9, 0)]
     monkeypatch.setattr(ops, "has_cuda_kernels", lambda: True)
     monkeypatch.setattr(ops, "cuda_architectures", lambda: ("80-real", "90-real"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.rendering.render import fastest_device
@@ -90,5 +91,5 @@ class Broadcast:
 
 
 def _release(group: dist.ProcessGroup, device: torch.device) -> None:
-    torch.cuda.set_device(device)  # each thread has its own
+    accelerator.choose(device)
     dist.destroy_process_group(group)

@@ -6,7 +6,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
-EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
+EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/* tests/made_up_device/*.cpp)
 
 .PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize lock clean
 
@@ -131,7 +131,7 @@ cuda-on-cpu: setup
 QUICK := not forked_process and not all_chunks and not large_picture and not without_gradients and not checkpoints
 RACE_TESTS := tests/cuda_on_cpu/test_races.py tests/cuda_on_cpu/test_long_lists.py tests/cuda_on_cpu/test_fused.py tests/cuda_on_cpu/test_pose.py tests/kernels/test_ops.py \
   tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py
-OPERATOR_TESTS := tests/cuda_on_cpu tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
+OPERATOR_TESTS := tests/cuda_on_cpu tests/made_up_device tests/kernels/test_oracle.py tests/kernels/test_ops.py tests/kernels/test_fuzz.py tests/kernels/test_gradients.py \
   tests/optimization/test_view_gradients.py tests/optimization/test_regularization.py tests/kernels/test_modes.py tests/kernels/test_mcmc_kernels.py tests/kernels/test_pose_kernels.py tests/kernels/test_depth_ties.py
 
 lock: setup

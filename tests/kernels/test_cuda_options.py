@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from blob_scenes import write_blob_scene
+from training_options import OPTIONS, short_training
 
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.kernels import ops
 from splatstudio.scene.load import load_scene
 from splatstudio.scene.scene import Scene
-from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.training.trainer import Trainer
 
 pytestmark = [
@@ -23,25 +23,6 @@ pytestmark = [
     pytest.mark.skipif(not ops.has_cuda_kernels(), reason="no GPU, or the extension has no CUDA kernels"),
 ]
 
-GROWTH = {
-    "densify.start_step": 2,
-    "densify.every": 4,
-    "densify.reset_every": 8,
-    "densify.grow_grad": 1e-5,
-    "absgrad.grow_grad": 1e-5,
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "growth": {**GROWTH, "random_background": True},
-    "absgrad": {**GROWTH, "strategy": "absgrad", "antialiased": True, "order": "morton"},
-    "mcmc": {"strategy": "mcmc", "mcmc.start_step": 2, "mcmc.every": 4, "shapes.opacity_weight": 0.01},
-    "fast": {"strategy": "fast", "fast.every": 4, "fast.grow_grad": 1e-5},
-    "exposure": {"exposure.enabled": True, "exposure.grid": True},
-    "poses": {"poses.enabled": True, "poses.start_step": 2},
-    "sky": {"sky.enabled": True, "coarse.first": 2.0},
-    "shapes": {**GROWTH, "shapes.max_scale": 0.5, "shapes.max_ratio": 5.0, "shapes.min_views_every": 4},
-    "batch": {**GROWTH, "batch_size": 2, "accumulate": 2},
-    "visible_only": {**GROWTH, "optim.visible_only": True},
-}
 STEPS = 12
 
 
@@ -66,9 +47,7 @@ def test_a_training_goes_on_from_a_checkpoint_and_is_evaluated(
     if scene_name == "cut_out" and not {"sky.enabled", "random_background"} & set(options):
         pytest.skip("alpha matters to what lies behind alone")
     scene: Scene = request.getfixturevalue(scene_name)
-    config = TrainConfig(steps=STEPS, sh_degree_every=4, eval_steps=(), save_steps=())
-    for path, value in options.items():
-        config = changed(config, path, value)
+    config = short_training(options, STEPS)
     first = Trainer(scene, config, device="cuda")
     try:
         for _ in range(STEPS // 2):

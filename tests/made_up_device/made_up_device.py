@@ -1,0 +1,124 @@
+"""Two devices that no machine has, "madeup:0" and "madeup:1": `import made_up_device` makes torch know them.
+
+With the emulated CUDA kernels (SPLATSTUDIO_EXTENSION) the product takes the ways of a GPU on them. They are
+for a process of their own: torch takes them for the accelerators of this machine from then on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
+from torch.utils.cpp_extension import load
+
+from splatstudio.kernels import ops
+
+KIND = "madeup"
+DEVICES = tuple(torch.device("privateuseone", index) for index in range(2))
+SOURCE = Path(__file__).with_name("device.cpp")
+BUILD = Path(__file__).parents[2] / "build" / "made_up_device"
+INT64 = ctypes.c_int64
+
+
+def _library() -> ctypes.CDLL:
+    """Build the devices where their source, or torch, has changed, and load them into torch."""
+    told = SOURCE.read_bytes() + torch.__version__.encode()
+    folder = BUILD / hashlib.sha256(told).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    load(
+        "made_up_device",
+        [str(SOURCE)],
+        is_python_module=False,
+        extra_cflags=["-O1", "-w"],
+        build_directory=str(folder),
+    )
+    library = ctypes.CDLL(str(folder / "made_up_device.so"))
+    for name in ("live_bytes", "num_allocations", "num_calls", "num_late"):
+        getattr(library, f"made_up_{name}").restype = INT64
+    library.made_up_fail_allocation.argtypes = library.made_up_set_capacity.argtypes = [INT64]
+    return library
+
+
+_made_up = _library()
+
+
+def _index_of(device: torch.device | int | None) -> int:
+    if device is None:
+        return _made_up.made_up_current_device()
+    index = device if isinstance(device, int) else torch.device(device).index
+    return _made_up.made_up_current_device() if index is None else index
+
+
+def live_bytes() -> int:
+    """Return how much of the devices' memory tensors hold."""
+    return _made_up.made_up_live_bytes()
+
+
+def num_allocations() -> int:
+    """Return how often memory was taken."""
+    return _made_up.made_up_num_allocations()
+
+
+def num_late_copies() -> int:
+    """Return how many copies were given that are done only when something waits for them."""
+    return _made_up.made_up_num_late()
+
+
+def fail_allocation(number: int) -> None:
+    """Let the allocation after `number` others from now on fail, once; -1: none."""
+    _made_up.made_up_fail_allocation(number)
+
+
+@contextmanager
+def capacity(num_bytes: int) -> Iterator[None]:
+    """Let both devices together have no more memory than that."""
+    _made_up.made_up_set_capacity(num_bytes)
+    try:
+        yield
+    finally:
+        _made_up.made_up_set_capacity(2**62)
+
+
+def _register() -> None:
+    module = types.ModuleType(f"torch.{KIND}")
+    functions = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: len(DEVICES),
+        "current_device": _made_up.made_up_current_device,
+        "set_device": lambda device: _made_up.made_up_set_device(_index_of(device)),
+        "synchronize": lambda device=None: _made_up.made_up_synchronize(_index_of(device)),
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda device=None: types.SimpleNamespace(
+            uuid=f"made-up-{_index_of(device)}"
+        ),
+        "_is_in_bad_fork": lambda: False,
+        "_lazy_init": lambda: None,
+        "manual_seed_all": lambda seed: None,
+        "get_amp_supported_dtype": lambda: [torch.float16],
+    }
+    for name, function in functions.items():
+        setattr(module, name, function)
+    rename_privateuse1_backend(KIND)
+    torch._register_device_module(KIND, module)
+    generate_methods_for_privateuse1_backend()
+    # The fallback serves every operator; for the product a kernel is there where the CPU has one.
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    torch._C._dispatch_has_kernel_for_dispatch_key = lambda operator, key: has_kernel(  # type: ignore
+        operator, "CPU" if key == "PrivateUse1" and operator.startswith("splatstudio::") else key
+    )
+    assert ops.has_kernels_for(KIND), (
+        "the emulated kernels are loaded, and torch takes this for its accelerator"
+    )
+
+
+_register()

@@ -103,6 +103,16 @@ def test_imports_point_downwards(path: Path) -> None:
         assert homes & {part(path), module_of(path)}, f"{path.name} imports {module}"
 
 
+def test_only_one_module_asks_torch_for_one_makers_accelerators() -> None:
+    asks = [
+        module_of(path)
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.cuda", "torch.xpu", "torch.mps")
+    ]
+    assert set(asks) == {"devices.accelerator"}
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     imports: dict[str, set[str]] = {}
     for path in python_files():

@@ -1,4 +1,4 @@
-"""Trainings on devices that no machine has: the CPU's bits on either of two, whatever is done late."""
+"""Trainings on devices that no machine has: the CPU's bits on each, whatever is done late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from splatstudio.scene.scene import Scene
 from splatstudio.training.step import StepStats
 from splatstudio.training.trainer import Trainer
 
-FIRST, SECOND = made_up_device.DEVICES
+FIRST, SECOND, _ = made_up_device.DEVICES
 CPU = torch.device("cpu")
 STEPS = 12
 

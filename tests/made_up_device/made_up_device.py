@@ -1,4 +1,4 @@
-"""Two devices that no machine has, "madeup:0" and "madeup:1": `import made_up_device` makes torch know them.
+"""Three devices that no machine has, "madeup:0" to "madeup:2": `import made_up_device` makes torch know them.
 
 With the emulated CUDA kernels (SPLATSTUDIO_EXTENSION) the product takes the ways of a GPU on them. They are
 for a process of their own: torch takes them for the accelerators of this machine from then on.
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.utils.backend_registration import (
     generate_methods_for_privateuse1_backend,
     rename_privateuse1_backend,
@@ -23,7 +24,7 @@ from torch.utils.cpp_extension import load
 from splatstudio.kernels import ops
 
 KIND = "madeup"
-DEVICES = tuple(torch.device("privateuseone", index) for index in range(2))
+DEVICES = tuple(torch.device("privateuseone", index) for index in range(3))
 SOURCE = Path(__file__).with_name("device.cpp")
 BUILD = Path(__file__).parents[2] / "build" / "made_up_device"
 INT64 = ctypes.c_int64
@@ -42,7 +43,7 @@ def _library() -> ctypes.CDLL:
         build_directory=str(folder),
     )
     library = ctypes.CDLL(str(folder / "made_up_device.so"))
-    for name in ("live_bytes", "num_allocations", "num_calls", "num_late"):
+    for name in ("live_bytes", "num_allocations", "num_late"):
         getattr(library, f"made_up_{name}").restype = INT64
     library.made_up_fail_allocation.argtypes = library.made_up_set_capacity.argtypes = [INT64]
     return library
@@ -80,7 +81,7 @@ def fail_allocation(number: int) -> None:
 
 @contextmanager
 def capacity(num_bytes: int) -> Iterator[None]:
-    """Let both devices together have no more memory than that."""
+    """Let all devices together have no more memory than that."""
     _made_up.made_up_set_capacity(num_bytes)
     try:
         yield
@@ -110,6 +111,9 @@ def _register() -> None:
         setattr(module, name, function)
     rename_privateuse1_backend(KIND)
     torch._register_device_module(KIND, module)
+    # Gloo, which is asked on the host's side of the devices' memory.
+    dist.Backend.register_backend(f"{KIND}_gloo", dist.ProcessGroupGloo, devices=[KIND, "cpu"])
+    dist.Backend.default_device_backend_map.update({KIND: f"{KIND}_gloo", "cpu": "gloo"})
     generate_methods_for_privateuse1_backend()
     # The fallback serves every operator; for the product a kernel is there where the CPU has one.
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

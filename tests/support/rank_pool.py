@@ -27,16 +27,17 @@ Task = Callable[..., Any]
 
 
 class RankPool:
-    """MOST_RANKS processes; a task runs on the first so many of them at once."""
+    """Processes that have met; a task runs on the first so many of them at once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int = MOST_RANKS) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["splatstudio.training.trainer", "torch.distributed"])
         self._wires: list[Connection] = []
         self._processes = []
-        for rank in range(MOST_RANKS):
+        for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, str(folder / "store")), daemon=True)
+            place = (theirs, rank, size, str(folder / "store"))
+            process = context.Process(target=_serve, args=place, daemon=True)
             process.start()
             theirs.close()
             self._wires.append(ours)
@@ -63,15 +64,15 @@ class RankPool:
             process.join()
 
 
-def _serve(wire: Connection, rank: int, store: str) -> None:
+def _serve(wire: Connection, rank: int, world_size: int, store: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     patience = timedelta(seconds=PATIENCE)
     dist.init_process_group(
-        "gloo", store=FileStore(store, MOST_RANKS), rank=rank, world_size=MOST_RANKS, timeout=patience
+        "gloo", store=FileStore(store, world_size), rank=rank, world_size=world_size, timeout=patience
     )
     groups: dict[int, Ranks] = {1: ALONE}
-    for size in range(2, MOST_RANKS + 1):
+    for size in range(2, world_size + 1):
         group = dist.new_group(list(range(size)))
         if rank < size:
             assert isinstance(group, dist.ProcessGroup)

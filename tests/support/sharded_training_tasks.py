@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from splatstudio.distributed.failures import FAULT_VARIABLE
@@ -69,14 +70,14 @@ def fault_of(plan: Plan) -> Iterator[None]:
         del os.environ[FAULT_VARIABLE]
 
 
-def train(ranks: Ranks, plan: Plan) -> Trained:
-    """Make the steps of a plan and return what came of it."""
+def train(ranks: Ranks, plan: Plan, device: torch.device | None = None) -> Trained:
+    """Make the steps of a plan, on a device or the fastest, and return what came of it."""
     scene = load_scene(plan.scene)
     with fault_of(plan):
         if plan.resume is None:
-            trainer = Trainer(scene, config_of(plan.settings, 200), ranks=ranks)
+            trainer = Trainer(scene, config_of(plan.settings, 200), device=device, ranks=ranks)
         else:
-            trainer = Trainer.resume(scene, plan.resume, ranks=ranks, **plan.settings)
+            trainer = Trainer.resume(scene, plan.resume, device=device, ranks=ranks, **plan.settings)
     losses, sizes, changes, problems = [], [], [], []
     error, saved = "", None
     for _ in range(plan.steps):

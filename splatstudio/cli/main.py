@@ -1,4 +1,4 @@
-"""The command line: `splatstudio open | train | eval | merge | export | render | info | doctor | attach`."""
+"""The command line: `splatstudio open | train | export | ...`, and all of its commands."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.rendering.modes import DrawnMode
+from splatstudio.scene.demo import STEPS as DEMO_STEPS
+from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
@@ -72,7 +74,7 @@ Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
 def open_(
-    path: Positional[Path],
+    path: Positional[Path | None] = None,
     /,
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
@@ -84,7 +86,7 @@ def open_(
     """Open a scene folder, a file of splats or a run folder in the studio.
 
     Args:
-        path: What to open.
+        path: What to open; without it a page offers what was opened last, the demo and a field for a path.
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
@@ -93,19 +95,51 @@ def open_(
         at_once: What to do without being asked in the page.
     """
     _say_starting()
-    from splatstudio.gui.app import nodes_asked_for, open_studio
-
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
+    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
+    at_page = {"train": at_once.train, "browser": at_once.browser}
+    if path is None:
+        if at_once.merge or devices.nodes > 1:
+            raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
+        from splatstudio.cli.start import studio_of_choice
+
+        studio_of_choice(listen, **at_page, **asked).run_forever()
+        return 0
+    from splatstudio.cli.start import note_opened
+    from splatstudio.gui.app import nodes_asked_for, open_studio
+
     if at_once.merge:
         path = _whole(path)
-    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     if devices.nodes > 1:
         studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen)
     else:
-        studio = open_studio(path, network=listen, train=at_once.train, browser=at_once.browser, **asked)
+        studio = open_studio(path, network=listen, **at_page, **asked)
+        note_opened(path)
     studio.run_forever()
     return 0
+
+
+def demo(
+    config: Settings = TrainConfig(steps=DEMO_STEPS),
+    preset: PresetName | None = None,
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
+    run: Path | None = None,
+    browser: bool = True,
+) -> int:
+    """Train the demo scene, which comes with splatstudio, in the studio.
+
+    Args:
+        config: The training's settings.
+        preset: A set of settings for one wish; those given beside it win.
+        listen: Where the page can be reached.
+        devices: What trains, and how much fits there.
+        run: Folder of the run; runs/demo by default.
+        browser: Open the default browser, where there is a display.
+    """
+    at_once = AtOnce(train=True, browser=browser)
+    return open_(demo_scene(), config, preset, listen, devices, run, at_once)
 
 
 def train_(
@@ -337,7 +371,15 @@ def attach_(
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{
+        "open": open_,
+        "demo": demo,
+        "train": train_,
+        "eval": eval_,
+        "merge": merge_,
+        "export": export,
+        "render": render,
+    },
     **{"info": info, "doctor": doctor, "attach": attach_},
 }
 ABOUT = (

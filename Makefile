@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -100,6 +100,10 @@ cuda-check: setup
 # A wheel with the CUDA kernels, built against a torch with CUDA and used without a GPU; fetches 5 GB once.
 gpu-build-check: setup
 	$(BIN)/python tests/cuda_build/check.py
+
+# What is released: a wheel for every Python and torch of x86-64 Linux, and the source, in build/dist.
+wheel: setup
+	$(BIN)/python csrc/manylinux/build_wheel.py
 
 # The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find csrc -type f)
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel release-check lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -104,6 +104,11 @@ gpu-build-check: setup
 # What is released: a wheel for every Python and torch of x86-64 Linux, and the source, in build/dist.
 wheel: setup
 	$(BIN)/python csrc/manylinux/build_wheel.py
+
+# Installs both as users do, without a compiler and outside of the repository, and trains the demo; with
+# PYTHONS="3.10 3.13" in those, each with the torch that pip chooses (5 GB).
+release-check: wheel
+	$(BIN)/python tests/release/check.py $(PYTHONS)
 
 # The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)

@@ -1,6 +1,6 @@
 """What pip calls to build splatstudio from source: scikit-build-core, where this machine can do it.
 
-Where it cannot, one sentence says why instead of a page of CMake's, before torch is fetched to compile against.
+Where it cannot, one sentence says why instead of a page of CMake's, before torch is fetched for its headers.
 """
 
 from __future__ import annotations

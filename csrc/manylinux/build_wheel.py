@@ -33,7 +33,9 @@ def main() -> int:
     contents = zipfile.ZipFile(wheel).infolist()
     for entry in contents:
         if entry.filename.endswith(".so"):
-            print(f"  {entry.filename}: {entry.file_size / 1e6:.1f} MB, {entry.compress_size / 1e6:.1f} packed")
+            print(
+                f"  {entry.filename}: {entry.file_size / 1e6:.1f} MB, {entry.compress_size / 1e6:.1f} packed"
+            )
     demo = sum(entry.compress_size for entry in contents if "/demo/" in entry.filename)
     print(f"  demo scene: {demo / 1e6:.1f} MB packed")
     for file in (wheel, source):

@@ -31,11 +31,13 @@ from splatstudio.cli.options import (
     ScoreFiles,
     Scores,
 )
+from splatstudio.cli.overview import answer
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.rendering.modes import DrawnMode
+from splatstudio.runtime.fork_server import begin_fork_server
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
@@ -99,6 +101,8 @@ def open_(
     config, _ = _with_preset(config, preset, given)
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     at_page = {"train": at_once.train, "browser": at_once.browser}
+    if devices.nodes == 1 and (path is None or path.exists()):
+        begin_fork_server(several=devices.may_be_several)
     if path is None:
         if at_once.merge or devices.nodes > 1:
             raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
@@ -382,15 +386,9 @@ COMMANDS: dict[str, Callable[..., int]] = {
     },
     **{"info": info, "doctor": doctor, "attach": attach_},
 }
-ABOUT = (
-    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE\n\n"
-    "Every command explains itself with --help; splatstudio --version says which release this is."
-)
-app = tyro.extras.SubcommandApp()
-for _name, _command in COMMANDS.items():
+for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.
     _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
-    app.command(name=_name)(_command)
 
 
 def _say_starting() -> None:
@@ -420,19 +418,24 @@ def _whole(path: Path) -> Path:
     return whole
 
 
+def run_command(name: str, *arguments: str) -> int:
+    """Run a command with its arguments and return the exit code; the options of all would take a while."""
+    return tyro.cli(COMMANDS[name], prog=f"splatstudio {name}", args=arguments)
+
+
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
     from splatstudio.cli.console import print_error
 
-    arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
-    if arguments[0] == "help":
+    arguments = with_fit_batch(sys.argv[1:])
+    if (told := answer(arguments)) is not None:
+        sys.exit(print(told))
+    if arguments[0] in ("help", "--help", "-h"):
         arguments = [*arguments[1:2], "--help"]
-    if arguments in (["--version"], ["-V"], ["version"]):
-        sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
-        sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
+        sys.exit(run_command(*arguments))
     except (ValueError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             leave_unread()

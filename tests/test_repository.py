@@ -216,7 +216,16 @@ def test_no_machine_specific_text() -> None:
 
 
 def test_top_level_holds_only_what_belongs_there() -> None:
-    allowed = {".ci", ".gitignore", "LICENSE", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    allowed = {
+        ".ci",
+        ".gitignore",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+    }
     allowed |= {"assets", "csrc", "docs"}
     allowed |= {"pyproject.toml", "requirements.txt", "splatstudio", "tests"}
     assert {path.relative_to(ROOT).parts[0] for path in tracked_files()} <= allowed

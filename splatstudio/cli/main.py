@@ -339,11 +339,19 @@ def info(path: Positional[Path], /, images: str = "", model: int = -1) -> int:
     return 0
 
 
-def doctor() -> int:
-    """Say what this machine offers a training and whether the installation works."""
-    from splatstudio.cli.terminal import print_findings
+def doctor(report: bool = False, run: Path | None = None) -> int:
+    """Say what this machine offers a training and whether the installation works.
 
-    return print_findings()
+    Args:
+        report: Print it as a report to paste into an issue, with versions and the end of a run's log; paths,
+            names and secrets are taken out.
+        run: Folder of the run that failed, for the report; the newest below runs/ by default.
+    """
+    if run is not None and not report:
+        raise ValueError("--run is for a report: add --report")
+    from splatstudio.cli.terminal import print_findings, print_report
+
+    return print_report(run) if report else print_findings()
 
 
 def attach_(

@@ -74,6 +74,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 	$(BIN)/pyright --warnings
+	$(BIN)/hadolint docs/Dockerfile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 
 format: setup

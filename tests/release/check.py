@@ -8,6 +8,8 @@ An audit hook in the environment ends every process that opens a file of the che
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import shutil
@@ -95,6 +97,7 @@ def main(pythons: Sequence[str]) -> int:
                 check_source_without_compiler(environment, source)
                 install(environment, wheel, pinned=not pythons)
                 check_use(environment)
+                check_container_commands(environment)
                 if not pythons:
                     check_source_builds(environment, source)
             print(f"{python}: ok, {time.monotonic() - started:.0f} s", flush=True)
@@ -219,6 +222,46 @@ def train_demo(environment: Environment) -> None:
         told = log.read()
     if code != 0 or not manifest.exists() or "Traceback" in told or "CHECKOUT" in told:
         raise Failure(f"splatstudio demo: exit code {code}, trained: {manifest.exists()}\n{told}")
+
+
+def check_container_commands(environment: Environment) -> None:
+    """Run what both images of the Dockerfile start, until the page is served."""
+    text = (ROOT / "docs" / "Dockerfile").read_text()
+    starts = [
+        [*json.loads(program), *json.loads(words)]
+        for program, words in re.findall(r"^ENTRYPOINT (\[.*\])\nCMD (\[.*\])$", text, re.MULTILINE)
+    ]
+    exposed = set(re.findall(r"^EXPOSE (\d+)$", text, re.MULTILINE))
+    users = re.findall(r"^USER (\w+)$", text, re.MULTILINE)
+    if users != ["1000", "1000"] or len(starts) != 2 or starts[0] != starts[1] or not exposed <= {*starts[0]}:
+        raise Failure(f"docs/Dockerfile starts {starts} as {users} and exposes {exposed}")
+    place = environment.folder / "data"
+    place.mkdir()
+    words = ["0" if word in exposed else word for word in starts[0]]  # another program may have the port
+    with subprocess.Popen(
+        [environment.programs / words[0], *words[1:]],
+        env=environment.variables,
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as studio:
+        assert studio.stdout is not None
+        told = next((line for line in studio.stdout if "token=" in line), "")
+        try:
+            found = re.search(r"http://localhost:(\d+)(/\?token=\S+)", told)
+            if found is None:
+                raise Failure(f"{' '.join(words)} printed no address: {told}")
+            for path, status in ((found[2], 303), ("/", 403)):
+                connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE_SECONDS)
+                connection.request("GET", path)
+                if (answered := connection.getresponse().status) != status:
+                    raise Failure(f"the page of {' '.join(words)} answered {answered} to {path[:8]}")
+        finally:
+            studio.terminate()  # as `docker stop` does
+            rest = studio.communicate(timeout=PATIENCE_SECONDS)[0]
+    if studio.returncode != 143 or "Traceback" in rest or "CHECKOUT" in rest:
+        raise Failure(f"{' '.join(words)}: exit code {studio.returncode}\n{told}{rest}")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
+from splatstudio.kernels.installed import installed_torch, refuse_torch
 from splatstudio.rendering.modes import DrawnMode
 from splatstudio.runtime.fork_server import begin_fork_server
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
@@ -427,7 +428,11 @@ def _whole(path: Path) -> Path:
 
 
 def run_command(name: str, *arguments: str) -> int:
-    """Run a command with its arguments and return the exit code; the options of all would take a while."""
+    """Run a command with its arguments and return the exit code; the options of all would take a while.
+
+    Raises ValueError where torch is missing or too old.
+    """
+    refuse_torch(installed_torch())
     return tyro.cli(COMMANDS[name], prog=f"splatstudio {name}", args=arguments)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
-from importlib import util
-from pathlib import Path
 
-from splatstudio.files.inputs import read_input
-from splatstudio.kernels.installed import kernel_files
+from splatstudio.kernels.installed import installed_torch, kernel_files
 
 # The first sentence of each command's own help; its module has the rest.
 SUMMARIES = {
@@ -63,15 +59,10 @@ def version() -> str:
 
 
 def _torch() -> str:
-    """Return torch's version and that of its CUDA, read from its folder."""
-    spec = util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
+    torch = installed_torch()
+    if torch is None:
         return "is not installed"
-    text = read_input(Path(spec.submodule_search_locations[0]) / "version.py").decode()
-    release = re.search(r"^__version__ = '(.+)'", text, re.MULTILINE)
-    cuda = re.search(r"^cuda: .*= '([0-9.]+)'", text, re.MULTILINE)
-    named = release[1] if release else "of an unknown release"
-    return f"{named}, CUDA {cuda[1]}" if cuda else f"{named}, without CUDA"
+    return f"{torch.release}, {f'CUDA {torch.cuda}' if torch.cuda else 'without CUDA'}"
 
 
 def _kernels() -> str:

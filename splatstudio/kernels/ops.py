@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from splatstudio.cameras.camera import Camera
-from splatstudio.kernels.installed import KernelFiles, kernel_files
+from splatstudio.kernels.installed import InstalledTorch, KernelFiles, kernel_files, refuse_torch
 from splatstudio.kernels.stages import (
     MedianRaster,
     Projected,
@@ -37,8 +37,9 @@ _thread = threading.local()
 def _native() -> Any:
     """Load the extension once and return its operators.
 
-    Raises RuntimeError when it has not been built.
+    Raises RuntimeError when it has not been built, ValueError where torch is too old for it.
     """
+    refuse_torch(InstalledTorch(str(torch.__version__), torch.version.cuda))
     files = kernel_files()
     if files is None:
         raise RuntimeError(

@@ -40,7 +40,7 @@ UNTOLD = {
     "mnt",
 }
 
-# What stands for a path, as in `File "/home/me/.venv/lib/python3.11/site-packages/torch/nn/x.py"`.
+# What stands for a path, as in `File "/srv/me/.venv/lib/python3.11/site-packages/torch/nn/x.py"`.
 _OF_PACKAGE = re.compile(r"""[^\s"'()]*/(?:site-packages|dist-packages|lib/python3\.\d+)/([\w./-]+)""")
 _OF_OURS = re.compile(r"""[^\s"'()]*/(splatstudio/(?:\w+/)*\w+\.py)""")
 _QUOTED = re.compile(r"""(["'])([^"'\n]*/[^"'\n]*)\1""")

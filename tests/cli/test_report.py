@@ -22,16 +22,16 @@ TOKEN = "5Tybm6yLf1qa4QKWy--NuCXVJ4-G5UkH"
     ("line", "told"),
     [
         (
-            'File "/home/ada/.venv/lib/python3.11/site-packages/torch/nn/module.py", line 17, in _call',
+            'File "/srv/ada/.venv/lib/python3.11/site-packages/torch/nn/module.py", line 17, in _call',
             'File "torch/nn/module.py", line 17, in _call',
         ),
         (
-            'File "/home/ada/splatstudio/runtime/rank.py", line 40, in main',
+            'File "/srv/ada/splatstudio/runtime/rank.py", line 40, in main',
             'File "splatstudio/runtime/rank.py", line 40, in main',
         ),
         ('File "/usr/lib/python3.12/json/decoder.py", line 3', 'File "json/decoder.py", line 3'),
-        ("'/home/ada/My Photos/a b.jpg' is damaged", "'<path>' is damaged"),
-        ("/home/ada/scan/x.ply: no header", "<path>: no header"),
+        ("'/srv/ada/My Photos/a b.jpg' is damaged", "'<path>' is damaged"),
+        ("/srv/ada/scan/x.ply: no header", "<path>: no header"),
         ("~/scan/x.ply cannot be read", "<path> cannot be read"),
         ("photo IMG_2041.JPG is damaged", "photo <file>.JPG is damaged"),
         (f"open at http://127.0.0.1:8080/?token={TOKEN}", "open at <address>"),

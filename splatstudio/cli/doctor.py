@@ -46,7 +46,10 @@ ADVICE = (
     "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
     "network between several machines.",
 )
-PORTABLE = "for any processor, as this one has no AVX2 and FMA: right, but slower"
+PORTABLE = (
+    "which any processor runs, as this one has no AVX2 and FMA, or SPLATSTUDIO_CPU says so; they train about "
+    "five times slower"
+)
 MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photographs, shards
 MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
 

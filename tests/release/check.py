@@ -2,6 +2,7 @@
 
     make release-check                           (this Python, with the torch of requirements.txt)
     make release-check PYTHONS="3.10 3.13"       (others, each with the torch that pip chooses: 5 GB)
+    make release-check PYTHONS="3.11@2.11.0"     (with that torch)
 
 An audit hook in the environment ends every process that opens a file of the checkout.
 """
@@ -90,12 +91,12 @@ def main(pythons: Sequence[str]) -> int:
     (wheel,), (source,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     try:
         check_contents(wheel)
-        for python in interpreters(pythons):
+        for python, versions in interpreters(pythons):
             started = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="splatstudio-release-") as folder:
                 environment = fresh_environment(Path(folder), python)
                 check_source_without_compiler(environment, source)
-                install(environment, wheel, pinned=not pythons)
+                install(environment, wheel, versions)
                 check_use(environment)
                 check_container_commands(environment)
                 if not pythons:
@@ -107,16 +108,22 @@ def main(pythons: Sequence[str]) -> int:
     return 0
 
 
-def interpreters(wanted: Sequence[str]) -> Iterator[Path]:
-    """Yield this Python, or those of the wanted versions: on PATH, or of pyenv."""
+def interpreters(wanted: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """Yield this Python, or those of the wanted versions, on PATH or of pyenv, and what pip is bound to there.
+
+    As 3.10, or 3.11@2.11.0 with the version of torch. Nothing wanted: the versions of requirements.txt.
+    """
     if not wanted:
-        yield Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
-    for version in wanted:
+        lines = (ROOT / "requirements.txt").read_text().splitlines()
+        pinned = "\n".join(line for line in lines if line[:1].isalpha())
+        yield Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"), pinned
+    for each in wanted:
+        version, _, torch = each.partition("@")
         of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
         found = next(iter(of_pyenv), shutil.which(f"python{version}"))
         if found is None:
             raise Failure(f"Python {version} is not on this machine")
-        yield Path(found)
+        yield Path(found), f"torch=={torch}" if torch else ""
 
 
 def check_contents(wheel: Path) -> None:
@@ -154,14 +161,13 @@ def check_source_without_compiler(environment: Environment, source: Path) -> Non
         raise Failure(f"pip says a page without a compiler:\n{told}")
 
 
-def install(environment: Environment, wheel: Path, *, pinned: bool) -> None:
-    """Install the wheel with what it asks for; `pinned`: in the versions of requirements.txt."""
+def install(environment: Environment, wheel: Path, versions: str) -> None:
+    """Install the wheel with what it asks for, in `versions` where those name any."""
     started = time.monotonic()
     copy = shutil.copy(wheel, environment.folder)
-    versions = environment.folder / "versions.txt"
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    versions.write_text("\n".join(line for line in lines if line[:1].isalpha()) + "\n" if pinned else "")
-    environment.pip("install", "--quiet", "--no-compile", "-c", str(versions), str(copy))
+    constraints = environment.folder / "versions.txt"
+    constraints.write_text(versions + "\n")
+    environment.pip("install", "--quiet", "--no-compile", "-c", str(constraints), str(copy))
     print(f"installed in {time.monotonic() - started:.0f} s", flush=True)
 
 

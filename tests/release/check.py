@@ -109,7 +109,7 @@ def main(pythons: Sequence[str]) -> int:
 
 
 def interpreters(wanted: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yield this Python, or those of the wanted versions, on PATH or of pyenv, and what pip is bound to there.
+    """Yield this Python or those of the wanted versions, on PATH or of pyenv, and what pip is bound to there.
 
     As 3.10, or 3.11@2.11.0 with the version of torch. Nothing wanted: the versions of requirements.txt.
     """

@@ -5,7 +5,7 @@ VENV := .venv
 # The tests start a hundred programs: where bytecode is not kept, each compiles every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
-NATIVE := $(shell find csrc -type f)
+NATIVE := $(shell find csrc -type f -not -name '*.pyc')
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/*)
 
 .PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel release-check lock clean

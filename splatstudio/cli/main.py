@@ -8,7 +8,6 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,7 +37,6 @@ from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
 from splatstudio.kernels.installed import installed_torch, refuse_torch
 from splatstudio.rendering.modes import DrawnMode
-from splatstudio.runtime.fork_server import begin_fork_server
 from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
@@ -103,6 +101,8 @@ def open_(
     asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     at_page = {"train": at_once.train, "browser": at_once.browser}
     if devices.nodes == 1 and (path is None or path.exists()):
+        from splatstudio.runtime.fork_server import begin_fork_server
+
         begin_fork_server(several=devices.may_be_several)
     if path is None:
         if at_once.merge or devices.nodes > 1:
@@ -403,6 +403,8 @@ for _command in COMMANDS.values():
 def _say_starting() -> None:
     """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
     if sys.stdout.isatty():
+        from importlib.metadata import version
+
         print(f"splatstudio {version('splatstudio')}: starting ...", flush=True)
 
 

@@ -103,3 +103,16 @@ def test_what_is_linked_against_the_stubs_asks_for_no_newer_system(tmp_path: Pat
     )
     failed = subprocess.run([*command, f"-L{tmp_path / 'stubs'}"], capture_output=True, text=True)
     assert failed.returncode != 0 and "arc4random" in failed.stderr
+
+
+def test_the_wheel_has_kernels_for_gpus_where_nvcc_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = loaded("manylinux/build_wheel.py")
+    monkeypatch.setattr(builder, "TOOLKIT", str(tmp_path / "none"))
+    monkeypatch.delenv("CUDACXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert builder.cuda_major() is None
+    (tmp_path / "nvcc").write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    assert builder.cuda_major() == 12

@@ -21,6 +21,7 @@ DIST = ROOT / "build" / "dist"
 BUILD = ROOT / "build" / "manylinux"
 PLATFORM = "manylinux_2_28_x86_64"
 OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so")
+TOOLKIT = "/usr/local/cuda/bin/nvcc"  # where NVIDIA's installer puts it
 MOST = 60e6  # bytes
 
 
@@ -71,7 +72,7 @@ def build_wheel() -> Path:
 
 def cuda_major() -> int | None:
     """Return the major version of CUDA whose nvcc is on PATH or where toolkits are installed, or None."""
-    places = [shutil.which("nvcc"), os.environ.get("CUDACXX"), "/usr/local/cuda/bin/nvcc"]
+    places = [shutil.which("nvcc"), os.environ.get("CUDACXX"), TOOLKIT]
     for nvcc in filter(None, places):
         if os.access(nvcc, os.X_OK):
             told = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout

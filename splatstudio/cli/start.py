@@ -15,7 +15,7 @@ from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen, advice, open_browser
-from splatstudio.gui.server.start_page import Entry, Offer, StartPage, place_of
+from splatstudio.gui.server.start_page import Entry, StartContent, StartPage, address_of
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.setting import typed_path
 
@@ -32,7 +32,7 @@ def studio_of_choice(listen: Listen, *, browser: bool, train: bool, **asked: Any
 
     `asked` are further arguments of `open_studio`. Raises ValueError where the address cannot be used.
     """
-    page = StartPage(listen, offer())
+    page = StartPage(listen, start_content())
     try:
         print(f"The studio is open at {page.url}", flush=True)
         for note in advice(listen.host, page.url, page.port, os.environ):
@@ -42,11 +42,11 @@ def studio_of_choice(listen: Listen, *, browser: bool, train: bool, **asked: Any
         from splatstudio.gui.app import open_studio
 
         while True:
-            wish = page.wish()
+            request = page.next_request()
             try:
-                path = typed_path(wish.path)
+                path = typed_path(request.path)
                 studio = open_studio(
-                    path, network=place_of(page), train=train or wish.train, browser=False, **asked
+                    path, network=address_of(page), train=train or request.train, browser=False, **asked
                 )
                 note_opened(path)
                 return studio
@@ -64,13 +64,13 @@ def note_opened(path: Path) -> None:
         print(for_terminal(problem), flush=True)
 
 
-def offer() -> Offer:
+def start_content() -> StartContent:
     """Return what the start page offers: runs below the current folder, what was opened last, the demo."""
     runs = list(_runs())
     known = {entry.path.resolve() for entry in runs} | {demo_scene().resolve()}
     recent = [Entry(path) for path in recent_paths() if path.resolve() not in known][:MOST_RECENT]
     lists = [("Runs in this folder", runs), ("Opened before", recent)]
-    return Offer(lists, demo_scene(), Path.cwd())
+    return StartContent(lists, demo_scene(), Path.cwd())
 
 
 def _runs() -> Iterator[Entry]:

@@ -19,7 +19,7 @@ from splatstudio.cli import start
 from splatstudio.files.recent import recent_file, recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen
-from splatstudio.gui.server.start_page import Entry, Offer, StartPage, Wish, place_of
+from splatstudio.gui.server.start_page import Entry, OpenRequest, StartContent, StartPage, address_of
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig
 
@@ -29,7 +29,7 @@ ANY_PORT = Listen(port=0)
 @pytest.fixture
 def start_page(tmp_path: Path) -> Iterator[StartPage]:
     lists = [("Runs in this folder", [Entry(tmp_path / "<b>&", "a 'scene'")]), ("Opened before", [])]
-    made = StartPage(ANY_PORT, Offer(lists, tmp_path / "demo", tmp_path))
+    made = StartPage(ANY_PORT, StartContent(lists, tmp_path / "demo", tmp_path))
     yield made
     made.close()
 
@@ -75,7 +75,7 @@ def test_strangers_see_nothing_and_choose_nothing(start_page: StartPage) -> None
     # The cookie goes along with what any page of this machine asks for: the key in the form does not.
     assert visitor.get("/?open=/etc")[0] == 403
     assert visitor.get("/?open=/etc&key=wrong", Origin=own)[0] == 403
-    assert start_page._wishes.empty()
+    assert start_page._requests.empty()
 
 
 def test_what_it_offers_is_shown_and_names_cannot_steer_the_page(start_page: StartPage) -> None:
@@ -90,18 +90,18 @@ def test_what_it_offers_is_shown_and_names_cannot_steer_the_page(start_page: Sta
 def test_a_choice_is_told_once_and_a_failure_brings_the_page_back(start_page: StartPage) -> None:
     visitor = Visitor(start_page)
     assert visitor.choose(open="/no/<i>where", train="1") == 303
-    assert start_page.wish() == Wish("/no/<i>where", train=True)
+    assert start_page.next_request() == OpenRequest("/no/<i>where", train=True)
     status, text = visitor.get()
     assert status == 200 and "Opening /no/&lt;i&gt;where" in text and 'http-equiv="refresh"' in text
-    assert visitor.get("/?open=/other&key=x")[0] == 303 and start_page._wishes.empty()
+    assert visitor.get("/?open=/other&key=x")[0] == 303 and start_page._requests.empty()
     start_page.tell("<i>is not there")
     assert "&lt;i&gt;is not there" in visitor.get()[1]
     visitor.choose(open="here")
-    assert start_page.wish() == Wish("here", train=False)
+    assert start_page.next_request() == OpenRequest("here", train=False)
 
 
 def test_its_socket_listens_on_while_nobody_serves(start_page: StartPage) -> None:
-    listener = place_of(start_page).take_port()
+    listener = address_of(start_page).take_port()
     try:
         with socket.create_connection(("127.0.0.1", start_page.port), timeout=10):  # waits in the queue
             assert listener.accept()[0].close() is None
@@ -161,7 +161,7 @@ def test_runs_and_what_was_opened_before_are_offered_newest_first(
     for path in (blob_folder, own_folder, Path("runs/one"), demo_scene(), blob_folder):
         assert remember(path) == ""
     remember(own_folder / "gone")
-    offered = start.offer()
+    offered = start.start_content()
     (runs, recent) = (dict((entry.path, entry.detail) for entry in rows) for _, rows in offered.lists)
     assert str(blob_folder) in runs[Path("runs/one")] and "damaged" in runs[Path("runs/damaged")]
     assert list(recent) == [blob_folder, own_folder] and (offered.demo / "sparse").is_dir()

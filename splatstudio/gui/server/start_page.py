@@ -47,7 +47,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Offer:
+class StartContent:
     """What the page offers: lists of entries under their titles, the demo, and where relative paths begin."""
 
     lists: Sequence[tuple[str, Sequence[Entry]]]
@@ -56,7 +56,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Wish:
+class OpenRequest:
     """What was chosen on the page: a path as it was typed, and whether to train it at once."""
 
     path: str
@@ -69,8 +69,8 @@ class StartPage:
     Raises ValueError, as `Listen.take_port` does, where it cannot be served.
     """
 
-    def __init__(self, listen: Listen, offer: Offer):
-        self.listen, self._offer = listen, offer
+    def __init__(self, listen: Listen, content: StartContent):
+        self.listen, self._content = listen, content
         self.token = listen.new_token()
         self._access = make_access(listen.host, self.token, listen.allow_host, listen.allow_origin)
         self._listener = listen.take_port()
@@ -78,7 +78,7 @@ class StartPage:
         self.url = url_of(listen.host, self.port, self.token)
         # In the page alone: another page of this machine, whose requests carry the cookie, does not know it.
         self._key = secrets.token_urlsafe(16)
-        self._wishes: SimpleQueue[Wish] = SimpleQueue()
+        self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
         self._told = ""
         self._lock = threading.Lock()
@@ -94,12 +94,12 @@ class StartPage:
         self._thread.start()
         self.handed_over = False
 
-    def wish(self) -> Wish:
+    def next_request(self) -> OpenRequest:
         """Wait for what is chosen; until `tell` the page says that it is being opened."""
-        return self._wishes.get()
+        return self._requests.get()
 
     def tell(self, sentence: str) -> None:
-        """Offer everything again, below a sentence on why the last choice could not be opened."""
+        """StartContent everything again, below a sentence on why the last choice could not be opened."""
         with self._lock:
             self._opening, self._told = "", sentence
 
@@ -144,7 +144,7 @@ class StartPage:
                     )
                     raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
                 self._opening = fields["open"]
-                self._wishes.put(Wish(fields["open"], train="train" in fields))
+                self._requests.put(OpenRequest(fields["open"], train="train" in fields))
             if "open" in fields:  # a reload of the page shall not open it again
                 response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
                 response.headers["Location"] = "/"
@@ -155,14 +155,14 @@ class StartPage:
             return html_response(HTTPStatus.OK, self._page())
 
     def _page(self) -> str:
-        lists = "".join(self._list(title, entries) for title, entries in self._offer.lists if entries)
+        lists = "".join(self._list(title, entries) for title, entries in self._content.lists if entries)
         told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
         return Template(_TEMPLATE.read_text("utf-8")).substitute(
             told=told,
             key=self._key,
             lists=lists,
-            demo=html.escape(str(self._offer.demo)),
-            folder=html.escape(str(self._offer.folder)),
+            demo=html.escape(str(self._content.demo)),
+            folder=html.escape(str(self._content.folder)),
         )
 
     def _list(self, title: str, entries: Sequence[Entry]) -> str:
@@ -176,7 +176,7 @@ class StartPage:
 
 
 @dataclass(frozen=True)
-class WhereStartPageIs(Listen):
+class StartPageAddress(Listen):
     """Where a start page is: the studio takes over its socket and its secret, so that its address stays."""
 
     page: StartPage = field(kw_only=True)
@@ -190,10 +190,10 @@ class WhereStartPageIs(Listen):
         return self.page.hand_over()
 
 
-def place_of(page: StartPage) -> WhereStartPageIs:
+def address_of(page: StartPage) -> StartPageAddress:
     """Return where a studio listens that takes over the address of a start page."""
     listen = page.listen
-    return WhereStartPageIs(listen.host, page.port, listen.allow_host, listen.allow_origin, page=page)
+    return StartPageAddress(listen.host, page.port, listen.allow_host, listen.allow_origin, page=page)
 
 
 def _quiet_logger() -> logging.Logger:

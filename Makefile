@@ -5,10 +5,10 @@ VENV := .venv
 # The tests start a hundred programs: where bytecode is not kept, each compiles every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
-NATIVE := $(shell find csrc -type f)
+NATIVE := $(shell find csrc -type f -not -name '*.pyc')
 EMULATION := $(wildcard tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*.cpp tests/cuda_on_cpu/cub/* tests/made_up_device/*.cpp)
 
-.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize lock clean
+.PHONY: demo test setup test-tools lint format docs bench cuda-check gpu-build-check cuda-on-cpu sanitize wheel release-check lock clean
 
 demo: setup
 	$(BIN)/splatstudio open assets/demo --train --steps 7000
@@ -74,6 +74,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h %.cu %.cuh,$(NATIVE) $(EMULATION))
 	$(BIN)/pyright --warnings
+	$(BIN)/hadolint docs/Dockerfile
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 
 format: setup
@@ -100,6 +101,15 @@ cuda-check: setup
 # A wheel with the CUDA kernels, built against a torch with CUDA and used without a GPU; fetches 5 GB once.
 gpu-build-check: setup
 	$(BIN)/python tests/cuda_build/check.py
+
+# What is released: a wheel for every Python and torch of x86-64 Linux, and the source, in build/dist.
+wheel: setup
+	$(BIN)/python csrc/manylinux/build_wheel.py
+
+# Installs both as users do, without a compiler and outside of the repository, and trains the demo; with
+# PYTHONS="3.10 3.13" in those, each with the torch that pip chooses (5 GB).
+release-check: wheel
+	$(BIN)/python tests/release/check.py $(PYTHONS)
 
 # The kernel tests under the address and undefined-behavior sanitizers (gcc). Python itself leaks by design.
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)

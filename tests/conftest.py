@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 # Before torch, as everywhere: with it, threads that wait for work sleep; else they take the time of others.
 import splatstudio  # noqa: F401
@@ -45,6 +46,8 @@ def pytest_configure() -> None:
     longer = {"max_examples": 3000, "derandomize": False}
     settings.register_profile("long", settings.get_profile("same"), **longer)
     settings.load_profile("same")
+    # What tests open is not on the list of what their user opened last.
+    os.environ["XDG_STATE_HOME"] = str(Path(__file__).parents[1] / "build" / "state_of_tests")
     # Tests close terminals: what `nohup` has all programs ignore is heard again by those that they start.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)

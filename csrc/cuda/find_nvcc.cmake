@@ -68,11 +68,11 @@ function(visible_gpu out)
   endif()
 endfunction()
 
-# Sets `out` to the architectures to compile for: this machine's where it has a GPU, else all that the
-# compiler `nvcc` and our users have, and PTX of the newest for those to come.
+# Sets `out` to the architectures to compile for: this machine's where it has a GPU, unless it is for
+# others, else all that the compiler `nvcc` and our users have, and PTX of the newest for those to come.
 function(cuda_architectures nvcc out)
   visible_gpu(gpu)
-  if(gpu)
+  if(gpu AND NOT SPLAT_MANYLINUX)
     set(${out} native PARENT_SCOPE)
     return()
   endif()

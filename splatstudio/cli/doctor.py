@@ -47,6 +47,10 @@ ADVICE = (
     "Ranks that do not meet: NCCL_DEBUG=INFO says why; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the "
     "network between several machines.",
 )
+PORTABLE = (
+    "which any processor runs, as this one has no AVX2 and FMA, or SPLATSTUDIO_CPU says so; they train about "
+    "five times slower"
+)
 MIN_FILES = 1024  # of one process: pipes, sockets of 32 browsers, photographs, shards
 MIN_EXCHANGE = 1e9  # bytes a second between two GPUs, below which several are hardly worth it
 
@@ -71,7 +75,9 @@ def findings() -> Iterator[Finding]:
 
 def _native() -> Finding:
     try:
-        return Finding("CPU kernels", ops.native_version())
+        instructions = ops.native_version()
+        slower = "" if instructions != "portable" else f", {PORTABLE}"
+        return Finding("CPU kernels", instructions + slower)
     except RuntimeError as error:
         return Finding("CPU kernels", str(error), good=False)
 

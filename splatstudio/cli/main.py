@@ -1,4 +1,4 @@
-"""The command line: `splatstudio open | train | eval | merge | export | render | info | doctor | attach`."""
+"""The command line: `splatstudio open | train | export | ...`, and all of its commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import select
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,11 +30,15 @@ from splatstudio.cli.options import (
     ScoreFiles,
     Scores,
 )
+from splatstudio.cli.overview import answer
 from splatstudio.error_text import in_words
 from splatstudio.files.durable import refuse_existing, refuse_unwritable
 from splatstudio.gaussians.trimming import KEEP_ALL, Trim
 from splatstudio.gui.server.access import THIS_MACHINE, Listen
+from splatstudio.kernels.installed import installed_torch, refuse_torch
 from splatstudio.rendering.modes import DrawnMode
+from splatstudio.scene.demo import STEPS as DEMO_STEPS
+from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig, check, settings_named, with_whole_paths
 from splatstudio.settings.presets import PRESETS, PresetName
 from splatstudio.training.device_options import AS_FOUND, DeviceOptions, with_fit_batch
@@ -72,7 +75,7 @@ Settings = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
 def open_(
-    path: Positional[Path],
+    path: Positional[Path | None] = None,
     /,
     config: Settings = TrainConfig(),
     preset: PresetName | None = None,
@@ -84,7 +87,7 @@ def open_(
     """Open a scene folder, a file of splats or a run folder in the studio.
 
     Args:
-        path: What to open.
+        path: What to open; without it a page offers what was opened last, the demo and a field for a path.
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
@@ -93,19 +96,55 @@ def open_(
         at_once: What to do without being asked in the page.
     """
     _say_starting()
-    from splatstudio.gui.app import nodes_asked_for, open_studio
-
     given = settings_named(sys.argv[1:])
     config, _ = _with_preset(config, preset, given)
+    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
+    at_page = {"train": at_once.train, "browser": at_once.browser}
+    if devices.nodes == 1 and (path is None or path.exists()):
+        from splatstudio.runtime.fork_server import begin_fork_server
+
+        begin_fork_server(several=devices.may_be_several)
+    if path is None:
+        if at_once.merge or devices.nodes > 1:
+            raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
+        from splatstudio.cli.start import studio_of_choice
+
+        studio_of_choice(listen, **at_page, **asked).run_forever()
+        return 0
+    from splatstudio.cli.start import note_opened
+    from splatstudio.gui.app import nodes_asked_for, open_studio
+
     if at_once.merge:
         path = _whole(path)
-    asked = {"config": config, "given": given, "run_dir": run, "devices": devices}
     if devices.nodes > 1:
         studio = nodes_asked_for(sys.argv[2:], path, run, devices, listen)
     else:
-        studio = open_studio(path, network=listen, train=at_once.train, browser=at_once.browser, **asked)
+        studio = open_studio(path, network=listen, **at_page, **asked)
+        note_opened(path)
     studio.run_forever()
     return 0
+
+
+def demo(
+    config: Settings = TrainConfig(steps=DEMO_STEPS),
+    preset: PresetName | None = None,
+    listen: OmitArgPrefixes[Listen] = THIS_MACHINE,
+    devices: OmitArgPrefixes[DeviceOptions] = AS_FOUND,
+    run: Path | None = None,
+    browser: bool = True,
+) -> int:
+    """Train the demo scene, which comes with splatstudio, in the studio.
+
+    Args:
+        config: The training's settings.
+        preset: A set of settings for one wish; those given beside it win.
+        listen: Where the page can be reached.
+        devices: What trains, and how much fits there.
+        run: Folder of the run; runs/demo by default.
+        browser: Open the default browser, where there is a display.
+    """
+    at_once = AtOnce(train=True, browser=browser)
+    return open_(demo_scene(), config, preset, listen, devices, run, at_once)
 
 
 def train_(
@@ -301,11 +340,19 @@ def info(path: Positional[Path], /, images: str = "", model: int = -1) -> int:
     return 0
 
 
-def doctor() -> int:
-    """Say what this machine offers a training and whether the installation works."""
-    from splatstudio.cli.terminal import print_findings
+def doctor(report: bool = False, run: Path | None = None) -> int:
+    """Say what this machine offers a training and whether the installation works.
 
-    return print_findings()
+    Args:
+        report: Print it as a report to paste into an issue, with versions and the end of a run's log; paths,
+            names and secrets are taken out.
+        run: Folder of the run that failed, for the report; the newest below runs/ by default.
+    """
+    if run is not None and not report:
+        raise ValueError("--run is for a report: add --report")
+    from splatstudio.cli.terminal import print_findings, print_report
+
+    return print_report(run) if report else print_findings()
 
 
 def attach_(
@@ -337,23 +384,27 @@ def attach_(
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{
+        "open": open_,
+        "demo": demo,
+        "train": train_,
+        "eval": eval_,
+        "merge": merge_,
+        "export": export,
+        "render": render,
+    },
     **{"info": info, "doctor": doctor, "attach": attach_},
 }
-ABOUT = (
-    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE\n\n"
-    "Every command explains itself with --help; splatstudio --version says which release this is."
-)
-app = tyro.extras.SubcommandApp()
-for _name, _command in COMMANDS.items():
+for _command in COMMANDS.values():
     # What --help says of an option is broken where the window ends, not where a line of this file does.
     _command.__doc__ = re.sub(r"\n {12,}", " ", _command.__doc__ or "")
-    app.command(name=_name)(_command)
 
 
 def _say_starting() -> None:
     """Say at once, to who waits at a terminal, that it is under way: torch takes seconds to load."""
     if sys.stdout.isatty():
+        from importlib.metadata import version
+
         print(f"splatstudio {version('splatstudio')}: starting ...", flush=True)
 
 
@@ -378,19 +429,28 @@ def _whole(path: Path) -> Path:
     return whole
 
 
+def run_command(name: str, *arguments: str) -> int:
+    """Run a command with its arguments and return the exit code; the options of all would take a while.
+
+    Raises ValueError where torch is missing or too old.
+    """
+    refuse_torch(installed_torch())
+    return tyro.cli(COMMANDS[name], prog=f"splatstudio {name}", args=arguments)
+
+
 def main() -> None:
     """Run the command that the arguments name; a user's mistake gives one sentence and exit code 2."""
     from splatstudio.cli.console import print_error
 
-    arguments = with_fit_batch(sys.argv[1:]) or ["--help"]
-    if arguments[0] == "help":
+    arguments = with_fit_batch(sys.argv[1:])
+    if (told := answer(arguments)) is not None:
+        sys.exit(print(told))
+    if arguments[0] in ("help", "--help", "-h"):
         arguments = [*arguments[1:2], "--help"]
-    if arguments in (["--version"], ["-V"], ["version"]):
-        sys.exit(print(f"splatstudio {version('splatstudio')}"))
     try:
         if (mistake := mistake_in(arguments, COMMANDS)) is not None:
             raise ValueError(mistake)
-        sys.exit(app.cli(prog="splatstudio", description=ABOUT, args=arguments))
+        sys.exit(run_command(*arguments))
     except (ValueError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             leave_unread()

@@ -241,8 +241,10 @@ def mistake_in(arguments: Sequence[str], commands: Commands) -> str | None:
     That is a command or an option that there is not, with the one that may have been meant, a value that is
     no number or none of the choices, or one path too many. What is missing is not its matter.
     """
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or arguments[0] in ("-h", "--help"):
         return None
+    if arguments[0].startswith("-"):
+        return f"a command comes first: splatstudio COMMAND {arguments[0]}; splatstudio --help lists them"
     word, *rest = arguments
     if word not in commands:
         return _no_command(word, commands)

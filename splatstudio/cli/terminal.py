@@ -261,3 +261,13 @@ def print_findings() -> int:
     for line in ADVICE:
         console.print(f"-   {line}", markup=False)
     return 1 if bad else 0
+
+
+def print_report(run_dir: Path | None) -> int:
+    """Print a report for an issue on `run_dir`, None: the newest run; return the exit code."""
+    from splatstudio.cli.doctor import findings
+    from splatstudio.cli.report import crash_report
+
+    rows = [(finding.subject, finding.text, finding.good) for finding in findings()]
+    print(crash_report(run_dir, rows), flush=True)
+    return 0

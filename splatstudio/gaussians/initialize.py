@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
@@ -63,6 +62,8 @@ def _spacing(points: np.ndarray) -> np.ndarray:
     if len(places) == 1:
         return np.full(len(points), LONE_SPACING)
     num_neighbors = min(NUM_NEIGHBORS, len(places) - 1)
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
     distances, _ = KDTree(places).query(places, k=num_neighbors + 1, workers=-1)
     spacing = np.sqrt((distances[:, 1:] ** 2).mean(axis=1))
     # Two positions may differ by less than float32 resolves.

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from splatstudio.cameras.camera import similarity_scale
@@ -60,6 +59,8 @@ def _decomposed(similarity: np.ndarray) -> tuple[float, np.ndarray]:
 
 def _turned_quats(quats: Tensor, rotation: np.ndarray) -> Tensor:
     """Return the quaternions (wxyz, [N, 4]) of `rotation` after those of `quats`; their lengths stay."""
+    from scipy.spatial.transform import Rotation  # takes half a second to load
+
     a, b, c, d = (float(value) for value in np.roll(Rotation.from_matrix(rotation).as_quat(), 1))
     left = [[a, -b, -c, -d], [b, a, -d, c], [c, d, a, -b], [d, -c, b, a]]
     return quats @ quats.new_tensor(left).T

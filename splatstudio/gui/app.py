@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import shlex
 import time
-import webbrowser
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +21,7 @@ from splatstudio.error_text import for_terminal
 from splatstudio.files.run import PATHS_FOLDER, Run
 from splatstudio.gui.dock import StatusPanel
 from splatstudio.gui.panel import Hotkeys, Page, Panel, Refresher
-from splatstudio.gui.server.access import THIS_MACHINE, Listen, advice
+from splatstudio.gui.server.access import THIS_MACHINE, Listen, advice, open_browser
 from splatstudio.gui.server.gate import open_server
 from splatstudio.gui.server.viser_private import after_callbacks
 from splatstudio.gui.state.controller import Controller
@@ -256,11 +254,8 @@ def told_and_shown(studio: StudioType, network: Listen, browser: bool, last: str
     told = advice(network.host, studio.url, studio.port, os.environ)
     for note in (*told, *project.notes, *filter(None, [last])):
         print(for_terminal(note), flush=True)
-    # Where there is no display a browser of the terminal would take it.
-    if browser and (
-        platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    ):
-        webbrowser.open(studio.url)
+    if browser:
+        open_browser(studio.url)
     return studio
 
 

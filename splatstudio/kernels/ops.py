@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.devices import accelerator
-from splatstudio.files.inputs import read_input
+from splatstudio.kernels.installed import InstalledTorch, KernelFiles, kernel_files, refuse_torch
 from splatstudio.kernels.stages import (
     MedianRaster,
     Projected,
@@ -41,31 +38,30 @@ _thread = threading.local()
 def _native() -> Any:
     """Load the extension once and return its operators.
 
-    Raises RuntimeError when it has not been built.
+    Raises RuntimeError when it has not been built, ValueError where torch is too old for it.
     """
-    path = _extension()
-    if path is None:
+    refuse_torch(InstalledTorch(str(torch.__version__), torch.version.cuda))
+    files = kernel_files()
+    if files is None:
         raise RuntimeError(
             "the native kernels of splatstudio are not built; "
             "run `pip install --no-build-isolation --no-deps -e .` in the repository"
         )
-    torch.ops.load_library(path)
-    return _Operators(_load_cuda(Path(path)))
+    torch.ops.load_library(files.cpu)
+    return _Operators(_load_cuda(files))
 
 
-def _load_cuda(cpu_kernels: Path) -> str | None:
+def _load_cuda(files: KernelFiles) -> str | None:
     """Load the library of the CUDA kernels that lies beside that of the CPU's, where torch has CUDA.
 
     Returns None, or why there are none: whatever is wrong with that library, the CPU's kernels serve.
     """
-    library, built_without = cpu_kernels.with_name("_cuda.so"), cpu_kernels.with_name("without_cuda.txt")
     if torch.version.cuda is None:
         return f"this torch, {torch.__version__}, has no CUDA"
-    if not library.exists():
-        said = read_input(built_without).decode().strip() if built_without.exists() else ""
-        return said or "the kernels were built without CUDA"
+    if files.without_cuda is not None:
+        return files.without_cuda
     try:
-        torch.ops.load_library(library)
+        torch.ops.load_library(files.cuda)
     except (OSError, RuntimeError) as error:
         return f"the CUDA kernels cannot be loaded: {_cause(error)}"
     return None
@@ -115,15 +111,9 @@ def _shapes(given: Sequence[Any]) -> str:
     )
 
 
-def _extension() -> str | None:
-    """Return the file of the extension: what SPLATSTUDIO_EXTENSION names (another build), else our own."""
-    spec = importlib.util.find_spec("splatstudio._C")
-    return os.environ.get("SPLATSTUDIO_EXTENSION") or (None if spec is None else spec.origin)
-
-
 def is_available() -> bool:
     """Return whether the native kernels have been built."""
-    return _extension() is not None
+    return kernel_files() is not None
 
 
 def native_version() -> str:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
@@ -56,6 +55,8 @@ def normals_of(gaussians: Gaussians, eyes: np.ndarray) -> Tensor:
         row, axis = wrong[0].tolist()
         raise ValueError(f"there are no normals: 'means' of splat {row} is {float(means[row, axis])}")
     normals = torch.empty(num, 3)
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
     nearest = KDTree(eyes) if len(eyes) else None
     middle = means.median(dim=0).values if num else means
     for start in range(0, num, CHUNK):

@@ -19,7 +19,7 @@ from splatstudio.evaluation.evaluate import ImageScore, measures_for
 from splatstudio.files.outputs import make_folder
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
-from splatstudio.runtime.rank_group import process_context, signals_held
+from splatstudio.runtime.fork_server import process_context, signals_held
 from splatstudio.runtime.stop_signals import hear_sigterm
 
 NICENESS = 10  # a training beside it comes first

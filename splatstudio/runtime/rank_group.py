@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
-import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -25,15 +20,14 @@ import psutil
 from splatstudio.distributed.rank_devices import RankDevices
 from splatstudio.files.leftovers import hold
 from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
+from splatstudio.runtime.fork_server import process_context, signals_held
 from splatstudio.runtime.heartbeat import Heartbeats, Silence
 from splatstudio.runtime.messages import Job
 from splatstudio.runtime.root_cause import RankEnd, read_report
 from splatstudio.runtime.standstill import Standing, standing_of
-from splatstudio.runtime.stop_signals import STOP_SIGNALS
 
 LAST_WORDS_SECONDS = 0.3  # for the other ranks to leave word of their own errors
 HANDED_ON = ("CUDA_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "SPLATSTUDIO_")  # environment variables
-LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 LEAVE_SECONDS = 60.0  # for the other ranks to leave after the first one that was told to
 
 
@@ -66,27 +60,6 @@ class RankPipe:
 
 # What a rank's process runs; the pipe is for rank 0, None for the others.
 RankMain = Callable[[RankSpec, Job, "RankPipe | None", Any], None]
-
-
-def process_context(*, several: bool = False) -> BaseContext:
-    """Return how ranks are started: forked from a server that has torch loaded, where that can be.
-
-    The server that the first call describes serves all: `several` ranks need more of torch.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    # What the first backward pass between ranks loads, which takes a second and more.
-    backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
-    # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank.
-    context.set_forkserver_preload(["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", *backward])
-    return context
-
-
-def _has_room_for_a_socket() -> bool:
-    """Return whether a socket in the folder for temporary files can have a name, as the server's must."""
-    name = Path(tempfile.gettempdir()) / "pymp-12345678" / "listener-12345678"
-    return len(os.fsencode(name)) <= LONGEST_SOCKET_NAME
 
 
 class RankGroup:
@@ -275,25 +248,6 @@ def _identity(pid: int | None) -> list[psutil.Process]:
         return [psutil.Process(pid)]
     except psutil.NoSuchProcess:
         return []
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Keep the stop signals from what is started in here: each may reach every process of a group.
-
-    The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
-    is closed themselves, and hear SIGTERM from `leave_when_told` on.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Started by the way, multiprocessing's tracker would let SIGINT through again, just before the server.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.error_text import essence
-from splatstudio.runtime.rank_group import process_context
+from splatstudio.runtime.fork_server import process_context
 
 PATIENCE_SECONDS = 90.0  # two processes load torch from a slow disk, and a GPU's driver wakes up
 NUM_CALLS = 50

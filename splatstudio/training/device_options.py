@@ -40,6 +40,11 @@ class DeviceOptions:
     nodes_at: str | None = None
 
     @property
+    def may_be_several(self) -> bool:
+        """Return whether these may ask for more than one rank; `chosen` is sure of it, but needs torch."""
+        return (self.ranks or 1) > 1 or self.gpus == "all" or "," in (self.gpus or "")
+
+    @property
     def attach_at(self) -> tuple[str, int] | None:
         """Return host and port to be watched at, None: nowhere; ValueError for what is no address."""
         return None if self.attach is None else _address("--attach", self.attach)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.gaussians.initialize import from_points, random_in_cameras
@@ -85,6 +84,8 @@ def note_on_start(scene: Scene, config: TrainConfig, gaussians: Gaussians) -> st
     means = gaussians.means.detach().cpu().numpy()
     means = means[:: math.ceil(len(means) / MOST_SPLATS)]
     points = scene.points[:: math.ceil(len(scene.points) / MOST_POINTS)]
+    from scipy.spatial import KDTree  # takes a third of a second to load
+
     tree = KDTree(means)
     distance = float(np.median(tree.query(points)[0]))
     spacing = float(np.median(tree.query(means[:: math.ceil(len(means) / MOST_POINTS)], k=2)[0][:, 1]))

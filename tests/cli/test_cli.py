@@ -20,6 +20,7 @@ from command_line import CommandLine
 from splatstudio.checkpoints.checkpoint import load_checkpoint
 from splatstudio.cli import main as cli
 from splatstudio.cli.main import main
+from splatstudio.cli.overview import SUMMARIES, overview
 from splatstudio.devices.monitor import Driver
 from splatstudio.distributed import rank_devices
 from splatstudio.evaluation.lpips import NOT_FOUND, load_lpips, short_notes
@@ -295,6 +296,7 @@ class Terminal(io.StringIO):
 sys.stdout = Terminal()
 sys.argv = ["splatstudio", *sys.argv[1:]]
 from splatstudio.cli.main import main
+from splatstudio.cli.overview import SUMMARIES, overview
 main()
 """
 
@@ -310,7 +312,7 @@ def test_the_first_line_comes_before_torch_is_loaded(arguments: tuple[str, ...])
 def test_ctrl_c_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-m", "splatstudio", "--help"]
+    command = [sys.executable, "-m", "splatstudio", "train", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
@@ -355,6 +357,15 @@ def test_the_command_says_its_version() -> None:
     command = [sys.executable, "-m", "splatstudio", "--version"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0 and told.stdout.startswith("splatstudio 0.") and not told.stderr
+    _, of_torch, of_kernels = told.stdout.splitlines()
+    assert of_torch.startswith(f"torch {torch.__version__}, ") and of_kernels.startswith("kernels: CPU")
+
+
+def test_the_overview_has_every_command_with_the_first_line_of_its_own_help() -> None:
+    own = {name: (command.__doc__ or "").splitlines()[0] for name, command in cli.COMMANDS.items()}
+    assert own == SUMMARIES and all(line.strip() for line in overview(100).splitlines()[2:4])
+    assert max(map(len, overview(60).splitlines())) <= 60
+    assert re.findall(r"^  (\w+)  ", overview(80), re.MULTILINE) == list(cli.COMMANDS)
 
 
 def test_missing_weights_are_told_with_what_fetches_them(

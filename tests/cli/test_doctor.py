@@ -89,6 +89,12 @@ def test_a_low_limit_of_open_files_is_marked(monkeypatch: pytest.MonkeyPatch) ->
     assert not found.good and "ulimit -n 1024" in found.text and "4,096" in found.text
 
 
+def test_kernels_without_avx2_serve_and_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.ops, "native_version", lambda: "portable")
+    found = doctor._native()
+    assert found.good and found.text.startswith("portable, which any processor runs, as this one has no AVX2")
+
+
 def test_two_processes_of_this_machine_agree() -> None:
     measured = try_two_ranks()
     assert 0 < measured.broadcast_seconds < 1.0 and measured.bytes_per_second > 1e6

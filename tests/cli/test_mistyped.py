@@ -21,8 +21,9 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, opti
         ("train SCENE --means-lr=0.1", "did you mean --optim.means-lr?"),
         ("train SCENE --poses", "did you mean --poses.enabled?"),
         ("export RUN --out m.ply", "did you mean --output?"),
+        ("--steps 3 train", "a command comes first: splatstudio COMMAND --steps"),
         ("export RUN -f m.ply", "splatstudio export --help lists all"),
-        ("eval RUN --steps 3", "it is one of splatstudio open and train"),
+        ("eval RUN --steps 3", "it is one of splatstudio open and demo and train"),
         # As the trainers of others say it.
         ("train --data_dir SCENE --max_steps 7000", "splatstudio train SCENE"),
         ("train SCENE --max_steps 7000", "here it is --steps;"),
@@ -55,7 +56,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, opti
         ("trian SCENE", "did you mean train?"),
         ("mcmc --data_dir SCENE", "splatstudio train SCENE --preset mcmc"),
         ("/", "splatstudio open / shows it"),
-        ("xyzzy", "the commands are open, train,"),
+        ("xyzzy", "the commands are open, demo, train,"),
     ],
 )
 def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:

@@ -69,10 +69,10 @@ def test_who_reads_by_a_socket_can_have_gone_as_well(monkeypatch: pytest.MonkeyP
 def test_a_pipe_that_breaks_elsewhere_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cli(**_: object) -> None:
+    def cli(*_: object, **__: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr("splatstudio.cli.main.app.cli", cli)
+    monkeypatch.setattr("splatstudio.cli.main.tyro.cli", cli)
     monkeypatch.setattr(sys, "argv", ["splatstudio", "info", str(DEMO)])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -96,10 +96,10 @@ def test_no_command_ends_by_a_traceback_for_want_of_memory() -> None:
 import sys
 from splatstudio.cli import main
 
-def gone(**options):
+def gone(*given, **options):
     raise MemoryError("Unable to allocate 5.6 GiB")
 
-main.app.cli = gone
+main.tyro.cli = gone
 sys.argv[1:] = ["doctor"]
 main.main()
 """

@@ -16,12 +16,14 @@ import viser
 import websockets.asyncio.server
 from free_ports import free_port
 from gate_client import CAMERA, TOKEN, client, get, send, wait, websocket
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Request
 from websockets.sync.connection import Connection
 
-from splatstudio.gui.server.access import Access, Listen
+from splatstudio.gui.server.access import Access, Listen, make_access
 from splatstudio.gui.server.allowed_browser_messages import GateLimits
-from splatstudio.gui.server.gate import GatedConnection, GatedServer, open_server
+from splatstudio.gui.server.gate import Gate, GatedConnection, GatedServer, open_server
 
 PAGE_WORDS = "open the URL printed in the terminal"
 
@@ -363,3 +365,17 @@ def test_a_visitor_becomes_a_client_of_viser(gated: GatedServer) -> None:
         assert isinstance(connection, Connection)
         (handle,) = gated.server.get_clients().values()
         assert handle.camera.image_width == 1280 and handle.camera.position[2] == 3
+
+
+def test_a_browser_that_knows_the_address_waits_until_the_gate_has_tried_itself() -> None:
+    access = make_access("127.0.0.1", TOKEN, (), ())
+    gate = Gate(access, GateLimits())
+    own = ("Host", "127.0.0.1:8080")
+    login = gate.answer(Request(f"/?token={TOKEN}", Headers([own])))
+    assert login is not None and login.status_code == 303
+    visit = Request("/", Headers([own, ("Cookie", login.headers["Set-Cookie"].split(";")[0])]))
+    waits = gate.answer(visit)
+    assert waits is not None and waits.status_code == 503 and b"The studio is opening." in (waits.body or b"")
+    assert gate.answer(Request("/", Headers([own, ("Authorization", f"Bearer {TOKEN}")]))) is None
+    gate.start_counting()
+    assert gate.answer(visit) is None

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from splatstudio.kernels import ops
+from splatstudio.kernels.installed import kernel_files
 
 pytestmark = [
     pytest.mark.cpu_kernels,
@@ -22,9 +23,9 @@ pytestmark = [
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a copy of the CPU's kernels, which are to be loaded anew by a torch with CUDA."""
-    built = ops._extension()
+    built = kernel_files()
     assert built is not None and ops.native_version()  # loaded
-    shutil.copy(built, tmp_path / "_C.so")
+    shutil.copy(built.cpu, tmp_path / "_C.so")
     monkeypatch.setenv("SPLATSTUDIO_EXTENSION", str(tmp_path / "_C.so"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     # A second copy of the operators would be refused.

@@ -299,10 +299,11 @@ def test_a_terminal_that_is_closed_ends_a_training_in_order(tmp_path: Path, blob
 
 
 MAIN_TOLD = """
-import os, signal
+import os, signal, sys
 from splatstudio import __main__
 from splatstudio.cli import main
 
+sys.argv[1:] = ["doctor"]
 main.main = lambda: os.kill(os.getpid(), NUMBER)
 __main__.main()
 """

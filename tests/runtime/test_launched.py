@@ -30,6 +30,7 @@ from splatstudio.files.run import Run
 from splatstudio.runtime import headless_controller, launched, supervisor
 from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.fork_server import process_context
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Pulse, SilenceWatch
 from splatstudio.runtime.launched import (
     HUNG,
@@ -43,7 +44,6 @@ from splatstudio.runtime.launched import (
     tasks_per_node,
 )
 from splatstudio.runtime.messages import Close, Event, Start, StateChanged, Stop, TrainJob, Warned
-from splatstudio.runtime.rank_group import process_context
 from splatstudio.runtime.remote_run import dial
 from splatstudio.runtime.root_cause import ErrorReport
 from splatstudio.settings.config import TrainConfig

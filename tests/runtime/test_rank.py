@@ -15,10 +15,11 @@ from splatstudio.gui.state.status import Status
 from splatstudio.gui.tabs.devices import rank_rows
 from splatstudio.runtime import rank as rank_module
 from splatstudio.runtime.activity import WorkerContext
+from splatstudio.runtime.fork_server import process_context
 from splatstudio.runtime.heartbeat import Heartbeats, Phase
 from splatstudio.runtime.messages import Command, EvaluateShare, Leave, Wait
 from splatstudio.runtime.rank import Rank
-from splatstudio.runtime.rank_group import RankSpec, process_context
+from splatstudio.runtime.rank_group import RankSpec
 from splatstudio.scene.load import load_scene
 
 

@@ -270,7 +270,7 @@ def test_no_stop_signal_ends_the_fork_server() -> None:
     script = """
 import multiprocessing, multiprocessing.forkserver as server
 from pathlib import Path
-from splatstudio.runtime.rank_group import signals_held
+from splatstudio.runtime.fork_server import signals_held
 multiprocessing.set_forkserver_preload([])
 process = multiprocessing.get_context("forkserver").Process(target=int)
 with signals_held():

@@ -140,12 +140,12 @@ def test_the_command_trains_with_the_preset(
     monkeypatch.setattr("splatstudio.cli.train.train_scene", lambda *a, **k: seen.append((a, k)) or 0)
     arguments = ["train", str(blob_folder), "--preset", "quality", "--steps", "7", "--run", str(run)]
     monkeypatch.setattr(sys, "argv", ["splatstudio", *arguments])
-    assert cli.app.cli(prog="splatstudio", args=arguments) == 0
+    assert cli.run_command(*arguments) == 0
     (_, config, _), asked = seen[0]
     assert config == PRESETS["quality"].apply(TrainConfig(steps=7), {"steps"})
     assert asked["given"] == {"steps", *PRESETS["quality"].settings}
     with pytest.raises(ValueError, match="its own settings"):
-        cli.app.cli(prog="splatstudio", args=[*arguments, "--resume"])
+        cli.run_command(*arguments, "--resume")
 
 
 def test_older_settings_are_read_by_their_old_name() -> None:

@@ -13,8 +13,11 @@ import hmac
 import html
 import ipaddress
 import os
+import platform
 import re
+import secrets
 import socket
+import webbrowser
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -50,6 +53,28 @@ class Access:
     hosts: frozenset[str]
     origins: frozenset[str]
     any_address: bool  # IP addresses are let through: the server listens on all of them
+
+    def answer(self, request: Request) -> Response | None:
+        """Answer a request that ends at the door, as the first visit with the token; None: it is let in.
+
+        Raises Refusal for whoever is not let in.
+        """
+        port = self.check_sender(request)
+        if request.path == "/healthz":
+            return page_response(HTTPStatus.OK, "The studio is running.")
+        if not is_websocket(request) and (login := self.login(request, port)):
+            return login
+        if not self.is_authorized(request, port):
+            sentence = "This studio is locked. Please open the URL printed in the terminal where "
+            raise Refusal(HTTPStatus.FORBIDDEN, "token", sentence + "splatstudio was started.")
+        return None
+
+    def harden(self, response: Response) -> Response:
+        """Return a response with what tells browsers to keep other pages away from it."""
+        response.headers["Content-Security-Policy"] = self.frame_ancestors()
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
 
     def check_sender(self, request: Request) -> str:
         """Check Host and Origin, and return the port under which the browser sees this server.
@@ -184,12 +209,18 @@ def page_response(
     refresh = ""
     if reload_after is not None:
         refresh = f'<meta http-equiv="refresh" content="{reload_after};url={html.escape(location)}">'
-    body = (
+    return html_response(
+        status,
         "<!doctype html><html lang=en><meta charset=utf-8><title>splatstudio</title>"
         '<meta name="color-scheme" content="dark light"><meta name=viewport content="width=device-width">'
         f"{refresh}<body style='font:1.1rem system-ui;max-width:40rem;margin:20vh auto;padding:0 1rem'>"
-        f"<h1 style='font-size:1.3rem'>splatstudio</h1><p>{sentence}</p>"
-    ).encode()
+        f"<h1 style='font-size:1.3rem'>splatstudio</h1><p>{sentence}</p>",
+    )
+
+
+def html_response(status: HTTPStatus, text: str) -> Response:
+    """Return a whole page, which no browser keeps."""
+    body = text.encode()
     headers = Headers(
         {
             "Content-Type": "text/html; charset=utf-8",
@@ -225,6 +256,10 @@ class Listen:
     port: int | Literal["auto"] = "auto"
     allow_host: tuple[str, ...] = ()
     allow_origin: tuple[str, ...] = ()
+
+    def new_token(self) -> str:
+        """Return the secret for the page's address."""
+        return secrets.token_urlsafe(24)
 
     def take_port(self) -> socket.socket:
         """Return a socket that listens here; port 0 takes any.
@@ -268,6 +303,24 @@ def advice(host: str, url: str, port: int, environment: Mapping[str, str]) -> It
     tunnel = ssh_line(host, port, environment)
     if tunnel is not None:
         yield f"To open it in the browser of the computer that you came from, run there first: {tunnel}"
+
+
+def url_of(host: str, port: int, token: str) -> str:
+    """Return the address of the page with its secret, as it is seen on this machine."""
+    return f"http://{shown_host(host)}:{port}/?token={quote(token)}"
+
+
+def shown_host(host: str) -> str:
+    """Return how a browser of this machine names the host."""
+    if is_wildcard(host):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def open_browser(url: str) -> None:
+    """Open the default browser where there is a display: elsewhere one of the terminal would take it."""
+    if platform.system() != "Linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(url)
 
 
 def ssh_line(host: str, port: int, environment: Mapping[str, str]) -> str | None:

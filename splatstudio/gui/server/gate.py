@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import io
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -18,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import viser
@@ -41,6 +39,8 @@ from splatstudio.gui.server.access import (
     is_wildcard,
     make_access,
     page_response,
+    shown_host,
+    url_of,
 )
 from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageFilter, Unacceptable
 
@@ -174,14 +174,11 @@ class Gate:
     def answer(self, request: Request) -> Response | None:
         """Answer a request that ends here; None for one that viser may answer."""
         try:
-            port = self._access.check_sender(request)
-            if request.path == "/healthz":
-                return page_response(HTTPStatus.OK, "The studio is running.")
-            if not is_websocket(request) and (login := self._access.login(request, port)):
-                return login
-            if not self._access.is_authorized(request, port):
-                sentence = "This studio is locked. Please open the URL printed in the terminal where "
-                raise Refusal(HTTPStatus.FORBIDDEN, "token", sentence + "splatstudio was started.")
+            if (response := self._access.answer(request)) is not None:
+                return response
+            if self._trying and not request.headers.get_all("Authorization"):
+                # A browser that was at this address before; the self-test brings its token in a header.
+                return page_response(HTTPStatus.SERVICE_UNAVAILABLE, "The studio is opening.", reload_after=1)
             if request.path == STILL_HERE:
                 return page_response(HTTPStatus.OK, "This studio is still here.")
             opens_page = is_websocket(request) or request.path.partition("?")[0] in {"/", "/index.html"}
@@ -206,11 +203,7 @@ class Gate:
                         response = await response
                 except (OSError, ValueError):  # no file can have that name, as one of 6,000 letters
                     response = page_response(HTTPStatus.NOT_FOUND, "There is no such page.")
-            if response is not None:
-                response.headers["Content-Security-Policy"] = self._access.frame_ancestors()
-                response.headers["Referrer-Policy"] = "no-referrer"
-                response.headers["X-Content-Type-Options"] = "nosniff"
-            return response
+            return None if response is None else self._access.harden(response)
 
         return process_request
 
@@ -307,11 +300,11 @@ def open_server(
 ) -> GatedServer:
     """Start a viser server behind the gate, and try the gate before returning.
 
-    `token` is the secret in the URL, at least 8 characters; None: a new random one. Raises ValueError where
+    `token` is the secret in the URL, at least 8 characters; None: that of `listen`. Raises ValueError where
     the port or address is not available, or an argument is wrong, and RuntimeError where the gate does not
     hold with the installed viser; nothing is left open then.
     """
-    token = secrets.token_urlsafe(24) if token is None else token
+    token = listen.new_token() if token is None else token
     if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("A token needs at least 8 letters, digits or signs, without spaces.")
     gate = Gate(make_access(listen.host, token, listen.allow_host, listen.allow_origin), limits)
@@ -327,10 +320,7 @@ def _open_behind(gate: Gate, listener: socket.socket, host: str, token: str) -> 
     """Start viser on a listening socket, and try the gate as one who is reached under the same address."""
     address, port = listener.getsockname()[:2]
     server = _build(gate, listener, host, port)
-    shown = (
-        f"localhost:{port}" if is_wildcard(host) else f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    )
-    gated = GatedServer(server, gate, port, f"http://{shown}/?token={quote(token)}")
+    gated = GatedServer(server, gate, port, url_of(host, port, token))
     try:
         if not gate.installed:
             raise RuntimeError(f"viser {viser.__version__} does not serve its page as viser 1.1 does")
@@ -338,7 +328,7 @@ def _open_behind(gate: Gate, listener: socket.socket, host: str, token: str) -> 
         gate.server = server
         if is_wildcard(host):
             address = "::1" if ":" in host else "127.0.0.1"
-        prober = Prober((address, port), shown, token)
+        prober = Prober((address, port), f"{shown_host(host)}:{port}", token)
         prober.check(lambda: gate.refused["message type"] + gate.refused["control"])
         prober.wait(lambda: gate.num_clients == 0)
     except (RuntimeError, OSError, AttributeError, AssertionError) as error:

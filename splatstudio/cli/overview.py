@@ -1,0 +1,72 @@
+"""What `splatstudio --help` and `--version` say, without loading what the commands need."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from splatstudio.kernels.installed import installed_torch, kernel_files
+
+# The first sentence of each command's own help; its module has the rest.
+SUMMARIES = {
+    "open": "Open a scene folder, a file of splats or a run folder in the studio.",
+    "demo": "Train the demo scene, which comes with splatstudio, in the studio.",
+    "train": "Train a model of a scene, without the studio. Ctrl-C saves and says where.",
+    "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photographs.",
+    "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",
+    "export": "Write a model for other programs, in the coordinates of the scene's files or upright.",
+    "render": "Render a camera path as a video, or as a folder of PNG frames. Ctrl-C leaves nothing behind.",
+    "info": "Say what a scene folder, a file of splats, a checkpoint, a run or a folder of runs holds.",
+    "doctor": "Say what this machine offers a training and whether the installation works.",
+    "attach": (
+        "Open the studio for a training that torchrun or Slurm started elsewhere. It goes on when you leave."
+    ),
+}
+ABOUT = (
+    "The desktop studio for 3D Gaussian Splatting, as in: splatstudio open SCENE. Every command explains "
+    "itself with --help; splatstudio --version says which release, kernels and torch these are."
+)
+MAX_WIDTH = 100  # columns
+
+
+def answer(arguments: list[str]) -> str | None:
+    """Return what to print where the arguments ask for the overview or the version; None: a command."""
+    if arguments in ([], ["--help"], ["-h"], ["help"]):
+        return overview(min(shutil.get_terminal_size().columns, MAX_WIDTH))
+    if arguments in (["--version"], ["-V"], ["version"]):
+        return version()
+    return None
+
+
+def overview(width: int) -> str:
+    """Return the list of all commands, in lines of at most `width` columns."""
+    indent = 2 + max(map(len, SUMMARIES)) + 2
+    rows = [
+        textwrap.fill(
+            f"  {name:<{indent - 4}}  {summary}", max(width, 40), subsequent_indent=" " * indent, tabsize=1
+        )
+        for name, summary in SUMMARIES.items()
+    ]
+    usage = "usage: splatstudio [-h] [--version] COMMAND ..."
+    return "\n".join([usage, "", textwrap.fill(ABOUT, max(width, 40)), "", "commands:", *rows])
+
+
+def version() -> str:
+    """Return the release, its kernels and the torch beside it, a line each."""
+    from importlib import metadata  # which takes as long to load as all else
+
+    return f"splatstudio {metadata.version('splatstudio')}\ntorch {_torch()}\nkernels: {_kernels()}"
+
+
+def _torch() -> str:
+    torch = installed_torch()
+    if torch is None:
+        return "is not installed"
+    return f"{torch.release}, {f'CUDA {torch.cuda}' if torch.cuda else 'without CUDA'}"
+
+
+def _kernels() -> str:
+    files = kernel_files()
+    if files is None:
+        return "not built"
+    return "CPU and CUDA" if files.without_cuda is None else f"CPU; no CUDA: {files.without_cuda}"

@@ -1,0 +1,42 @@
+"""What this user opened in the studio last: paths, newest first, in one small file of the user's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from splatstudio.files.durable import write_durably
+from splatstudio.files.inputs import can_be_path, read_input
+
+MOST = 20  # paths that are kept
+
+
+def recent_file() -> Path:
+    """Return where the list is, by the rules of freedesktop.org; RuntimeError where there is no home."""
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    state = named if named.is_absolute() else Path.home() / ".local" / "state"
+    return state / "splatstudio" / "recent.json"
+
+
+def recent_paths() -> tuple[Path, ...]:
+    """Return those that are still there, newest first; none where the list is missing or damaged."""
+    try:
+        kept = json.loads(read_input(recent_file()))
+    except (OSError, ValueError, RuntimeError):
+        return ()
+    texts = [text for text in kept if isinstance(text, str)] if isinstance(kept, list) else []
+    return tuple(path for text in texts if can_be_path(text) and (path := Path(text)).exists())
+
+
+def remember(path: Path) -> str:
+    """Put a path first on the list; return "", or a sentence where the list cannot be kept."""
+    whole = Path(os.path.abspath(path))
+    paths = [whole, *(other for other in recent_paths() if other != whole)][:MOST]
+    try:
+        file = recent_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(file, json.dumps([str(each) for each in paths], indent=1).encode())
+    except (OSError, RuntimeError, UnicodeError) as error:
+        return f"The list of what was opened last cannot be kept: {error}"
+    return ""

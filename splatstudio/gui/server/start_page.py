@@ -1,0 +1,209 @@
+"""The page that `splatstudio open` shows without a path: what was opened last, the demo, a field for a path.
+
+It stands behind the same checks of sender and secret as the studio's page, and knows neither viser nor
+torch, so that it is there at once. What is chosen opens in the same process and at the same address: the
+studio takes over the socket, and a browser that comes meanwhile waits in its queue.
+"""
+
+from __future__ import annotations
+
+import hmac
+import html
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from queue import SimpleQueue
+from string import Template
+from urllib.parse import parse_qsl
+
+from websockets.exceptions import WebSocketException
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from splatstudio.gui.server.access import (
+    Listen,
+    Refusal,
+    html_response,
+    make_access,
+    page_response,
+    url_of,
+)
+
+_TEMPLATE = Path(__file__).parents[1] / "page" / "start.html"
+_RELOAD_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What can be opened with one click."""
+
+    path: Path
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class StartContent:
+    """What the page offers: lists of entries under their titles, the demo, and where relative paths begin."""
+
+    lists: Sequence[tuple[str, Sequence[Entry]]]
+    demo: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """What was chosen on the page: a path as it was typed, and whether to train it at once."""
+
+    path: str
+    train: bool
+
+
+class StartPage:
+    """A start page that is being served until `close` or until its address is handed over.
+
+    Raises ValueError, as `Listen.take_port` does, where it cannot be served.
+    """
+
+    def __init__(self, listen: Listen, content: StartContent):
+        self.listen, self._content = listen, content
+        self.token = listen.new_token()
+        self._access = make_access(listen.host, self.token, listen.allow_host, listen.allow_origin)
+        self._listener = listen.take_port()
+        self.port: int = self._listener.getsockname()[1]
+        self.url = url_of(listen.host, self.port, self.token)
+        # In the page alone: another page of this machine, whose requests carry the cookie, does not know it.
+        self._key = secrets.token_urlsafe(16)
+        self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
+        self._opening = ""
+        self._told = ""
+        self._lock = threading.Lock()
+        # It serves on a copy of the socket: when it ends, the other one still listens.
+        self._server = serve(
+            lambda connection: connection.close(),
+            sock=self._listener.dup(),
+            process_request=self._answer,
+            logger=_quiet_logger(),
+            server_header=None,
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="start page")
+        self._thread.start()
+        self.handed_over = False
+
+    def next_request(self) -> OpenRequest:
+        """Wait for what is chosen; until `tell` the page says that it is being opened."""
+        return self._requests.get()
+
+    def tell(self, sentence: str) -> None:
+        """StartContent everything again, below a sentence on why the last choice could not be opened."""
+        with self._lock:
+            self._opening, self._told = "", sentence
+
+    def hand_over(self) -> socket.socket:
+        """Stop serving and return the socket, which listens on."""
+        self._stop_serving()
+        self.handed_over = True
+        return self._listener
+
+    def close(self) -> None:
+        """Stop serving and leave the port."""
+        if not self.handed_over:
+            self._stop_serving()
+            self._listener.close()
+
+    def _stop_serving(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+    def _answer(self, connection: ServerConnection, request: Request) -> Response:
+        try:
+            response = self._access.answer(request) or self._answer_visitor(request)
+        except Refusal as refusal:
+            response = page_response(refusal.status, refusal.sentence)
+        response = self._access.harden(response)
+        policy = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; "
+        del response.headers["Content-Security-Policy"]
+        response.headers["Content-Security-Policy"] = policy + self._access.frame_ancestors()
+        return response
+
+    def _answer_visitor(self, request: Request) -> Response:
+        """Answer whoever has the secret."""
+        path, _, query = request.path.partition("?")
+        if path != "/":
+            raise Refusal(HTTPStatus.NOT_FOUND, "path", "There is no such page.")
+        fields = dict(parse_qsl(query))
+        with self._lock:
+            if "open" in fields and not self._opening:
+                if not hmac.compare_digest(fields.get("key", "").encode(), self._key.encode()):
+                    sentence = (
+                        "This form is of an earlier start page. Please reload the page, and choose again."
+                    )
+                    raise Refusal(HTTPStatus.FORBIDDEN, "key", sentence)
+                self._opening = fields["open"]
+                self._requests.put(OpenRequest(fields["open"], train="train" in fields))
+            if "open" in fields:  # a reload of the page shall not open it again
+                response = page_response(HTTPStatus.SEE_OTHER, "Opening.")
+                response.headers["Location"] = "/"
+                return response
+            if self._opening:
+                sentence = f"Opening {html.escape(self._opening)} ..."
+                return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
+            return html_response(HTTPStatus.OK, self._page())
+
+    def _page(self) -> str:
+        lists = "".join(self._list(title, entries) for title, entries in self._content.lists if entries)
+        told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
+        return Template(_TEMPLATE.read_text("utf-8")).substitute(
+            told=told,
+            key=self._key,
+            lists=lists,
+            demo=html.escape(str(self._content.demo)),
+            folder=html.escape(str(self._content.folder)),
+        )
+
+    def _list(self, title: str, entries: Sequence[Entry]) -> str:
+        rows = "".join(
+            f'<button name="open" value="{html.escape(str(entry.path))}" class="entry">'
+            f'{html.escape(str(entry.path))} <span class="detail">{html.escape(entry.detail)}</span></button>'
+            for entry in entries
+        )
+        key = f'<input type="hidden" name="key" value="{self._key}">'
+        return f'<h2>{html.escape(title)}</h2><form action="/">{key}{rows}</form>'
+
+
+@dataclass(frozen=True)
+class StartPageAddress(Listen):
+    """Where a start page is: the studio takes over its socket and its secret, so that its address stays."""
+
+    page: StartPage = field(kw_only=True)
+
+    def new_token(self) -> str:
+        """Return the secret that the browser has already."""
+        return self.page.token
+
+    def take_port(self) -> socket.socket:
+        """Return the socket on which the start page listened."""
+        return self.page.hand_over()
+
+
+def address_of(page: StartPage) -> StartPageAddress:
+    """Return where a studio listens that takes over the address of a start page."""
+    listen = page.listen
+    return StartPageAddress(listen.host, page.port, listen.allow_host, listen.allow_origin, page=page)
+
+
+def _quiet_logger() -> logging.Logger:
+    """Return a logger that tells of faults of this program, but not of browsers that break off."""
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (WebSocketException, OSError, EOFError))
+
+    logger = logging.Logger("splatstudio.start_page", logging.WARNING)
+    logger.parent = logging.getLogger()
+    logger.addFilter(is_ours)
+    return logger

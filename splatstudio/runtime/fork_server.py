@@ -1,0 +1,64 @@
+"""The server from which ranks are forked: a process that has torch loaded. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+from splatstudio.runtime.stop_signals import STOP_SIGNALS
+
+LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
+
+
+def process_context(*, several: bool = False) -> BaseContext:
+    """Return how ranks are started: forked from a server that has torch loaded, where that can be.
+
+    The server that the first call describes serves all: `several` ranks need more of torch.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not _has_room_for_a_socket():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # What the first backward pass between ranks loads, which takes a second and more.
+    backward = ["torch.fx.experimental.symbolic_shapes"] if several else []
+    # A rank takes in the program that starts it, which has a supervisor: 15 ms at every start of a rank.
+    context.set_forkserver_preload(["splatstudio.runtime.rank", "splatstudio.runtime.supervisor", *backward])
+    return context
+
+
+def begin_fork_server(*, several: bool) -> None:
+    """Start the server, where there is one: it loads torch on another core while this process does, too."""
+    if process_context(several=several).get_start_method() == "forkserver":
+        with signals_held():
+            forkserver.ensure_running()
+
+
+def _has_room_for_a_socket() -> bool:
+    """Return whether a socket in the folder for temporary files can have a name, as the server's must."""
+    name = Path(tempfile.gettempdir()) / "pymp-12345678" / "listener-12345678"
+    return len(os.fsencode(name)) <= LONGEST_SOCKET_NAME
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Keep the stop signals from what is started in here: each may reach every process of a group.
+
+    The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
+    is closed themselves, and hear SIGTERM from `leave_when_told` on.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Started by the way, multiprocessing's tracker would let SIGINT through again, just before the server.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

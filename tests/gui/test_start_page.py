@@ -1,0 +1,203 @@
+"""The start page: who gets in, what it offers, and that the studio takes over its address."""
+
+from __future__ import annotations
+
+import html
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from gate_client import get
+from studio_page import CANVAS, PAGE_TEST, TIMEOUT
+
+from splatstudio.cli import start
+from splatstudio.files.recent import recent_file, recent_paths, remember
+from splatstudio.files.run import Run
+from splatstudio.gui.server.access import Listen
+from splatstudio.gui.server.start_page import Entry, OpenRequest, StartContent, StartPage, address_of
+from splatstudio.scene.demo import demo_scene
+from splatstudio.settings.config import TrainConfig
+
+ANY_PORT = Listen(port=0)
+
+
+@pytest.fixture
+def start_page(tmp_path: Path) -> Iterator[StartPage]:
+    lists = [("Runs in this folder", [Entry(tmp_path / "<b>&", "a 'scene'")]), ("Opened before", [])]
+    made = StartPage(ANY_PORT, StartContent(lists, tmp_path / "demo", tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The list of what was opened last is an empty one of this test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "splatstudio" / "recent.json"
+
+
+class Visitor:
+    """A browser with the cookie that the address with the secret gave it."""
+
+    def __init__(self, page: StartPage):
+        self._page = page
+        status, headers, _ = get(page.port, f"/?token={page.token}")
+        assert status == 303
+        self._cookie = headers["set-cookie"].split(";")[0]
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, str]:
+        status, _, body = get(self._page.port, path, Cookie=self._cookie, **headers)
+        return status, body if isinstance(body, str) else body.decode()
+
+    def choose(self, **fields: str) -> int:
+        (key,) = set(re.findall(r'name="key" value="([^"]+)"', self.get()[1]))
+        return self.get("/?" + urlencode({"key": key, **fields}))[0]
+
+
+def test_strangers_see_nothing_and_choose_nothing(start_page: StartPage) -> None:
+    own = f"http://127.0.0.1:{start_page.port}"
+    for status, path, headers in (
+        (403, "/", {}),
+        (403, "/?open=/etc", {}),
+        (403, "/?token=wrong", {}),
+        (421, f"/?token={start_page.token}", {"Host": "evil.example"}),
+        (403, f"/?token={start_page.token}", {"Origin": "http://evil.example"}),
+    ):
+        answer = get(start_page.port, path, **headers)
+        assert answer[0] == status, (path, headers, answer)
+        assert "name=" not in str(answer[2]).replace("<meta name=", "") and "set-cookie" not in answer[1]
+    visitor = Visitor(start_page)
+    # The cookie goes along with what any page of this machine asks for: the key in the form does not.
+    assert visitor.get("/?open=/etc")[0] == 403
+    assert visitor.get("/?open=/etc&key=wrong", Origin=own)[0] == 403
+    assert start_page._requests.empty()
+
+
+def test_what_it_offers_is_shown_and_names_cannot_steer_the_page(start_page: StartPage) -> None:
+    status, text = Visitor(start_page).get()
+    offered = re.findall(r'<button name="open" value="([^"]+)"', text)
+    assert status == 200 and [Path(html.unescape(value)).name for value in offered] == ["<b>&", "demo"]
+    assert "<b>" not in text and "Opened before" not in text
+    policy = get(start_page.port, "/")[1]["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'self'" in policy
+
+
+def test_a_choice_is_told_once_and_a_failure_brings_the_page_back(start_page: StartPage) -> None:
+    visitor = Visitor(start_page)
+    assert visitor.choose(open="/no/<i>where", train="1") == 303
+    assert start_page.next_request() == OpenRequest("/no/<i>where", train=True)
+    status, text = visitor.get()
+    assert status == 200 and "Opening /no/&lt;i&gt;where" in text and 'http-equiv="refresh"' in text
+    assert visitor.get("/?open=/other&key=x")[0] == 303 and start_page._requests.empty()
+    start_page.tell("<i>is not there")
+    assert "&lt;i&gt;is not there" in visitor.get()[1]
+    visitor.choose(open="here")
+    assert start_page.next_request() == OpenRequest("here", train=False)
+
+
+def test_its_socket_listens_on_while_nobody_serves(start_page: StartPage) -> None:
+    listener = address_of(start_page).take_port()
+    try:
+        with socket.create_connection(("127.0.0.1", start_page.port), timeout=10):  # waits in the queue
+            assert listener.accept()[0].close() is None
+    finally:
+        listener.close()
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[StartPage], list[Any], threading.Thread]:
+    """Serve the start page until something is opened, as the command does: page, studio and thread."""
+    pages, studios = list[StartPage](), list[Any]()
+    there = threading.Event()
+
+    class NotedPage(StartPage):
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            pages.append(self)
+            there.set()
+
+    def serve() -> None:
+        studios.append(start.studio_of_choice(ANY_PORT, browser=False, train=False, config=TrainConfig()))
+
+    monkeypatch.setattr(start, "StartPage", NotedPage)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert there.wait(60)
+    return pages, studios, thread
+
+
+def test_the_studio_of_what_is_chosen_is_at_the_same_address(
+    own_folder: Path, own_list: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (page,), studios, thread = served(monkeypatch)
+    visitor = Visitor(page)
+    visitor.choose(open="nowhere")
+    deadline = threading.Event()
+    while "nowhere does not exist" not in visitor.get()[1]:
+        assert not deadline.wait(0.05) and thread.is_alive()
+    visitor.choose(open=str(blob_folder))
+    thread.join(60)
+    (studio,) = studios
+    try:
+        assert (studio.port, studio.url) == (page.port, page.url)
+        status, text = visitor.get()
+        assert status == 200 and "viser" in text.lower(), "the browser is let in with the cookie that it has"
+        assert get(page.port, "/")[0] == 403
+        assert recent_paths() == (blob_folder,)
+    finally:
+        studio.close()
+
+
+def test_runs_and_what_was_opened_before_are_offered_newest_first(
+    own_folder: Path, own_list: Path, blob_folder: Path
+) -> None:
+    Run.create(Path("runs/one"), blob_folder, TrainConfig())
+    Path("runs/damaged").mkdir()
+    Path("runs/damaged/run.json").write_text("{")
+    for path in (blob_folder, own_folder, Path("runs/one"), demo_scene(), blob_folder):
+        assert remember(path) == ""
+    remember(own_folder / "gone")
+    offered = start.start_content()
+    (runs, recent) = (dict((entry.path, entry.detail) for entry in rows) for _, rows in offered.lists)
+    assert str(blob_folder) in runs[Path("runs/one")] and "damaged" in runs[Path("runs/damaged")]
+    assert list(recent) == [blob_folder, own_folder] and (offered.demo / "sparse").is_dir()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"a": 1}', b"[1, null]", b'["a\\u0000b"]', b"\xff"])
+def test_a_damaged_list_is_begun_anew(own_list: Path, tmp_path: Path, content: bytes) -> None:
+    own_list.parent.mkdir(parents=True)
+    own_list.write_bytes(content)
+    assert recent_paths() == () and remember(tmp_path) == "" and recent_paths() == (tmp_path,)
+
+
+def test_a_list_that_cannot_be_written_is_told_and_hinders_nothing(
+    own_list: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_list.parent.parent.write_text("a file where its folder should be")
+    start.note_opened(tmp_path)
+    assert "cannot be kept" in capsys.readouterr().out and recent_file() == own_list
+
+
+@PAGE_TEST[0]
+@PAGE_TEST[1]
+def test_a_browser_goes_from_the_start_page_to_the_studio(
+    browser: Any, own_folder: Path, own_list: Path, blob_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (page,), studios, thread = served(monkeypatch)
+    tab = browser.new_page()
+    tab.set_default_timeout(1000 * TIMEOUT)
+    tab.goto(page.url)
+    tab.get_by_label("Open a folder or a file").fill(str(blob_folder))
+    tab.get_by_role("button", name="Open", exact=True).click()
+    thread.join(TIMEOUT)
+    try:
+        tab.wait_for_selector(CANVAS)
+        assert "open=" not in tab.url and "token=" not in tab.url
+    finally:
+        tab.close()
+        for studio in studios:
+            studio.close()

@@ -59,10 +59,10 @@ def version() -> str:
 
 
 def _torch() -> str:
-    torch = installed_torch()
-    if torch is None:
+    found = installed_torch()
+    if found is None:
         return "is not installed"
-    return f"{torch.release}, {f'CUDA {torch.cuda}' if torch.cuda else 'without CUDA'}"
+    return f"{found.release}, {f'CUDA {found.cuda}' if found.cuda else 'without CUDA'}"
 
 
 def _kernels() -> str:

@@ -1,4 +1,4 @@
-"""The command line: `splatstudio open | train | eval | merge | export | render | info | doctor | attach`."""
+"""The command line: `splatstudio open | poses | train | eval | merge | export | render | info | ...`."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def open_(
     run: Path | None = None,
     at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
 ) -> int:
-    """Open a scene folder, a file of splats or a run folder in the studio.
+    """Open a scene folder, photographs, a video, a file of splats or a run folder in the studio.
 
     Args:
-        path: What to open.
+        path: What to open; of photographs and videos without camera poses these are estimated first.
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
@@ -93,6 +93,9 @@ def open_(
         at_once: What to do without being asked in the page.
     """
     _say_starting()
+    from splatstudio.cli.poses import with_poses
+
+    path = with_poses(path)
     from splatstudio.gui.app import nodes_asked_for, open_studio
 
     given = settings_named(sys.argv[1:])
@@ -108,6 +111,22 @@ def open_(
     return 0
 
 
+def poses(path: Positional[Path], /, frames: int | None = None) -> int:
+    """Estimate the camera poses of photographs or of a video, and say how good they are.
+
+    Everything is kept in the folder .splatstudio beside the photographs, which are not changed. Ctrl-C loses
+    no finished stage.
+
+    Args:
+        path: A folder of photographs and videos, or one video.
+        frames: How many frames of each video to use; as many as its motion needs by default.
+    """
+    from splatstudio.cli.poses import estimate_and_print
+
+    estimate_and_print(path, frames)
+    return 0
+
+
 def train_(
     scene: Positional[Path],
     /,
@@ -120,7 +139,8 @@ def train_(
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
-        scene: A COLMAP folder, or one with transforms.json or Blender's files; with --resume a run will do.
+        scene: A COLMAP folder, or one with transforms.json or Blender's files, or photographs or a video,
+            whose camera poses are estimated first; with --resume a run will do.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
         devices: What trains, and how much fits there.
@@ -131,9 +151,11 @@ def train_(
         raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
+    from splatstudio.cli.poses import with_poses
     from splatstudio.cli.terminal import print_part
     from splatstudio.cli.train import scene_and_run, train_scene
 
+    scene = with_poses(scene)
     if config.init and not resume:
         print_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
@@ -337,7 +359,15 @@ def attach_(
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    **{"open": open_, "train": train_, "eval": eval_, "merge": merge_, "export": export, "render": render},
+    **{
+        "open": open_,
+        "poses": poses,
+        "train": train_,
+        "eval": eval_,
+        "merge": merge_,
+        "export": export,
+        "render": render,
+    },
     **{"info": info, "doctor": doctor, "attach": attach_},
 }
 ABOUT = (

@@ -345,6 +345,8 @@ def _check(manifest: Manifest) -> None:
         return
     if not manifest.photos:
         raise ValueError(f"{path} holds no photographs and no videos: name the folder that does")
+    if manifest.photos[0].left_out and len(manifest.photos) == 1 and is_video(Path(path)):
+        raise ValueError(f"{path} cannot be used: {manifest.photos[0].left_out}")
     reasons = Counter(photo.left_out for photo in manifest.photos if photo.left_out)
     example = {photo.left_out: photo.source for photo in manifest.photos}
     told = "; ".join(

@@ -113,13 +113,15 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
                 announce(min(1.0, last / length) if length else 0.0)
     except (FFmpegError, OSError, IndexError) as error:
         if len(looks) < 3:
-            raise ValueError(
-                f"a video that is damaged or cut off ({first_line(error)}); copy it again"
-            ) from error
-        notes.append(f"damaged after {last:.1f} s, and used up to there ({first_line(error)})")
+            raise ValueError(f"it is damaged or cut off ({_words(error)}); copy it again") from error
+        notes.append(f"damaged after {last:.1f} s, and used up to there ({_words(error)})")
     if not notes and length - last > max(1.0, 0.1 * length):
         notes.append(f"ends after {last:.1f} s of {length:.1f} s: the file is cut off, and used up to there")
     return looks, notes
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
 
 def _frames(container: InputContainer) -> Iterator[av.VideoFrame]:

@@ -49,7 +49,10 @@ def report_lines(report: PoseReport) -> list[str]:
             f"Another group: {len(group.names)} photos, {group.names[0]} to {group.names[-1]};"
             f" --model {group.model} opens it"
         )
-    lines += [f"Doubtful: {link.first} and {link.second}" for link in report.doubtful[:3]]
+    lines += [
+        f"Doubtful: {link.first} and {link.second} ({link.num_matches} matches contradict the poses)"
+        for link in report.doubtful[:3]
+    ]
     lines += [f"Note: {note}" for note in report.notes]
     lines += [f"Next: {advice}" for advice in report.advice]
     return lines

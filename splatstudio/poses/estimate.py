@@ -75,6 +75,7 @@ def estimate_poses(
     if (report := _finished(store, frames)) is not None:
         return report
     with store.held():
+        store.drop_damaged_database()
         seconds: dict[str, float] = {}
         peak = 0
         for stage in STAGES:

@@ -54,6 +54,18 @@ class PoseStore:
         """Return the report of the poses that are there, None where there are none."""
         return read_record(self.report_file, PoseReport) if self.has_poses else None
 
+    def drop_damaged_database(self) -> None:
+        """Remove a database that cannot be read, as after a crash of the machine: it is made again."""
+        if not self.database.exists():
+            return
+        try:
+            with closing(sqlite3.connect(self.database)) as database:
+                for table in ("images", "keypoints", "descriptors", "matches", "two_view_geometries"):
+                    database.execute(f"SELECT count(*) FROM {table}").fetchone()
+        except sqlite3.DatabaseError:
+            for file in self.path.glob(f"{self.database.name}*"):
+                file.unlink()
+
     def forget(self, names: Collection[str]) -> None:
         """Remove photographs with their features and matches from the database, where it is there."""
         if not names or not self.database.exists():

@@ -32,7 +32,7 @@ def texture(seed: int) -> np.ndarray:
     """Return a picture [H, W, 3] uint8 with corners and blobs of all sizes, of its own for each seed."""
     random = np.random.default_rng(seed)
     image = np.full((TEXTURE, TEXTURE, 3), 128, np.uint8)
-    for size in (160, 90, 50, 26, 14):
+    for size in (200, 110, 64, 36):
         for _ in range(round(0.9 * (TEXTURE / size) ** 2)):
             x, y = random.integers(0, TEXTURE, 2).tolist()
             color = random.integers(20, 236, 3).tolist()
@@ -64,7 +64,7 @@ def table_with_boxes(first_seed: int = 0) -> list[Wall]:
     return [Wall(FLOOR, first_seed), *boxes]
 
 
-def ring(num: int, *, radius: float = 3.4, height: float = 1.7, share: float = 1.0) -> np.ndarray:
+def ring(num: int, *, radius: float = 3.2, height: float = 2.2, share: float = 1.0) -> np.ndarray:
     """Return cameras [num, 4, 4], world to camera, that look at the middle from around it."""
     angles = 2 * np.pi * share * np.arange(num) / num
     places = np.c_[radius * np.cos(angles), radius * np.sin(angles), height + 0.3 * np.sin(3 * angles)]
@@ -82,9 +82,14 @@ def photograph(walls: Sequence[Wall], viewmat: np.ndarray) -> np.ndarray:
             continue  # behind the camera, or seen from behind
         place = corners @ K.T
         place = (place[:, :2] / place[:, 2:] - 0.5).astype(np.float32)
-        source = np.array([[0, TEXTURE], [TEXTURE, TEXTURE], [TEXTURE, 0], [0, 0]], np.float32) - 0.5
+        # A texture of about the wall's size in the picture: a larger one would flicker.
+        size = round(
+            min(TEXTURE, max(8.0, float(np.linalg.norm(place - np.roll(place, 1, axis=0), axis=1).max())))
+        )
+        pattern = cv2.resize(texture(wall.seed), (size, size), interpolation=cv2.INTER_AREA)
+        source = np.array([[0, size], [size, size], [size, 0], [0, 0]], np.float32) - 0.5
         homography = cv2.getPerspectiveTransform(source, place)
-        drawn = cv2.warpPerspective(texture(wall.seed), homography, (WIDTH, HEIGHT), flags=cv2.INTER_AREA)
+        drawn = cv2.warpPerspective(pattern, homography, (WIDTH, HEIGHT), flags=cv2.INTER_LINEAR)
         mask = np.zeros((HEIGHT, WIDTH), np.uint8)
         cv2.fillConvexPoly(mask, np.round(place).astype(np.int32), 255)
         image[mask > 0] = drawn[mask > 0]

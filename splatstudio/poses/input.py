@@ -348,7 +348,7 @@ def _check(manifest: Manifest) -> None:
     if manifest.photos[0].left_out and len(manifest.photos) == 1 and is_video(Path(path)):
         raise ValueError(f"{path} cannot be used: {manifest.photos[0].left_out}")
     reasons = Counter(photo.left_out for photo in manifest.photos if photo.left_out)
-    example = {photo.left_out: photo.source for photo in manifest.photos}
+    example = {photo.left_out: photo.source for photo in reversed(manifest.photos)}
     told = "; ".join(
         example[reason] + (f" and {count - 1} more" if count > 1 else "") + f": {reason}"
         for reason, count in reasons.most_common(5)

@@ -19,7 +19,7 @@ from splatstudio.poses.store import PoseStore
 from splatstudio.poses.upright import make_upright
 from splatstudio.poses.words import report_text
 
-SMALLEST_MODEL = 3  # photographs
+SMALLEST_MODEL, FEWEST_POINTS = 3, 8  # photographs, and points of each
 RUNAWAY = 1.15  # times the focal length that EXIF tells, or its inverse: beyond it the estimate is doubted
 AS_GOOD = 1.10  # times the reprojection error, up to which a model with the told focal length is preferred
 BETTER_LENS = 0.97  # times the error, from which on a lens with more parameters is believed
@@ -87,7 +87,13 @@ def _mapped(
         models = [pycolmap.Reconstruction(manager.get(number)) for number in range(manager.size())]
     finally:
         database.close()
-    models = [model for model in models if model.num_reg_images() >= SMALLEST_MODEL]
+    # Of photographs from one place COLMAP makes poses without points, which are worth nothing.
+    models = [
+        model
+        for model in models
+        if model.num_reg_images() >= SMALLEST_MODEL
+        and model.num_points3D() >= FEWEST_POINTS * model.num_reg_images()
+    ]
     return sorted(models, key=lambda model: -model.num_reg_images())
 
 

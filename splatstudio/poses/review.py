@@ -25,7 +25,12 @@ from splatstudio.poses.records import (
 from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.upright import Upright
 
+ONE_PLACE = (
+    "are taken from nearly one place, and depth is seen only from several: walk around the subject, do not"
+    " turn on the spot"
+)
 GRID = 8
+FLAT = (4, 5, 6)  # COLMAP's numbers of planar and panoramic pairs, and of those that may be either
 FEW_FEATURES = 150  # a sharp photograph of nearly anything has ten times as many
 BLURRED = 0.25  # of the median sharpness
 LINK_MATCHES = 30  # from which on a pair says something about the poses
@@ -85,10 +90,20 @@ def why_nothing(store: PoseStore, manifest: Manifest, features: Mapping[str, int
             f"no poses can be estimated: no two of the {len(used)} photographs of {source} show the same"
             f" ({best} matches at most); walk around one subject, and let neighbors overlap by two thirds"
         )
+    if _from_one_place(store):
+        return f"no poses can be estimated: the {len(used)} photographs of {source} {ONE_PLACE}"
     return (
-        f"no poses can be estimated: the {len(used)} photographs of {source} match, but are taken from nearly"
-        " one place, and depth is seen only from several: walk around the subject, do not turn on the spot"
+        f"no poses can be estimated: the {len(used)} photographs of {source} match in pairs ({best} matches"
+        " at most), but not three with each other: take more between them, so that all is in three photos"
     )
+
+
+def _from_one_place(store: PoseStore) -> bool:
+    """Return whether most pairs that match can be laid on each other, as only a plane or one place allows."""
+    with closing(sqlite3.connect(store.database)) as connection:
+        query = "SELECT config, count(*) FROM two_view_geometries WHERE rows >= ? GROUP BY config"
+        counts = dict(connection.execute(query, (LINK_MATCHES,)).fetchall())
+    return 2 * sum(counts.get(config, 0) for config in FLAT) > sum(counts.values())
 
 
 def review(
@@ -171,7 +186,7 @@ def _left_out(
 ) -> list[LeftPhoto]:
     middle = float(np.median([photo.sharpness for photo in manifest.used]))
     group_of = {name: group for group in groups for name in group.names}
-    left = [LeftPhoto(photo.name, photo.left_out) for photo in manifest.photos if photo.left_out]
+    left = [LeftPhoto(photo.source, photo.left_out) for photo in manifest.photos if photo.left_out]
     for photo in manifest.used:
         if photo.name not in posed:
             reason = _reason(photo, posed, group_of.get(photo.name), links, features, middle)

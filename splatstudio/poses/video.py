@@ -115,7 +115,7 @@ def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], l
         if len(looks) < 3:
             raise ValueError(f"it is damaged or cut off ({_words(error)}); copy it again") from error
         notes.append(f"damaged after {last:.1f} s, and used up to there ({_words(error)})")
-    if not notes and length - last > max(1.0, 0.1 * length):
+    if not notes and length - last > max(0.5, 0.05 * length):
         notes.append(f"ends after {last:.1f} s of {length:.1f} s: the file is cut off, and used up to there")
     return looks, notes
 

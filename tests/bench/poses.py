@@ -2,8 +2,8 @@
 
     python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000]
 
-SCENES holds `fox/` (transforms.json, images/), `raw-photos/banana/` and `raw-photos/drone/`; what is not there is
-passed over. The demo's cameras are known, so are those of the drawn rooms. Photographs are copied before.
+SCENES holds `fox/` (transforms.json, images/), `raw-photos/banana/` and `raw-photos/drone/`; what is not
+there is passed over. The demo's cameras are known, so are those of the drawn rooms; photographs are copied.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "support"))
 
-from pose_errors import pose_errors
-from textured_rooms import ring, table_with_boxes, write_photographs, write_video
+from pose_errors import pose_errors  # noqa: E402
+from textured_rooms import ring, table_with_boxes, write_photographs, write_video  # noqa: E402
 
-import splatstudio as ss
-from splatstudio.poses.records import PoseReport
-from splatstudio.scene.colmap import read_model
+import splatstudio as ss  # noqa: E402
+from splatstudio.poses.records import PoseReport  # noqa: E402
+from splatstudio.scene.colmap import read_model  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CASES))
     parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
-    print(
-        "| photographs | placed | error px | rotation ° | center % | seconds (features + matches + poses) | peak GB |"
-    )
+    print("| photographs | placed | error px | rotation ° | center % | seconds (features + ...) | peak GB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     told: list[str] = []
     for name in arguments.only:

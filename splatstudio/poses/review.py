@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pycolmap
 
+from splatstudio.poses.doubts import LINK_MATCHES, doubtful_links
 from splatstudio.poses.features import features_in
 from splatstudio.poses.records import (
-    DoubtfulLink,
     InputPhoto,
     LeftPhoto,
     Manifest,
@@ -33,12 +33,6 @@ GRID = 8
 FLAT = (4, 5, 6)  # COLMAP's numbers of planar and panoramic pairs, and of those that may be either
 FEW_FEATURES = 150  # a sharp photograph of nearly anything has ten times as many
 BLURRED = 0.25  # of the median sharpness
-LINK_MATCHES = 30  # from which on a pair says something about the poses
-AGREES_WITHIN = 8.0  # pixels, as Sampson distance
-CONTRADICTED = 0.3  # the share of agreeing matches below which a link contradicts the poses
-# Contradicted matches of a photograph beside those that agree. Measured: 0.88 where one of two equal
-# boxes was taken for the other, 0 with different boxes, 0.15 before a wallpaper that repeats.
-DOUBTED = 0.25
 SPARSE_POINTS, POOR_COVERAGE = 100, 0.15  # of a photograph, below which its pose is loose
 LARGE_ERROR = 1.5  # pixels: a model of sharp photographs has half of it
 WIDEST, LONGEST = 0.35, 4.0  # focal lengths in longer sides, beyond which no photograph is taken
@@ -132,7 +126,7 @@ def review(
         posed=posed,
         left_out=tuple(_left_out(manifest, names, groups, links, features_in(store.database))),
         groups=tuple(group for group in groups if group.names),
-        doubtful=_doubtful(model, database),
+        doubtful=doubtful_links(model, database),
         cameras=tuple(_cameras(model, told)),
         num_points=model.num_points3D(),
         error=float(model.compute_mean_reprojection_error()),
@@ -216,53 +210,6 @@ def _reason(
     return f"its {matches} matches with {other} agree on no place for it"
 
 
-def _doubtful(model: pycolmap.Reconstruction, database: pycolmap.Database) -> tuple[DoubtfulLink, ...]:
-    """Return the contradicted links of photographs that may stand in the wrong place, most matches first.
-
-    Where one of two places that look alike is taken for the other, the links between true neighbors
-    contradict the poses. Patterns that repeat, as on wallpaper, make false links, too, but those are few
-    beside the links that agree: a photograph is doubted when its contradicted matches are many beside them.
-    """
-    posed = set(model.reg_image_ids())
-    ids, geometries = database.read_two_view_geometries()
-    centers = {number: np.asarray(model.image(number).projection_center()) for number in posed}
-    size = float(np.median(np.ptp(np.stack(list(centers.values())), axis=0)))
-    links: list[tuple[int, int, DoubtfulLink]] = []
-    agreeing, contradicted = Counter[int](), Counter[int]()
-    for pair, geometry in zip(ids, geometries, strict=True):
-        first, second = pycolmap.pair_id_to_image_pair(pair)
-        matches = geometry.inlier_matches
-        if len(matches) < LINK_MATCHES or first not in posed or second not in posed:
-            continue
-        if np.linalg.norm(centers[first] - centers[second]) < 0.01 * size:
-            continue  # of one place: there is no epipolar geometry
-        share = _agreeing(model, database, first, second, matches)
-        counts = contradicted if share < CONTRADICTED else agreeing
-        counts.update({first: len(matches), second: len(matches)})
-        if share < CONTRADICTED:
-            names = (model.image(first).name, model.image(second).name)
-            links.append((first, second, DoubtfulLink(*names, len(matches), share)))
-    doubted = {number for number, count in contradicted.items() if count > DOUBTED * agreeing[number]}
-    found = [link for first, second, link in links if {first, second} & doubted]
-    return tuple(sorted(found, key=lambda link: -link.num_matches))
-
-
-def _agreeing(
-    model: pycolmap.Reconstruction, database: pycolmap.Database, first: int, second: int, matches: np.ndarray
-) -> float:
-    """Return the share of matches [M, 2] that lie where the poses of their two photographs allow."""
-    rays = []
-    for side, number in enumerate((first, second)):
-        camera = model.camera(model.image(number).camera_id)
-        keypoints = database.read_keypoints(number)[matches[:, side], :2].astype(np.float64)
-        rays.append(camera.cam_from_img(keypoints))
-    relative = _pose(model.image(second)) * _pose(model.image(first)).inverse()
-    essential = pycolmap.essential_matrix_from_pose(relative)
-    squared = np.array(pycolmap.compute_squared_sampson_error(rays[0], rays[1], essential))
-    focal = model.camera(model.image(first).camera_id).mean_focal_length()
-    return float(np.mean(squared < (AGREES_WITHIN / focal) ** 2))
-
-
 def _cameras(model: pycolmap.Reconstruction, told: Mapping[int, float]) -> list[PoseCamera]:
     photos = Counter[int]()
     for image in model.reg_image_ids():
@@ -288,8 +235,8 @@ def _advised(report: PoseReport, manifest: Manifest) -> PoseReport:
     if report.doubtful:
         worst = report.doubtful[0]
         notes.append(
-            f"places that look alike may have been taken for one: {worst.first} and {worst.second} have"
-            f" {worst.num_matches} matches that contradict the poses, and so have"
+            f"places that look alike may have been taken for one: the {worst.num_matches} matches of"
+            f" {worst.first} and {worst.second} do not fit their poses, and so it is with"
             f" {len(report.doubtful) - 1} other pairs"
         )
         advice.append(

@@ -50,7 +50,7 @@ def report_lines(report: PoseReport) -> list[str]:
             f" --model {group.model} opens it"
         )
     lines += [
-        f"Doubtful: {link.first} and {link.second} ({link.num_matches} matches contradict the poses)"
+        f"Doubtful: {link.first} and {link.second} ({link.num_matches} matches, which do not fit the poses)"
         for link in report.doubtful[:3]
     ]
     lines += [f"Note: {note}" for note in report.notes]

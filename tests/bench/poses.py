@@ -2,7 +2,7 @@
 
     python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000]
 
-SCENES holds `fox/` (transforms.json, images/), `raw-photos/banana/` and `raw-photos/drone/`; what is not
+SCENES holds `fox/images/`, `fox-colmap/`, `raw-photos/banana/` and `raw-photos/drone/`; what is not
 there is passed over. The demo's cameras are known, so are those of the drawn rooms; photographs are copied.
 """
 
@@ -36,7 +36,7 @@ class Case:
 
     source: Path
     known: dict[str, np.ndarray] | None = None
-    poses_that_came: Path | None = None
+    other_poses: Path | None = None
 
 
 def demo(folder: Path, scenes: Path) -> Case:
@@ -62,8 +62,8 @@ def video(folder: Path, scenes: Path) -> Case:
 
 
 def fox(folder: Path, scenes: Path) -> Case:
-    """Return the fox's 50 photographs, and the poses that came with them."""
-    return Case(shutil.copytree(scenes / "fox" / "images", folder / "fox"), None, scenes / "fox")
+    """Return the fox's 50 photographs, and a COLMAP model of the same."""
+    return Case(shutil.copytree(scenes / "fox" / "images", folder / "fox"), None, scenes / "fox-colmap")
 
 
 def raw(name: str) -> Callable[[Path, Path], Case]:
@@ -127,9 +127,11 @@ def main() -> None:
             told.append(
                 f"{name}: {time.monotonic() - began:.0f} s; up by {report.up}; {'; '.join(report.notes)}"
             )
-            if case.poses_that_came is not None:
-                ours, theirs = psnr(case.source, arguments.steps), psnr(case.poses_that_came, arguments.steps)
-                told.append(f"{name}: PSNR {ours:.2f} dB, with the poses that came with it {theirs:.2f} dB")
+            if case.other_poses is not None:
+                ours, theirs = psnr(case.source, arguments.steps), psnr(case.other_poses, arguments.steps)
+                told.append(
+                    f"{name}: PSNR {ours:.2f} dB, with the COLMAP model that lies there {theirs:.2f} dB"
+                )
     print("\n".join(["", *told]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,10 @@ def estimate_and_print(path: Path, frames: int | None = None) -> None:
 
 def with_poses(path: Path) -> Path:
     """Return what is opened of `path`, after estimating the poses of photographs that have none."""
-    if lacks_poses(path):
+    from splatstudio.runtime.launched import launched_rank  # here, as it needs torch
+
+    # The ranks of a launcher would all do it: there the reader's message says what to run before.
+    if launched_rank(os.environ) is None and lacks_poses(path):
         console.print(f"{path} has no camera poses yet: they are estimated first", soft_wrap=True)
         estimate_and_print(path)
     elif (note := note_on_changes(path)) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pycolmap
 
@@ -30,6 +31,7 @@ ONE_PLACE = (
     " turn on the spot"
 )
 GRID = 8
+NARROW = 6.0  # degrees; photographs from around a subject have 15 to 45 at the median
 FLAT = (4, 5, 6)  # COLMAP's numbers of planar and panoramic pairs, and of those that may be either
 FEW_FEATURES = 150  # a sharp photograph of nearly anything has ten times as many
 BLURRED = 0.25  # of the median sharpness
@@ -136,7 +138,25 @@ def review(
         peak_bytes=0,
         notes=(*manifest.notes, *notes, *filter(None, [upright.note])),
     )
+    if _from_one_place(store) and _widest_angles(model) < NARROW:
+        report = msgspec.structs.replace(
+            report,
+            notes=(*report.notes, f"all {len(posed)} photos {ONE_PLACE}; what depth there is may be a guess"),
+        )
     return _advised(report, manifest)
+
+
+def _widest_angles(model: pycolmap.Reconstruction) -> float:
+    """Return the median of the widest angle in degrees under which the photographs see each point."""
+    centers = {
+        number: np.asarray(model.image(number).projection_center()) for number in model.reg_image_ids()
+    }
+    angles: list[float] = []
+    for point in model.points3D.values():
+        rays = np.stack([centers[element.image_id] for element in point.track.elements]) - point.xyz
+        rays /= np.maximum(np.linalg.norm(rays, axis=1, keepdims=True), 1e-12)
+        angles.append(float(np.degrees(np.arccos(np.clip((rays @ rays.T).min(), -1, 1)))))
+    return float(np.median(angles)) if angles else 0.0
 
 
 def _posed(model: pycolmap.Reconstruction, number: int) -> PosedPhoto:
@@ -270,5 +290,4 @@ def _advised(report: PoseReport, manifest: Manifest) -> PoseReport:
         advice.append(
             f"{len(report.posed)} photos make a rough model: {FEW_PHOTOS} to 200, all around, are good"
         )
-    kept = {name: getattr(report, name) for name in report.__struct_fields__}
-    return PoseReport(**{**kept, "notes": tuple(notes), "advice": tuple(advice)})
+    return msgspec.structs.replace(report, notes=tuple(notes), advice=tuple(advice))

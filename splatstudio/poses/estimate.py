@@ -148,7 +148,10 @@ def _run(stage: str, store: PoseStore, frames: int | None, on_progress: OnProgre
     """Run one stage and return the most memory that it took, in bytes."""
     call = f"run_stage({stage!r}, {str(store.source)!r}, {frames!r})"
     command = [sys.executable, "-c", f"from splatstudio.poses.worker import run_stage; {call}"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    # In a session of its own: Ctrl-C is for this process, which ends the stage.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         last = _follow(stage, process, on_progress)
         code = process.wait()

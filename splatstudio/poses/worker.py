@@ -30,7 +30,6 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
     What the user can mend is printed as a sentence, with exit code 2.
     """
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started it ends it
     _end_with_parent()
     store = PoseStore(Path(source))
     lines = _separate_output(store.path / "log.txt")

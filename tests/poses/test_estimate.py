@@ -13,7 +13,13 @@ import pytest
 from pose_errors import pose_errors
 from textured_rooms import FOCAL, UP, ring, table_with_boxes, write_photographs, write_video
 
-from splatstudio.poses.estimate import PoseProgress, estimate_poses, lacks_poses, note_on_changes
+from splatstudio.poses.estimate import (
+    PoseProgress,
+    StageDied,
+    estimate_poses,
+    lacks_poses,
+    note_on_changes,
+)
 from splatstudio.poses.records import PoseReport
 from splatstudio.poses.store import PoseStore
 from splatstudio.scene.load import load_scene
@@ -128,6 +134,19 @@ def test_poses_that_were_good_outlive_a_failure(copy: Path) -> None:
     with pytest.raises(ValueError, match="1 photograph that can be used"):
         estimate_poses(copy)
     assert PoseStore(copy).has_poses
+
+
+def test_a_stage_that_dies_is_told_with_its_signal_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photographs(tmp_path / "room", table_with_boxes(), ring(20)[:3])
+    dying = tmp_path / "dying"
+    dying.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr("splatstudio.poses.estimate.sys.executable", str(dying))
+    with pytest.raises(StageDied, match=r"'Reading the photos' was ended by the signal SIGSEGV.*goes on"):
+        estimate_poses(tmp_path / "room")
+    assert PoseStore(tmp_path / "room").path.is_dir()
 
 
 def test_without_pycolmap_one_sentence_says_what_to_run(

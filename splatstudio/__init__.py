@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from splatstudio.gui.state.stream import show
     from splatstudio.models.merging import merge
     from splatstudio.models.model import Model, load_model
+    from splatstudio.poses.estimate import estimate_poses
     from splatstudio.scene.load import load_scene
 
-__all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
+__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "render", "show", "train"]
 
 
 def __getattr__(name: str) -> Any:

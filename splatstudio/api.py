@@ -13,6 +13,7 @@ from splatstudio.files.run import Run
 from splatstudio.gui.state.stream import show
 from splatstudio.models.merging import merge
 from splatstudio.models.model import Model, load_model
+from splatstudio.poses.estimate import estimate_poses
 from splatstudio.rendering.render import render_image
 from splatstudio.scene.load import load_scene, load_training_scene
 from splatstudio.scene.scene import Scene
@@ -24,7 +25,7 @@ from splatstudio.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Model", "load_model", "load_scene", "merge", "render", "show", "train"]
+__all__ = ["Model", "estimate_poses", "load_model", "load_scene", "merge", "render", "show", "train"]
 
 
 def train(

@@ -27,6 +27,7 @@ LAYERS = [
     "kernels",
     "distributed",
     "scene",
+    "poses",
     "formats",
     "rendering",
     "optimization",
@@ -60,6 +61,7 @@ HOMES = {
     "safetensors": {"checkpoints.manifest"},
     "splines": {"cameras.camera_path"},
     "imageio": {"models.video"},
+    "pycolmap": {"poses"},
 }
 
 

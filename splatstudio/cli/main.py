@@ -1,4 +1,4 @@
-"""The command line: `splatstudio open | train | export | ...`, and all of its commands."""
+"""The command line: `splatstudio open | poses | train | ...`, and all of its commands."""
 
 from __future__ import annotations
 
@@ -84,10 +84,11 @@ def open_(
     run: Path | None = None,
     at_once: OmitArgPrefixes[AtOnce] = WAIT_FOR_START,
 ) -> int:
-    """Open a scene folder, a file of splats or a run folder in the studio.
+    """Open a scene folder, photographs, a video, a file of splats or a run folder in the studio.
 
     Args:
-        path: What to open; without it a page offers what was opened last, the demo and a field for a path.
+        path: What to open; of photographs and videos without camera poses these are estimated first. Without
+            it a page offers what was opened last, the demo and a field for a path.
         config: Settings of a training that is started from the studio.
         preset: A set of settings for one wish; those given beside it win.
         listen: Where the page can be reached.
@@ -104,14 +105,17 @@ def open_(
         from splatstudio.runtime.fork_server import begin_fork_server
 
         begin_fork_server(several=devices.may_be_several)
-    if path is None:
-        if at_once.merge or devices.nodes > 1:
-            raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
-        from splatstudio.cli.start import studio_of_choice
+    from splatstudio.cli.poses import with_poses
+    from splatstudio.cli.start import note_opened, studio_of_choice
+    from splatstudio.poses.estimate import lacks_poses
 
-        studio_of_choice(listen, **at_page, **asked).run_forever()
+    if path is None and (at_once.merge or devices.nodes > 1):
+        raise ValueError("--merge and --nodes need a path: splatstudio open PATH")
+    # The page is there while the poses of photographs are estimated.
+    if path is None or (lacks_poses(path) and devices.nodes == 1):
+        studio_of_choice(listen, **at_page, chosen=path, **asked).run_forever()
         return 0
-    from splatstudio.cli.start import note_opened
+    path = with_poses(path)
     from splatstudio.gui.app import nodes_asked_for, open_studio
 
     if at_once.merge:
@@ -147,6 +151,22 @@ def demo(
     return open_(demo_scene(), config, preset, listen, devices, run, at_once)
 
 
+def poses(path: Positional[Path], /, frames: int | None = None) -> int:
+    """Estimate the camera poses of photographs or of a video, and say how good they are.
+
+    Everything is kept in the folder .splatstudio beside the photographs, which are not changed. Ctrl-C loses
+    no finished stage.
+
+    Args:
+        path: A folder of photographs and videos, or one video.
+        frames: How many frames of each video to use; as many as its motion needs by default.
+    """
+    from splatstudio.cli.poses import estimate_and_print
+
+    estimate_and_print(path, frames)
+    return 0
+
+
 def train_(
     scene: Positional[Path],
     /,
@@ -159,7 +179,8 @@ def train_(
     """Train a model of a scene, without the studio. Ctrl-C saves and says where.
 
     Args:
-        scene: A COLMAP folder, or one with transforms.json or Blender's files; with --resume a run will do.
+        scene: A COLMAP folder, or one with transforms.json or Blender's files, or photographs or a video,
+            whose camera poses are estimated first; with --resume a run will do.
         config: The training's settings.
         preset: A set of settings for one wish; those given beside it win.
         devices: What trains, and how much fits there.
@@ -170,9 +191,11 @@ def train_(
         raise ValueError("a run goes on with its own settings: omit --preset, or start a new training")
     config, given = _with_preset(config, preset, settings_named(sys.argv[1:]))
     _say_starting()
+    from splatstudio.cli.poses import with_poses
     from splatstudio.cli.terminal import print_part
     from splatstudio.cli.train import scene_and_run, train_scene
 
+    scene = with_poses(scene)
     if config.init and not resume:
         print_part(Path(config.init), "Use splatstudio merge.")
     scene, run = scene_and_run(scene, run, resume=resume)
@@ -387,6 +410,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     **{
         "open": open_,
         "demo": demo,
+        "poses": poses,
         "train": train_,
         "eval": eval_,
         "merge": merge_,

@@ -9,8 +9,9 @@ from splatstudio.kernels.installed import installed_torch, kernel_files
 
 # The first sentence of each command's own help; its module has the rest.
 SUMMARIES = {
-    "open": "Open a scene folder, a file of splats or a run folder in the studio.",
+    "open": "Open a scene folder, photographs, a video, a file of splats or a run folder in the studio.",
     "demo": "Train the demo scene, which comes with splatstudio, in the studio.",
+    "poses": "Estimate the camera poses of photographs or of a video, and say how good they are.",
     "train": "Train a model of a scene, without the studio. Ctrl-C saves and says where.",
     "eval": "Compare a run, a checkpoint or a file of splats with the scene's test photographs.",
     "merge": "Merge the files that the ranks of a training on several GPUs wrote into one model.",

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splatstudio.cli.poses import with_poses
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
@@ -27,12 +28,18 @@ MOST_RUNS = 8
 MOST_RECENT = 8
 
 
-def studio_of_choice(listen: Listen, *, browser: bool, train: bool, **asked: Any) -> Studio:
+def studio_of_choice(
+    listen: Listen, *, browser: bool, train: bool, chosen: Path | None = None, **asked: Any
+) -> Studio:
     """Serve the start page and return the studio of what is chosen there, at the same address.
 
-    `asked` are further arguments of `open_studio`. Raises ValueError where the address cannot be used.
+    The page shows how far the camera poses of photographs are that have none yet. `chosen`: what is opened
+    first, without being asked for there. `asked` are further arguments of `open_studio`. Raises ValueError
+    where the address cannot be used, or `chosen` cannot be opened.
     """
     page = StartPage(listen, start_content())
+    if chosen is not None:
+        page.choose(chosen)
     try:
         print(f"The studio is open at {page.url}", flush=True)
         for note in advice(listen.host, page.url, page.port, os.environ):
@@ -44,14 +51,15 @@ def studio_of_choice(listen: Listen, *, browser: bool, train: bool, **asked: Any
         while True:
             request = page.next_request()
             try:
-                path = typed_path(request.path)
+                path = with_poses(typed_path(request.path), page.show_progress)
                 studio = open_studio(
                     path, network=address_of(page), train=train or request.train, browser=False, **asked
                 )
                 note_opened(path)
                 return studio
             except (ValueError, OSError, MemoryError) as error:
-                if page.handed_over:  # nobody serves the start page any more: the terminal tells
+                # Without a start page, or where nobody has asked on it, the terminal tells.
+                if page.handed_over or chosen is not None:
                     raise
                 page.tell(in_words(error))
     finally:

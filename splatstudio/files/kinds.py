@@ -55,7 +55,7 @@ def _kind_of(start: bytes) -> tuple[str, str] | None:
     if start[257:262] == TAR:
         return "a tar archive", UNPACK
     if start[4:8] == b"ftyp":
-        return "a video", "other programs, such as COLMAP, make photographs and poses of it"
+        return "a video", "`splatstudio poses` estimates its camera poses"
     return None
 
 

@@ -45,6 +45,7 @@ class Capture:
     unposed: tuple[str, ...] = ()  # photographs that lie there and have no pose
     model_folder: Path | None = None  # COLMAP's model
     model: int = -1  # its number, where there are several
+    upright: bool = False  # z is up in the files
 
 
 class ImageFolder:

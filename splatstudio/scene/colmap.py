@@ -103,6 +103,7 @@ def read_colmap(files: PoseFiles, *, downscale: int, images: Path | None, number
         unposed=unposed,
         model_folder=sparse,
         model=int(sparse.name) if len(files.models) > 1 and sparse.name.isdecimal() else -1,
+        upright=files.upright,
     )
 
 

@@ -16,6 +16,8 @@ KINDS = ("bin", "txt")
 DEEPEST = 2  # levels below the folder that is named
 MOST_FOLDERS = 2000  # looked into; a folder with more is no scene's
 MOST_LISTED = 8
+STORE = ".splatstudio"  # the folder in which estimated poses are kept
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mts", ".3gp")
 # Folders of what belongs to a scene, beside its poses.
 PICTURES = ("images", "masks", "depth", "normals")
 
@@ -32,6 +34,7 @@ class PoseFiles:
     format: Literal["COLMAP", "transforms.json", "Blender"]
     models: tuple[Path, ...] = ()  # COLMAP's: folders, of which one is used
     opened: Path | None = None  # the folder that was named, where that is another one
+    upright: bool = False  # z is up, as the program that made them knows
 
     @property
     def of_pictures_as_taken(self) -> bool:
@@ -50,13 +53,28 @@ class PoseFiles:
             return 0
 
 
+def is_video(path: Path) -> bool:
+    """Return whether `path` is a file that is called as a video."""
+    return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
+
+
+def estimated_poses(source: Path) -> Path:
+    """Return the folder of the poses that are estimated of `source`, a folder of photographs or a video.
+
+    It has the layout of a COLMAP scene, and need not exist.
+    """
+    if is_video(source):
+        return source.parent / STORE / source.name
+    return source / STORE / "poses"
+
+
 def pose_files(folder: Path) -> PoseFiles | None:
     """Return the poses at the top of `folder`, None where there are none; incomplete files count as some.
 
     A transforms.json goes before the model of colmap/, from which nerfstudio made it.
     """
     if models := _models_in(folder / "sparse"):
-        return PoseFiles(folder, "COLMAP", models)
+        return PoseFiles(folder, "COLMAP", models, upright=folder.parent.name == STORE)
     if (folder / "transforms.json").exists():
         return PoseFiles(folder, "transforms.json")
     if models := _models_in(folder / "colmap/sparse"):
@@ -67,8 +85,12 @@ def pose_files(folder: Path) -> PoseFiles | None:
     whole = any(all((folder / f"{part}.{kind}").exists() for part in PARTS[:2]) for kind in KINDS)
     models = (folder,) if whole else _models_in(folder) if folder.name == "sparse" else ()
     # Of the pictures as they were taken, where those without distortion are not made yet.
-    models = models or _models_in(folder / "distorted/sparse")
-    return PoseFiles(folder, "COLMAP", models) if models else None
+    if models := models or _models_in(folder / "distorted/sparse"):
+        return PoseFiles(folder, "COLMAP", models)
+    # Those of this program; a video's are opened by their own folder, which is a COLMAP scene.
+    store = estimated_poses(folder)
+    models = _models_in(store / "sparse")
+    return PoseFiles(store, "COLMAP", models, upright=True) if models else None
 
 
 def _models_in(base: Path) -> tuple[Path, ...]:

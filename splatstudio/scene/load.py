@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -15,7 +16,16 @@ from splatstudio.files.inputs import refuse_irregular
 from splatstudio.files.kinds import kind_of_file
 from splatstudio.scene.capture import IMAGE_SUFFIXES, MAX_COORDINATE, Capture, CapturedPhoto, View
 from splatstudio.scene.colmap import read_colmap
-from splatstudio.scene.layout import KINDS, PARTS, NoPhotographs, PoseFiles, pose_files, poses_below
+from splatstudio.scene.layout import (
+    KINDS,
+    PARTS,
+    NoPhotographs,
+    PoseFiles,
+    estimated_poses,
+    is_video,
+    pose_files,
+    poses_below,
+)
 from splatstudio.scene.lens import Lens, cropped, pinhole
 from splatstudio.scene.normalize import normalizing_transform
 from splatstudio.scene.photo import EXIF_SIDEWAYS, PictureHeader, picture_header, same_proportions
@@ -68,6 +78,8 @@ def load_scene(
     if not test_every >= 0:
         raise ValueError(f"test_every is {test_every}, but must be 0 (no test views) or more")
     folder = typed_path(path).absolute()
+    if is_video(folder):
+        folder = _poses_of_video(folder)
     images = None if images_folder is None else _photographs(folder, images_folder)
     capture = _read(folder, downscale, images, model)
     if not capture.shots:
@@ -76,6 +88,16 @@ def load_scene(
         capture = replace(capture, test_names=_held_out(test_images, capture, folder))
     scene = _scene(folder if folder.is_dir() else folder.parent, capture, downscale, test_every)
     return replace(scene, test_images=tuple(test_images))
+
+
+def _poses_of_video(video: Path) -> Path:
+    """Return the folder of the poses of a video's frames; ValueError where they are not estimated yet."""
+    if pose_files(store := estimated_poses(video)) is None:
+        raise ValueError(
+            f"{video} is a video, whose camera poses are not known yet: `splatstudio poses"
+            f" {quote(str(video))}` estimates them"
+        )
+    return store
 
 
 def _held_out(test_images: Sequence[str], capture: Capture, folder: Path) -> frozenset[str]:
@@ -182,8 +204,7 @@ def _nothing_found(folder: Path) -> ValueError:
     if pictures:
         return ValueError(
             f"{folder} holds {len(pictures)} photographs but no camera poses, which training needs (nothing "
-            "was changed): run `colmap automatic_reconstructor --workspace_path OUT --image_path "
-            f"{pictures[0].parent}` and open OUT, or give a folder with a transforms.json"
+            f"was changed): `splatstudio poses {quote(str(folder))}` estimates them"
         )
     return ValueError(f"{folder} is not a scene; give the folder of one: {KNOWN}")
 
@@ -204,7 +225,8 @@ def _scene(folder: Path, capture: Capture, downscale: int, test_every: int) -> S
         for header, (_, applied) in zip(headers, measured, strict=True)
     )
     viewmats = np.stack([shot.viewmat for shot in shots])
-    transform = normalizing_transform(viewmats, points, left_turned)
+    up = np.array([0.0, 0.0, 1.0]) if capture.upright else None
+    transform = normalizing_transform(viewmats, points, left_turned, up=up)
     views = tuple(
         _view(shot, lens, orientation, _target_size(shot, lens, downscale), transform)
         for shot, (lens, orientation) in zip(shots, measured, strict=True)

@@ -13,15 +13,19 @@ UPRIGHT_AXES = {3: ((0, -1), (1, -1)), 6: ((1, -1), (0, 1)), 8: ((1, 1), (0, -1)
 
 
 def normalizing_transform(
-    viewmats: np.ndarray, points: np.ndarray, orientations: tuple[int, ...] = ()
+    viewmats: np.ndarray,
+    points: np.ndarray,
+    orientations: tuple[int, ...] = (),
+    *,
+    up: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the [4, 4] similarity that brings cameras and points to the normalized frame.
 
     `viewmats` [C, 4, 4] are world to camera, C at least 1; `points` [P, 3] may be empty;
     `orientations` are the EXIF orientations of pictures that stay stored as they are, so that their cameras
-    do not stand upright. Up is the cameras' own (`upward`), the origin what they look at (`attention`); the
-    farthest camera comes to distance 1 from the cameras' mean. Cameras at one point are scaled by the
-    points' median distance instead. Always finite.
+    do not stand upright. Up is `up` [3], a unit vector, or the cameras' own (`upward`); the origin is what
+    they look at (`attention`); the farthest camera comes to distance 1 from the cameras' mean. Cameras at one
+    point are scaled by the points' median distance instead. Always finite.
     """
     rotations = viewmats[:, :3, :3]
     positions = -np.einsum("nji,nj->ni", rotations, viewmats[:, :3, 3])
@@ -32,12 +36,7 @@ def normalizing_transform(
     # A lone camera without points has no scale of its own.
     size = radius if radius > 1e-12 * max(1.0, float(np.abs(positions).max())) else 1.0
     transform = np.eye(4)
-    held = (
-        np.stack([_held(r, o) for r, o in zip(rotations, orientations, strict=True)])
-        if orientations
-        else rotations
-    )
-    turn = _rotation_to_z(upward(held, positions))
+    turn = rotation_to_z(upward(held(rotations, orientations), positions) if up is None else up)
     transform[:3, :3] = turn / size
     transform[:3, 3] = -transform[:3, :3] @ attention(rotations, positions, points, size)
     assert np.isfinite(transform).all(), "readers check that poses and points are finite"
@@ -94,6 +93,16 @@ def attention(rotations: np.ndarray, positions: np.ndarray, points: np.ndarray, 
     return center + heading * (float(np.median(ahead)) if len(ahead) else size)
 
 
+def held(rotations: np.ndarray, orientations: tuple[int, ...]) -> np.ndarray:
+    """Return world-to-camera rotations [C, 3, 3] as of upright pictures, by their EXIF orientations.
+
+    No orientations: all are upright.
+    """
+    if not orientations:
+        return rotations
+    return np.stack([_held(r, o) for r, o in zip(rotations, orientations, strict=True)])
+
+
 def _held(rotation: np.ndarray, orientation: int) -> np.ndarray:
     """Return world to camera [3, 3] for a camera turned so that its picture is upright."""
     if orientation not in UPRIGHT_AXES:
@@ -116,7 +125,7 @@ def _median_direction(directions: np.ndarray) -> np.ndarray:
     return median / length if length > 1e-9 else np.array([0.0, 0.0, 1.0])
 
 
-def _rotation_to_z(up: np.ndarray) -> np.ndarray:
+def rotation_to_z(up: np.ndarray) -> np.ndarray:
     """Return the smallest rotation [3, 3] that brings the unit vector `up` to +z."""
     x, y, z = up
     if z < -0.999999:

@@ -128,7 +128,7 @@ def decode(path: Path) -> np.ndarray:
     Raises ValueError, naming the file, when it is damaged, cut off, or of floating point.
     """
     data = read_file(path, "the photograph")
-    if _cut_off(data):
+    if is_cut_off(data):
         raise ValueError(f"the photograph {path} is cut off: the end of the file is missing; copy it again")
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
@@ -199,7 +199,7 @@ def _exif(image: Image.Image) -> Image.Exif:
     return exif
 
 
-def _cut_off(data: bytes) -> bool:
+def is_cut_off(data: bytes) -> bool:
     """Return whether a JPEG or PNG file lacks its end; decoders fill the missing part with gray silently."""
     if data.startswith(b"\xff\xd8"):
         # Marker bytes cannot occur inside the scan, and a thumbnail's end comes before the last scan starts.

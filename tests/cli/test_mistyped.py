@@ -56,7 +56,7 @@ from splatstudio.cli.mistyped import OPTION_ALONE, OTHER_NAMES, mistake_in, opti
         ("trian SCENE", "did you mean train?"),
         ("mcmc --data_dir SCENE", "splatstudio train SCENE --preset mcmc"),
         ("/", "splatstudio open / shows it"),
-        ("xyzzy", "the commands are open, demo, train,"),
+        ("xyzzy", "the commands are open, demo, poses, train,"),
     ],
 )
 def test_the_one_that_was_meant_is_named(typed: str, meant: str) -> None:

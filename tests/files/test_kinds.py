@@ -89,7 +89,7 @@ def written(path: Path) -> Path:
         (".png", "it is a PNG picture"),
         (".jpg", "it is a JPEG picture"),
         (".htm", "it is a web page: download"),
-        (".mp4", "it is a video: other programs"),
+        (".mp4", "it is a video: `splatstudio poses`"),
     ],
 )
 def test_other_files_are_called_what_they_are(

@@ -165,7 +165,10 @@ IMAGE_1 = 8  # offset of the first image record in images.bin
 # What is broken: how to make it, and what the sentence must say.
 BROKEN = {
     "empty folder": (lambda f: f.mkdir(exist_ok=True), ["is empty", "COLMAP"]),
-    "photographs without poses": (photos_only, ["3 photographs", "poses", "nothing was changed", "colmap "]),
+    "photographs without poses": (
+        photos_only,
+        ["3 photographs", "poses", "nothing was changed", "splatstudio poses "],
+    ),
     "unrelated files": (lambda f: (f / "notes.txt").write_text("hello"), ["is not a scene"]),
     "sparse but empty": (sparse_without_files, ["sparse/0 holds no cameras.bin"]),
     "no cameras.bin": (lambda f: colmap_without(f, f"{MODEL}/cameras.bin"), ["cameras.bin does not exist"]),
@@ -365,8 +368,10 @@ def test_broken_folder_gives_one_clear_sentence(tmp_path, kind):
 
 def test_path_that_is_no_folder(tmp_path):
     assert "does not exist" in refusal(tmp_path / "nowhere")
+    (tmp_path / "scene.xyz").write_bytes(b"\0" * 100)
+    assert "file of unknown type" in refusal(tmp_path / "scene.xyz")
     (tmp_path / "video.mp4").write_bytes(b"\0" * 100)
-    assert "file of unknown type" in refusal(tmp_path / "video.mp4")
+    assert "splatstudio poses " in refusal(tmp_path / "video.mp4")
 
 
 def test_settings_out_of_range(tmp_path):

@@ -95,5 +95,7 @@ def test_undistorted_fox_photographs_have_their_cameras_size():
 
 
 def test_photographs_without_poses_are_refused_and_left_alone():
-    with pytest.raises(ValueError, match=r"16 photographs but no camera poses.*nothing was changed.*colmap"):
+    with pytest.raises(
+        ValueError, match=r"16 photographs but no camera poses.*nothing was changed.*splatstudio poses"
+    ):
         load_scene(SCENES / "raw-photos" / "banana")

@@ -80,6 +80,7 @@ class StartPage:
         self._key = secrets.token_urlsafe(16)
         self._requests: SimpleQueue[OpenRequest] = SimpleQueue()
         self._opening = ""
+        self._progress = ""  # of what is being opened
         self._told = ""
         self._lock = threading.Lock()
         # It serves on a copy of the socket: when it ends, the other one still listens.
@@ -98,10 +99,21 @@ class StartPage:
         """Wait for what is chosen; until `tell` the page says that it is being opened."""
         return self._requests.get()
 
-    def tell(self, sentence: str) -> None:
-        """StartContent everything again, below a sentence on why the last choice could not be opened."""
+    def choose(self, path: Path) -> None:
+        """Begin with a choice that was made elsewhere; for the command line."""
         with self._lock:
-            self._opening, self._told = "", sentence
+            self._opening = str(path)
+            self._requests.put(OpenRequest(str(path), train=False))
+
+    def show_progress(self, text: str) -> None:
+        """Say how far the opening of what was chosen is."""
+        with self._lock:
+            self._progress = text
+
+    def tell(self, sentence: str) -> None:
+        """Offer everything again, below a sentence on why the last choice could not be opened."""
+        with self._lock:
+            self._opening, self._progress, self._told = "", "", sentence
 
     def hand_over(self) -> socket.socket:
         """Stop serving and return the socket, which listens on."""
@@ -151,6 +163,8 @@ class StartPage:
                 return response
             if self._opening:
                 sentence = f"Opening {html.escape(self._opening)} ..."
+                if self._progress:
+                    sentence += f"<p>{html.escape(self._progress)}</p>"
                 return page_response(HTTPStatus.OK, sentence, reload_after=_RELOAD_SECONDS)
             return html_response(HTTPStatus.OK, self._page())
 

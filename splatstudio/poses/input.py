@@ -1,0 +1,381 @@
+"""The photographs that poses are estimated of: found, measured, grouped by camera, put into the store.
+
+Nothing of the user's folder is changed: pictures are linked, those that COLMAP cannot read are converted.
+Here Pillow works and COLMAP does not: in one process their libraries get into each other's way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from splatstudio.error_text import first_line
+from splatstudio.files.inputs import read_input
+from splatstudio.poses.gravity import gravity_in
+from splatstudio.poses.records import Announce, InputPhoto, Manifest
+from splatstudio.poses.sharpness import sharpness_of
+from splatstudio.poses.store import PoseStore
+from splatstudio.poses.video import write_frames
+from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
+from splatstudio.scene.layout import PICTURES, VIDEO_SUFFIXES, is_video
+from splatstudio.scene.photo import is_cut_off, picture_header
+
+HEIF_SUFFIXES = (".heic", ".heif", ".avif")
+RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2", ".orf")
+SMALLEST_SIDE = 320  # pixels of the longer side: icons and thumbnails have fewer
+FEWEST_PHOTOS = 3
+MEASURED_SIDE = 640  # pixels, at which sharpness is measured
+MASKS = ("masks", "mask")
+SAME = "the same file as "
+IMAGE_FOLDERS = ("images", "input")  # that hold the photographs of a scene alone
+
+EXIF_IFD, MAKE, MODEL, LENS, FOCAL_LENGTH, FOCAL_35 = 0x8769, 271, 272, 0xA434, 37386, 41989
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of a folder that may be photographs, and those that are not used, with the reason."""
+
+    root: Path
+    photos: tuple[Path, ...]
+    videos: tuple[Path, ...]
+    masks: Path | None
+    not_read: tuple[tuple[Path, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.photos) + len(self.videos)
+
+
+def find_sources(source: Path) -> Sources:
+    """Return the photographs and videos in a folder and below it, or the one video; nothing is opened.
+
+    Folders of masks, of smaller copies and of runs are passed over. Where the folder has `images` and no
+    picture beside it, that is the folder of the photographs. Raises ValueError where it cannot be read.
+    """
+    if is_video(source):
+        return Sources(source.parent, (), (source,), None)
+    root = source
+    try:
+        if not any(_is_input(path) for path in source.iterdir()):
+            root = next((source / name for name in IMAGE_FOLDERS if (source / name).is_dir()), source)
+        files = sorted(_walk(root))
+    except OSError as error:
+        raise ValueError(f"the folder {error.filename} cannot be read: {error.strerror}") from error
+    masks = next((each / name for each in (source, root) for name in MASKS if (each / name).is_dir()), None)
+    readable = (*IMAGE_SUFFIXES, *(HEIF_SUFFIXES if find_spec("pillow_heif") else ()))
+    photos = tuple(path for path in files if path.suffix.lower() in readable)
+    videos = tuple(path for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
+    not_read = [(path, reason) for path in files if (reason := _unreadable(path, readable)) is not None]
+    return Sources(root, photos, videos, masks, tuple(not_read))
+
+
+def _is_input(path: Path) -> bool:
+    suffixes = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES, *VIDEO_SUFFIXES)
+    return not path.name.startswith(".") and path.suffix.lower() in suffixes and path.is_file()
+
+
+def _walk(root: Path) -> Iterable[Path]:
+    for path in root.iterdir():
+        if path.name.startswith("."):
+            continue
+        if not path.is_dir():
+            yield path
+        elif (path / "run.json").exists():
+            continue
+        elif path.name in IMAGE_FOLDERS or not path.name.startswith((*PICTURES, *MASKS)):
+            yield from _walk(path)
+
+
+def _unreadable(path: Path, readable: tuple[str, ...]) -> str | None:
+    suffix = path.suffix.lower()
+    if suffix in RAW_SUFFIXES:
+        return "a raw file: export it as JPEG or TIFF"
+    if suffix in HEIF_SUFFIXES and suffix not in readable:
+        return 'HEIC needs pillow-heif: pip install "splatstudio[photos]"'
+    return None
+
+
+def manifest_of(store: PoseStore, frames: int | None, announce: Announce) -> Manifest:
+    """Return the inputs of an estimation, with pictures and masks in place in the store.
+
+    What an earlier manifest tells of a file that did not change is not looked at again. `announce` is told
+    how many files are done, of how many, and what they are. Raises ValueError, which says why, where fewer
+    than three photographs can be used.
+    """
+    sources = find_sources(store.source)
+    before = store.manifest()
+    known = {} if before is None else {photo.source: photo for photo in before.photos}
+    masks = None if sources.masks is None else ImageFolder(sources.masks)
+    photos: list[InputPhoto] = [
+        _stamped(path, sources.root, left_out=reason) for path, reason in sources.not_read
+    ]
+    for number, path in enumerate(sources.photos):
+        announce(number, len(sources), "photos")
+        photos.append(_photo(path, sources.root, store, masks, known))
+    notes: list[str] = []
+    for number, path in enumerate(sources.videos):
+        taken, note = _frames_of(path, sources.root, store, before, frames, _share(announce, number, sources))
+        photos += taken
+        notes += note
+    photos = _without_duplicates(sorted(photos, key=lambda photo: photo.name), sources.root)
+    manifest = Manifest(source=str(store.source), photos=tuple(photos), frames=frames, notes=tuple(notes))
+    _check(manifest)
+    _tidy(store, manifest, before)
+    return manifest
+
+
+def changes(store: PoseStore) -> str | None:
+    """Return in words how the files differ from those the poses were estimated of, None where they do not."""
+    manifest = store.manifest()
+    if manifest is None or not store.source.exists():
+        return None
+    sources = find_sources(store.source)
+    there = {_relative(path, sources.root): path for path in (*sources.photos, *sources.videos)}
+    then = {photo.source: photo for photo in manifest.photos}
+    counts = Counter[str]()
+    for name, path in there.items():
+        if name not in then:
+            counts["new"] += 1
+        elif (then[name].num_bytes, then[name].mtime_ns) != _stamp(path):
+            counts["changed"] += 1
+    unread = {_relative(path, sources.root) for path, _ in sources.not_read}
+    counts["gone"] = len(then.keys() - there.keys() - unread)
+    told = [f"{number} {what}" for what in ("new", "changed", "gone") if (number := counts[what])]
+    return ", ".join(told) or None
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _store_name(relative: str) -> str:
+    """Return under which name a file stands in the store: COLMAP's lists of pairs part names at spaces."""
+    return "_".join(relative.split())
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _stamped(path: Path, root: Path, **values: object) -> InputPhoto:
+    num_bytes, mtime_ns = _stamp(path)
+    name = _relative(path, root)
+    known = {"name": name, "source": name, "num_bytes": num_bytes, "mtime_ns": mtime_ns}
+    return msgspec.convert({**known, **values}, InputPhoto)
+
+
+def _photo(
+    path: Path, root: Path, store: PoseStore, masks: ImageFolder | None, known: Mapping[str, InputPhoto]
+) -> InputPhoto:
+    """Return what is known of a photograph, and bring its picture and mask into the store."""
+    converted = path.suffix.lower() in HEIF_SUFFIXES
+    name = _store_name(_relative(path, root)) + (".jpg" if converted else "")
+    mask = find_mask(masks, _relative(path, root))
+    if mask is not None:
+        _link(mask, store.masks / f"{name}.png")
+    before, picture = known.get(_relative(path, root)), store.images / name
+    same = before is not None and (before.num_bytes, before.mtime_ns) == _stamp(path)
+    if before is not None and same and (before.left_out or picture.exists()):
+        kept = msgspec.structs.replace(before, masked=mask is not None)
+        return msgspec.structs.replace(kept, left_out="") if kept.left_out.startswith(SAME) else kept
+    try:
+        facts = _measured(path, picture if converted else None)
+    except ValueError as error:
+        return _stamped(path, root, left_out=_reason(error, path))
+    photo = _stamped(path, root, **{"name": name, "masked": mask is not None, **facts})
+    if max(photo.width, photo.height) < SMALLEST_SIDE:
+        return msgspec.structs.replace(photo, left_out=f"{photo.width} x {photo.height} pixels: too small")
+    if not converted:
+        _link(path, picture)
+    return photo
+
+
+def _reason(error: ValueError, path: Path) -> str:
+    """Return what an error says of a file, without its name, which stands before it in every list."""
+    return first_line(error).replace(f"the photograph {path} ", "")
+
+
+def _measured(path: Path, converted: Path | None) -> dict[str, object]:
+    """Return what a picture's file tells of it, for InputPhoto; ValueError where it is none or damaged."""
+    if converted is not None:
+        _convert(path, converted)
+        path = converted
+    header = picture_header(path)  # says what is wrong with a file, and how large it may be
+    try:
+        data = read_input(path)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or first_line(error)}") from error
+    if is_cut_off(data):
+        raise ValueError("is cut off: the end of the file is missing; copy it again")
+    try:
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("ignore")
+            exif = image.getexif() if image.format != "PNG" else Image.Exif()
+            details = exif.get_ifd(EXIF_IFD)
+            image.draft("L", (MEASURED_SIDE, MEASURED_SIDE))
+            gray = image.convert("L")
+            gray.thumbnail((MEASURED_SIDE, MEASURED_SIDE))
+            sharpness = sharpness_of(np.asarray(gray))
+    except (OSError, SyntaxError, ValueError, MemoryError) as error:
+        raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
+    told = [_text(exif.get(MAKE)), _text(exif.get(MODEL)), _text(details.get(LENS))]
+    told += [_text(details.get(FOCAL_LENGTH)), _text(details.get(FOCAL_35))]
+    # Where no file tells the camera, photographs of one folder and one size are taken by the same one.
+    camera = " ".join(filter(None, told)) if any(told[:2]) else f"in {path.parent.name}"
+    return {
+        "width": header.width,
+        "height": header.height,
+        "orientation": header.orientation,
+        "camera": f"{camera} {header.width} x {header.height}",
+        "sharpness": sharpness,
+        "gravity": gravity_in(details),
+    }
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).strip("\0 ")
+
+
+def _convert(path: Path, target: Path) -> None:
+    """Write a HEIC as JPEG, upright, with its EXIF; ValueError where it cannot be decoded."""
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with Image.open(path) as image:
+            # The decoder has turned it already.
+            exif = image.getexif()
+            exif[0x0112] = 1
+            image.convert("RGB").save(target, quality=95, subsampling=0, exif=exif)
+    except (OSError, SyntaxError, ValueError, RuntimeError) as error:
+        target.unlink(missing_ok=True)
+        raise ValueError(f"cannot be decoded: {first_line(error)}; replace the file") from error
+
+
+def _link(path: Path, place: Path) -> None:
+    """Put a file into the store by a link that survives when both are moved; a copy where there are none."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.relpath(path, place.parent)
+    if place.is_symlink() and os.readlink(place) == target:
+        return
+    place.unlink(missing_ok=True)
+    try:
+        place.symlink_to(target)
+    except OSError:
+        shutil.copyfile(path, place)
+
+
+def _share(announce: Announce, number: int, sources: Sources) -> Callable[[float], None]:
+    """Return what is told how much of a video is done."""
+    done = len(sources.photos) + number
+    total = len(sources)
+    return lambda share: announce(round(100 * (done + share)), 100 * total, "% of the videos")
+
+
+def _frames_of(
+    path: Path,
+    root: Path,
+    store: PoseStore,
+    before: Manifest | None,
+    frames: int | None,
+    announce: Callable[[float], None],
+) -> tuple[list[InputPhoto], list[str]]:
+    """Return the frames of a video that are used, and notes; those of before where nothing has changed."""
+    name = _relative(path, root)
+    if before is not None and before.frames == frames:
+        kept = [photo for photo in before.photos if photo.source == name]
+        same = all((photo.num_bytes, photo.mtime_ns) == _stamp(path) for photo in kept)
+        if kept and same and all((store.images / photo.name).exists() for photo in kept):
+            return kept, [note for note in before.notes if note.startswith(name)]
+    place = _store_name(name)
+    folder = store.images / place
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        written = write_frames(path, folder, frames, announce)
+    except ValueError as error:
+        return [_stamped(path, root, left_out=first_line(error))], []
+    photos = [
+        _stamped(
+            path,
+            root,
+            name=f"{place}/{frame.name}",
+            width=frame.width,
+            height=frame.height,
+            camera=f"video {name} {frame.width} x {frame.height}",
+            sharpness=frame.sharpness,
+            seconds=frame.seconds,
+        )
+        for frame in written.frames
+    ]
+    return photos, [f"{name}: {note}" for note in written.notes]
+
+
+def _without_duplicates(photos: list[InputPhoto], root: Path) -> list[InputPhoto]:
+    """Return the photographs, with those left out whose files are equal to that of an earlier one."""
+    sizes = Counter(photo.num_bytes for photo in photos if not photo.left_out and photo.seconds is None)
+    first: dict[str, str] = {}
+    checked: list[InputPhoto] = []
+    for photo in photos:
+        if not photo.left_out and photo.seconds is None and sizes[photo.num_bytes] > 1:
+            digest = hashlib.sha256(read_input(root / photo.source)).hexdigest()
+            if digest in first:
+                photo = msgspec.structs.replace(photo, left_out=SAME + first[digest])
+            first.setdefault(digest, photo.name)
+        checked.append(photo)
+    return checked
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError, with the reasons, where there is too little to estimate poses of."""
+    num, path = len(manifest.used), manifest.source
+    if num >= FEWEST_PHOTOS:
+        return
+    if not manifest.photos:
+        raise ValueError(f"{path} holds no photographs and no videos: name the folder that does")
+    if manifest.photos[0].left_out and len(manifest.photos) == 1 and is_video(Path(path)):
+        raise ValueError(f"{path} cannot be used: {manifest.photos[0].left_out}")
+    reasons = Counter(photo.left_out for photo in manifest.photos if photo.left_out)
+    example = {photo.left_out: photo.source for photo in reversed(manifest.photos)}
+    told = "; ".join(
+        example[reason] + (f" and {count - 1} more" if count > 1 else "") + f": {reason}"
+        for reason, count in reasons.most_common(5)
+    )
+    what = "photograph that can be used" if num == 1 else "photographs that can be used"
+    few = f"{path} has {num or 'no'} {what}, and poses need at least {FEWEST_PHOTOS} (20 or more are good)"
+    raise ValueError(f"{few}; {told}" if told else few)
+
+
+def _tidy(store: PoseStore, manifest: Manifest, before: Manifest | None) -> None:
+    """Remove from the store what is of files that are gone, have changed, or are not used any more."""
+    used = {photo.name: photo for photo in manifest.used}
+    if before is not None:
+        then = {photo.name: photo for photo in before.photos}
+        stale = [name for name, photo in then.items() if _identity(used.get(name)) != _identity(photo)]
+        store.forget(stale)
+    for folder, names in (
+        (store.images, set(used)),
+        (store.masks, {f"{name}.png" for name, photo in used.items() if photo.masked}),
+    ):
+        for path in [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]:
+            if _relative(path, folder) not in names:
+                path.unlink()
+
+
+def _identity(photo: InputPhoto | None) -> tuple[object, ...]:
+    """Return what a picture's features depend on."""
+    if photo is None:
+        return ()
+    return photo.num_bytes, photo.mtime_ns, photo.seconds, photo.masked, photo.camera

@@ -1,0 +1,137 @@
+"""The folder in which an estimation keeps all that it makes, laid out as a scene of COLMAP's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from splatstudio.error_text import first_line
+from splatstudio.files.outputs import open_output
+from splatstudio.files.run import NO_LOCKS
+from splatstudio.poses.records import Manifest, PoseReport, read_record
+from splatstudio.scene.layout import estimated_poses
+
+PAIR_FACTOR = 2**31 - 1  # COLMAP's number of a pair is the smaller image's times this, plus the larger's
+
+
+class PoseStore:
+    """The files of one estimation.
+
+    `images` holds the pictures: links to the user's, and those that had to be made, as frames of videos;
+    `masks` their masks, `database` features and matches, `sparse` the models, the one that is used as 0.
+    """
+
+    def __init__(self, source: Path) -> None:
+        """Name the files of an estimation from `source`, a folder of photographs or a video."""
+        self.source = source
+        self.path = estimated_poses(source)
+        self.images = self.path / "images"
+        self.masks = self.path / "masks"
+        self.database = self.path / "database.db"
+        self.sparse = self.path / "sparse"
+        self.mapping = self.path / "mapping"  # models that are being made
+        self.manifest_file = self.path / "manifest.json"
+        self.report_file = self.path / "report.json"
+
+    def manifest(self) -> Manifest | None:
+        """Return the inputs as they were last, None where there are none yet."""
+        return read_record(self.manifest_file, Manifest)
+
+    @property
+    def has_poses(self) -> bool:
+        """Return whether poses have been estimated."""
+        return (self.sparse / "0" / "images.bin").exists()
+
+    def report(self) -> PoseReport | None:
+        """Return the report of the poses that are there, None where there are none."""
+        return read_record(self.report_file, PoseReport) if self.has_poses else None
+
+    def drop_damaged_database(self) -> None:
+        """Remove a database that cannot be read, as after a crash of the machine: it is made again."""
+        if not self.database.exists():
+            return
+        try:
+            with closing(sqlite3.connect(self.database)) as database:
+                for table in ("images", "keypoints", "descriptors", "matches", "two_view_geometries"):
+                    database.execute(f"SELECT count(*) FROM {table}").fetchone()
+        except sqlite3.DatabaseError:
+            for file in self.path.glob(f"{self.database.name}*"):
+                file.unlink()
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove photographs with their features and matches from the database, where it is there."""
+        if not names or not self.database.exists():
+            return
+        database = sqlite3.connect(self.database)
+        with closing(database), database:
+            known = dict(database.execute("SELECT name, image_id FROM images"))
+            for image in [known[name] for name in names if name in known]:
+                for table in ("keypoints", "descriptors", "images"):
+                    database.execute(f"DELETE FROM {table} WHERE image_id = ?", (image,))
+                database.execute("DELETE FROM pose_priors WHERE corr_data_id = ?", (image,))
+                frames = database.execute("SELECT frame_id FROM frame_data WHERE data_id = ?", (image,))
+                for (frame,) in frames.fetchall():
+                    database.execute("DELETE FROM frame_data WHERE frame_id = ?", (frame,))
+                    database.execute("DELETE FROM frames WHERE frame_id = ?", (frame,))
+                for table in ("matches", "two_view_geometries"):
+                    pair = f"pair_id / {PAIR_FACTOR} = ? OR pair_id % {PAIR_FACTOR} = ?"
+                    database.execute(f"DELETE FROM {table} WHERE {pair}", (image, image))
+
+    def remove(self) -> None:
+        """Remove everything, and the folder around it where nothing else is in there."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the folder and keep other processes out of it while something is made there.
+
+        A failure (ValueError) leaves nothing where there are no poses of before; Ctrl-C and a crash leave the
+        finished stages. Raises ValueError where another process is at it, or where the folder cannot be made.
+        """
+        lock = self._locked()
+        try:
+            yield
+        except ValueError:
+            if not self.has_poses:
+                self.remove()
+            raise
+        finally:
+            (self.path / "lock").unlink(missing_ok=True)
+            os.close(lock)
+
+    def _locked(self) -> int:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open_output(self.path / "lock", os.O_RDWR)
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} cannot be made ({error.strerror or first_line(error)}), and poses are kept"
+                " beside the photographs: copy these to a folder that may be written to, and name that"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ValueError(
+                f"another process is estimating the poses of {self.source}: wait for it, or end it"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                os.close(lock)
+                raise
+        return lock
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """Return a name for the inputs that changes with any of them."""
+    return sha256(msgspec.json.encode(manifest)).hexdigest()[:16]

@@ -1,0 +1,183 @@
+"""Frames of a video: as many as its motion needs, the sharpest of each stretch, turned as it was held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.error import FFmpegError
+
+from splatstudio.error_text import first_line
+from splatstudio.poses.sharpness import sharpness_of
+
+# The picture moves by this share of its side from one stretch to the next: neighbors overlap by nine tenths.
+MOTION_OF_A_FRAME = 0.06
+FEWEST_FRAMES, MOST_FRAMES = 30, 300  # of a video that moves little, or much
+STILL_MOTION = 0.05  # of the picture's side, in all: parallax cannot be seen in less
+LOOK_SIDE = 128  # pixels, at which motion is measured
+SHARP_SIDE = 640  # and sharpness
+LOOKS_PER_SECOND = 15.0
+JPEG_QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a first pass sees of a frame; `motion` is how far all has moved since the first, in its sides."""
+
+    index: int
+    seconds: float
+    motion: float
+    sharpness: float
+
+
+@dataclass(frozen=True)
+class WrittenFrame:
+    """One frame as a picture file."""
+
+    name: str
+    seconds: float
+    width: int
+    height: int
+    sharpness: float
+
+
+@dataclass(frozen=True)
+class WrittenFrames:
+    """The frames that were taken from a video, and what its user should know of it."""
+
+    frames: tuple[WrittenFrame, ...]
+    notes: tuple[str, ...]
+
+
+def write_frames(
+    video: Path, folder: Path, num_frames: int | None, announce: Callable[[float], None]
+) -> WrittenFrames:
+    """Write the sharpest frame of each stretch of a video into `folder` as JPEG.
+
+    Stretches are of equal motion, so that where the camera rests there are few. There are `num_frames`, None:
+    as many as the motion needs. `announce` is told the share that is done. Raises ValueError for what is no
+    video, is damaged at its beginning, or shows one still picture.
+    """
+    looks, notes = _look(video, lambda share: announce(0.6 * share))
+    if len(looks) < 3:
+        raise ValueError(
+            f"a video of {len(looks)} frames; film for some seconds, and walk around the subject"
+        )
+    total = looks[-1].motion
+    if total < STILL_MOTION:
+        raise ValueError(
+            "nothing moves in it, and depth is seen only from several places: walk around the subject"
+        )
+    wanted = num_frames or int(np.clip(round(total / MOTION_OF_A_FRAME), FEWEST_FRAMES, MOST_FRAMES))
+    chosen = choose(looks, wanted)
+    if num_frames is not None and len(chosen) < num_frames:
+        notes.append(f"{len(chosen)} frames of it differ enough; --frames {num_frames} asked for more")
+    frames = tuple(_write(video, folder, chosen, lambda share: announce(0.6 + 0.4 * share)))
+    return WrittenFrames(frames, tuple(notes))
+
+
+def choose(looks: list[Look], num_frames: int) -> list[Look]:
+    """Return the sharpest look of each of `num_frames` stretches of equal motion, without empty ones."""
+    motion = np.array([look.motion for look in looks])
+    edges = np.linspace(0.0, motion[-1], num_frames + 1)[1:-1]
+    stretches = np.searchsorted(edges, motion, side="right")
+    best: dict[int, Look] = {}
+    for stretch, look in zip(stretches.tolist(), looks, strict=True):
+        if stretch not in best or look.sharpness > best[stretch].sharpness:
+            best[stretch] = look
+    return list(best.values())
+
+
+def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], list[str]]:
+    """Return what a pass over all frames sees, and notes on a file that ends before its time."""
+    looks, notes = list[Look](), list[str]()
+    before: np.ndarray | None = None
+    due, motion, last, length = 0.0, 0.0, 0.0, 0.0
+    try:
+        with av.open(str(video)) as container:
+            length = (container.duration or 0) / av.time_base
+            for index, frame in enumerate(_frames(container)):
+                last = frame.time if frame.time is not None else last
+                if last < due and looks:
+                    continue
+                due = last + 1 / LOOKS_PER_SECOND
+                gray = _gray(frame, SHARP_SIDE)
+                small = _gray(frame, LOOK_SIDE)
+                motion += 0.0 if before is None else shift_between(before, small)
+                before = small
+                looks.append(Look(index, last, motion, sharpness_of(gray)))
+                announce(min(1.0, last / length) if length else 0.0)
+    except (FFmpegError, OSError, IndexError) as error:
+        if len(looks) < 3:
+            raise ValueError(f"it is damaged or cut off ({_words(error)}); copy it again") from error
+        notes.append(f"damaged after {last:.1f} s, and used up to there ({_words(error)})")
+    if not notes and length - last > max(0.5, 0.05 * length):
+        notes.append(f"ends after {last:.1f} s of {length:.1f} s: the file is cut off, and used up to there")
+    return looks, notes
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+
+
+def _frames(container: InputContainer) -> Iterator[av.VideoFrame]:
+    stream = container.streams.video[0]
+    stream.thread_type = "AUTO"
+    yield from container.decode(stream)
+
+
+def _gray(frame: av.VideoFrame, side: int) -> np.ndarray:
+    """Return a frame [H, W] uint8, its longer side scaled down to `side`."""
+    factor = min(1.0, side / max(frame.width, frame.height))
+    width, height = max(8, round(frame.width * factor)), max(8, round(frame.height * factor))
+    return frame.reformat(width=width, height=height, format="gray").to_ndarray()
+
+
+def shift_between(first: np.ndarray, second: np.ndarray) -> float:
+    """Return by how much of its longer side a picture [H, W] has moved, by phase correlation.
+
+    What only turns or comes nearer moves its quarters: the largest shift of the whole and of those counts.
+    """
+    height, width = (size // 2 for size in first.shape)
+    parts = [np.s_[:, :]]
+    parts += [np.s_[y : y + height, x : x + width] for y in (0, height) for x in (0, width)]
+    return max(_shift(first[part], second[part]) for part in parts) / max(first.shape)
+
+
+def _shift(first: np.ndarray, second: np.ndarray) -> float:
+    window = np.outer(np.hanning(first.shape[0]), np.hanning(first.shape[1]))
+    a, b = (
+        np.fft.rfft2((part - part.mean()) * window) for part in (first.astype(float), second.astype(float))
+    )
+    cross = a * b.conj()
+    if not np.abs(cross).max() > 0:
+        return 0.0
+    peak = np.fft.irfft2(cross / np.maximum(np.abs(cross), 1e-6 * np.abs(cross).max()), first.shape)
+    if peak.max() < 8 * peak.std():
+        return 0.0  # noise, or a cut: no shift explains it
+    place = np.unravel_index(int(peak.argmax()), peak.shape)
+    shifts = [float(min(p, size - p)) for p, size in zip(place, peak.shape, strict=True)]
+    return float(np.hypot(shifts[0], shifts[1]))
+
+
+def _write(
+    video: Path, folder: Path, chosen: list[Look], announce: Callable[[float], None]
+) -> Iterator[WrittenFrame]:
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {look.index: look for look in chosen}
+    with av.open(str(video)) as container:
+        for index, frame in enumerate(_frames(container)):
+            if index not in wanted:
+                continue
+            look = wanted.pop(index)
+            image = frame.to_image().rotate(frame.rotation, expand=True)
+            name = f"frame_{index:06d}.jpg"
+            image.save(folder / name, quality=JPEG_QUALITY, subsampling=0)
+            announce(1 - len(wanted) / len(chosen))
+            yield WrittenFrame(name, look.seconds, image.width, image.height, look.sharpness)
+            if not wanted:
+                return

@@ -1,0 +1,67 @@
+"""The report of an estimation in plain sentences, as the terminal and report.txt have it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from splatstudio.poses.records import PoseReport
+
+MOST_NAMES = 12  # of photographs that share a reason
+
+
+def headline(report: PoseReport) -> str:
+    """Return what came out, in one sentence."""
+    seconds = sum(report.seconds.values())
+    took = f", in {seconds:.0f} s" if seconds else ""
+    return (
+        f"{len(report.posed)} of {report.num_photos} photos have a pose: {report.num_points:,} points,"
+        f" {report.error:.2f} px reprojection error{took}"
+    )
+
+
+def report_lines(report: PoseReport) -> list[str]:
+    """Return the report as lines: what came out, what was left out and why, what is doubtful, what to do."""
+    lines = [headline(report)]
+    size = "meters by GPS" if report.meters is not None else "of arbitrary size"
+    lines.append(f"Up: by {report.up}; {size}")
+    for camera in report.cameras:
+        told = "" if camera.told_focal is None else f" (EXIF: {camera.told_focal:.0f})"
+        lines.append(
+            f"Camera: {camera.num_photos} photos of {camera.width} x {camera.height}, focal length"
+            f" {camera.focal:.0f} px{told}, {camera.model}"
+        )
+    coverage = sorted(photo.coverage for photo in report.posed)
+    if coverage:
+        middle = coverage[len(coverage) // 2]
+        worst = min(report.posed, key=lambda photo: photo.coverage)
+        lines.append(
+            f"Coverage: points in {middle:.0%} of the picture at the median, {worst.coverage:.0%} at least"
+            f" ({worst.name})"
+        )
+    by_reason = defaultdict[str, list[str]](list)
+    for photo in report.left_out:
+        by_reason[photo.reason].append(photo.name)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        lines.append(f"Left out: {', '.join(names[:MOST_NAMES])}{more}: {reason}")
+    for group in report.groups:
+        lines.append(
+            f"Another group: {len(group.names)} photos, {group.names[0]} to {group.names[-1]};"
+            f" --model {group.model} opens it"
+        )
+    lines += [
+        f"Doubtful: {link.first} and {link.second} ({link.num_matches} matches, which do not fit the poses)"
+        for link in report.doubtful[:3]
+    ]
+    lines += [f"Note: {note}" for note in report.notes]
+    lines += [f"Next: {advice}" for advice in report.advice]
+    return lines
+
+
+def report_text(report: PoseReport) -> str:
+    """Return the report as text, with a line for each photograph that has a pose."""
+    rows = [
+        f"{photo.name}: {photo.num_points} points, {photo.error:.2f} px, coverage {photo.coverage:.0%}"
+        for photo in report.posed
+    ]
+    return "\n".join([*report_lines(report), "", *rows])

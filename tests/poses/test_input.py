@@ -1,0 +1,135 @@
+"""Photographs as people have them: EXIF, masks, HEIC, spaces, subfolders, raw files; no poses yet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from textured_rooms import photograph, ring, table_with_boxes, write_photographs
+
+from splatstudio.poses.estimate import lacks_poses, refuse_without_colmap
+from splatstudio.poses.input import find_sources, manifest_of
+from splatstudio.poses.records import InputPhoto, Manifest, write_record
+from splatstudio.poses.sharpness import sharpness_of
+from splatstudio.poses.store import PoseStore
+from splatstudio.scene.colmap import read_model
+
+CAMERA, SIDEWAYS = 272, 6
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """Hear of progress, and do nothing."""
+
+
+def read(folder: Path) -> tuple[PoseStore, dict[str, InputPhoto], Manifest]:
+    """Return the store of a folder, its photographs by their files, and the manifest, which is kept."""
+    store = PoseStore(folder)
+    store.path.mkdir(parents=True, exist_ok=True)
+    manifest = manifest_of(store, None, silent)
+    write_record(store.manifest_file, manifest)
+    return store, {photo.source: photo for photo in manifest.photos}, manifest
+
+
+def with_exif(file: Path, **values: object) -> None:
+    """Write a photograph with EXIF values again."""
+    exif = Image.Exif()
+    for tag, value in values.items():
+        exif[int(tag.removeprefix("t"))] = value
+    with Image.open(file) as image:
+        image.save(file, quality=95, exif=exif)
+
+
+def test_photographs_of_one_lens_share_a_camera_and_others_do_not(tmp_path: Path) -> None:
+    walls = table_with_boxes()
+    phone = write_photographs(tmp_path / "phone", walls, ring(20)[:2])
+    other = write_photographs(tmp_path / "other", walls, ring(20)[2:4])
+    plain = write_photographs(tmp_path / "plain", walls, ring(20)[4:5])
+    for file, orientation in zip(phone, (1, SIDEWAYS), strict=True):
+        with_exif(file, t272="Phone 7", t274=orientation)
+    with_exif(other[0], t272="Phone 7")
+    with_exif(other[1], t272="Camera 3")
+    _, photos, _ = read(tmp_path)
+    cameras = [photos[f.relative_to(tmp_path).as_posix()].camera for f in (*phone, *other, *plain)]
+    assert cameras[0] == cameras[1] == cameras[2], "a phone turned sideways is the same phone"
+    assert len(set(cameras)) == 3
+    assert photos["phone/room_001.jpg"].orientation == SIDEWAYS
+
+
+def test_names_with_spaces_are_linked_under_names_that_colmap_takes(tmp_path: Path) -> None:
+    files = write_photographs(tmp_path, table_with_boxes(), ring(20)[:3], prefix="my photo")
+    store, photos, _ = read(tmp_path)
+    assert photos["my photo_000.jpg"].name == "my_photo_000.jpg"
+    link = store.images / "my_photo_000.jpg"
+    assert link.is_symlink() and link.read_bytes() == files[0].read_bytes()
+    moved = shutil.move(tmp_path, tmp_path.with_name("moved"))
+    assert (Path(moved) / ".splatstudio/poses/images/my_photo_000.jpg").read_bytes(), "links survive a move"
+
+
+def test_folders_of_masks_and_smaller_copies_are_no_photographs(tmp_path: Path) -> None:
+    walls = table_with_boxes()
+    write_photographs(tmp_path / "images", walls, ring(20)[:3])
+    write_photographs(tmp_path / "images_2", walls, ring(20)[:3])
+    (tmp_path / "masks").mkdir()
+    Image.new("L", (480, 360), 255).save(tmp_path / "masks" / "room_001.png")
+    store, photos, _ = read(tmp_path)
+    assert set(photos) == {f"room_{i:03d}.jpg" for i in range(3)}
+    assert [photos[name].masked for name in sorted(photos)] == [False, True, False]
+    assert (store.masks / "room_001.jpg.png").exists()
+
+
+def test_heic_is_converted_and_raw_files_are_named(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    heif.register_heif_opener()
+    walls = table_with_boxes()
+    for number, camera in enumerate(ring(20)[:3]):
+        Image.fromarray(photograph(walls, camera)).save(tmp_path / f"IMG_{number}.HEIC", quality=95)
+    (tmp_path / "IMG_9.CR2").write_bytes(b"raw")
+    store, photos, _ = read(tmp_path)
+    with Image.open(store.images / "IMG_0.HEIC.jpg") as image:
+        difference = np.abs(np.asarray(image).astype(int) - photograph(walls, ring(20)[0])).mean()
+    assert difference < 8
+    assert photos["IMG_9.CR2"].left_out == "a raw file: export it as JPEG or TIFF"
+
+
+def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_photographs(tmp_path, table_with_boxes(), ring(20)[:4])
+    _, before, _ = read(tmp_path)
+    measured: list[Path] = []
+    from splatstudio.poses import input as module
+
+    real = module._measured
+    monkeypatch.setattr(module, "_measured", lambda path, to: (measured.append(path), real(path, to))[1])
+    os.utime(files[2])
+    store, after, _ = read(tmp_path)
+    assert measured == [files[2]]
+    assert {name for name in after if after[name] != before[name]} == {"room_002.jpg"}
+    files[3].unlink()
+    read(tmp_path)
+    assert not (store.images / "room_003.jpg").is_symlink(), "the link of what is gone is gone"
+
+
+def test_which_folders_lack_poses(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photographs(photos / "day 1", table_with_boxes(), ring(20)[:1])
+    assert lacks_poses(photos) and len(find_sources(photos)) == 1
+    assert not lacks_poses(Path("assets/demo")) and not lacks_poses(tmp_path / "nowhere")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert not lacks_poses(tmp_path / "run")
+    shutil.copytree("assets/demo/sparse", photos / "sparse")
+    assert not lacks_poses(photos)
+    assert read_model(photos / "sparse" / "0").images
+    refuse_without_colmap()
+
+
+def test_a_blurred_picture_is_less_sharp_also_before_a_plain_background() -> None:
+    sharp = np.zeros((120, 160), np.uint8)
+    sharp[40:80:2, 60:100] = 255
+    soft = sharp.astype(float)
+    for _ in range(12):
+        soft = (soft + np.roll(soft, 1, 0) + np.roll(soft, 1, 1) + np.roll(soft, -1, 0)) / 4
+    assert sharpness_of(soft.astype(np.uint8)) < 0.1 * sharpness_of(sharp)

@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatstudio.cli.poses import with_poses
 from splatstudio.error_text import for_terminal, in_words
 from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
@@ -46,6 +45,7 @@ def studio_of_choice(
             print(for_terminal(note), flush=True)
         if browser:
             open_browser(page.url)
+        from splatstudio.cli.poses import with_poses
         from splatstudio.gui.app import open_studio
 
         while True:

@@ -6,8 +6,9 @@ import html
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -57,6 +58,48 @@ class Visitor:
     def choose(self, **fields: str) -> int:
         (key,) = set(re.findall(r'name="key" value="([^"]+)"', self.get()[1]))
         return self.get("/?" + urlencode({"key": key, **fields}))[0]
+
+
+def test_a_choice_of_the_command_line_is_opened_and_the_page_says_how_far_that_is(
+    start_page: StartPage,
+) -> None:
+    start_page.choose(Path("/photos/<i>"))
+    assert start_page.next_request() == OpenRequest("/photos/<i>", train=False)
+    visitor = Visitor(start_page)
+    start_page.show_progress("Matching: 30 of 120 pairs, 20 s left")
+    shown = visitor.get()[1]
+    assert "Opening /photos/&lt;i&gt; ..." in shown and "Matching: 30 of 120 pairs, 20 s left" in shown
+    start_page.tell("These photos give no poses.")
+    shown = visitor.get()[1]
+    assert "These photos give no poses." in shown and "Matching" not in shown and "Opening" not in shown
+
+
+def test_photographs_get_their_poses_while_the_page_says_how_far_that_is(
+    own_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    told: list[str] = []
+
+    def estimated(path: Path, tell: Callable[[str], object]) -> Path:
+        tell("Matching: 1 of 2 pairs")
+        return path / "scene"
+
+    def opened(path: Path, *, network: Any, **_: Any) -> SimpleNamespace:
+        told.append(network.page._progress)
+        return SimpleNamespace(path=path)
+
+    monkeypatch.setattr("splatstudio.cli.poses.with_poses", estimated)
+    monkeypatch.setattr("splatstudio.gui.app.open_studio", opened)
+    at_page = {"browser": False, "train": False}
+    studio: Any = start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
+    assert studio.path == tmp_path / "photos" / "scene" and told == ["Matching: 1 of 2 pairs"]
+
+    def refused(path: Path, tell: Callable[[str], object]) -> Path:
+        raise ValueError("there is 1 photo; 3 are the least")
+
+    monkeypatch.setattr("splatstudio.cli.poses.with_poses", refused)
+    with pytest.raises(ValueError, match="3 are the least"):  # told where it was asked for: in the terminal
+        start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
 
 
 def test_strangers_see_nothing_and_choose_nothing(start_page: StartPage) -> None:

@@ -135,7 +135,8 @@ def _log(run_dir: Path) -> list[str]:
 
 def _processor() -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        with open_input(Path("/proc/cpuinfo")) as file:
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return platform.processor() or platform.machine()
     found = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)

@@ -25,6 +25,7 @@ from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
+from splatstudio.files.inputs import read_input
 from splatstudio.gui.server.access import (
     Listen,
     Refusal,
@@ -171,7 +172,7 @@ class StartPage:
     def _page(self) -> str:
         lists = "".join(self._list(title, entries) for title, entries in self._content.lists if entries)
         told = f'<p class="told" role="alert">{html.escape(self._told)}</p>' if self._told else ""
-        return Template(_TEMPLATE.read_text("utf-8")).substitute(
+        return Template(read_input(_TEMPLATE).decode()).substitute(
             told=told,
             key=self._key,
             lists=lists,

@@ -6,7 +6,8 @@ The page is there before torch and viser are loaded, which happens while the use
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from splatstudio.files.recent import recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen, advice, open_browser
 from splatstudio.gui.server.start_page import Entry, StartContent, StartPage, address_of
+from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
+from splatstudio.settings.config import TrainConfig
 from splatstudio.settings.setting import typed_path
 
 if TYPE_CHECKING:
@@ -28,13 +31,21 @@ MOST_RECENT = 8
 
 
 def studio_of_choice(
-    listen: Listen, *, browser: bool, train: bool, chosen: Path | None = None, **asked: Any
+    listen: Listen,
+    *,
+    browser: bool,
+    train: bool,
+    chosen: Path | None = None,
+    config: TrainConfig = TrainConfig(),
+    given: Collection[str] = frozenset(),
+    **asked: Any,
 ) -> Studio:
     """Serve the start page and return the studio of what is chosen there, at the same address.
 
     The page shows how far the camera poses of photographs are that have none yet. `chosen`: what is opened
-    first, without being asked for there. `asked` are further arguments of `open_studio`. Raises ValueError
-    where the address cannot be used, or `chosen` cannot be opened.
+    first, without being asked for there. `config` are a training's settings, `given` the names of those that
+    the user asked for: unless steps are among them, the demo gets its own. `asked` are further arguments of
+    `open_studio`. Raises ValueError where the address cannot be used, or `chosen` cannot be opened.
     """
     page = StartPage(listen, start_content())
     if chosen is not None:
@@ -52,8 +63,15 @@ def studio_of_choice(
             request = page.next_request()
             try:
                 path = with_poses(typed_path(request.path), page.show_progress)
+                short = path == demo_scene() and "steps" not in given
                 studio = open_studio(
-                    path, network=address_of(page), train=train or request.train, browser=False, **asked
+                    path,
+                    network=address_of(page),
+                    train=train or request.train,
+                    browser=False,
+                    config=replace(config, steps=DEMO_STEPS) if short else config,
+                    given={*given, "steps"} if short else given,
+                    **asked,
                 )
                 note_opened(path)
                 return studio

@@ -12,18 +12,11 @@ import pytest
 import torch
 from pretended_gpus import GPU, GpuGroup, is_marked, pretended
 from rank_pool import RankPool
-from sharded_training_tasks import Plan, train
+from sharded_training_tasks import GROWING, Plan, train
 from strict_tasks import Known, train_on_gpus
 
 from splatstudio.distributed.ranks import Ranks
 
-SETTINGS: dict[str, Any] = {
-    "sh_degree": 1,
-    "densify.start_step": 3,
-    "densify.every": 4,
-    "densify.grow_grad": 1e-4,
-    "densify.reset_every": 1000,
-}
 KINDS: dict[str, dict[str, Any]] = {
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 1, "mcmc.every": 2, "mcmc.max_gaussians": 90}
     | {"shapes.opacity_weight": 0.01},
@@ -45,11 +38,11 @@ def assert_alike(ours: list[Known], theirs: list[Any]) -> None:
 def test_a_training_that_grows_is_saved_and_goes_on_keeps_to_what_nccl_takes(
     pool: RankPool, blob_folder: Path, tmp_path: Path
 ) -> None:
-    first = pool.run(2, train_on_gpus, Plan(blob_folder, SETTINGS, 6, save=tmp_path))
-    assert_alike(first, pool.run(2, train, Plan(blob_folder, SETTINGS, 6)))
+    first = pool.run(2, train_on_gpus, Plan(blob_folder, GROWING, 6, save=tmp_path))
+    assert_alike(first, pool.run(2, train, Plan(blob_folder, GROWING, 6)))
     assert first[0].num_changed > 20 and first[0].saved == first[1].saved is not None
     rest = pool.run(2, train_on_gpus, Plan(blob_folder, {}, 2, resume=first[0].saved))
-    whole = pool.run(2, train, Plan(blob_folder, SETTINGS, 8))
+    whole = pool.run(2, train, Plan(blob_folder, GROWING, 8))
     assert rest[0].losses == whole[0].losses[6:] and rest[0].psnr == whole[0].psnr
 
 
@@ -57,7 +50,7 @@ def test_a_training_that_grows_is_saved_and_goes_on_keeps_to_what_nccl_takes(
 def test_every_kind_of_training_keeps_to_what_nccl_takes(
     pool: RankPool, blob_folder: Path, kind: str
 ) -> None:
-    plan = Plan(blob_folder, {**SETTINGS, **KINDS[kind]}, 6)
+    plan = Plan(blob_folder, {**GROWING, **KINDS[kind]}, 6)
     parts = pool.run(2, train_on_gpus, plan)
     assert_alike(parts, pool.run(2, train, plan))
     assert parts[0].num_changed > 0 and parts[0].calls == parts[1].calls
@@ -67,7 +60,7 @@ def test_every_kind_of_training_keeps_to_what_nccl_takes(
 def test_a_rank_without_memory_leaves_none_in_an_exchange_of_nccl(
     pool: RankPool, blob_folder: Path, site: str
 ) -> None:
-    plan = Plan(blob_folder, SETTINGS, 6, fault=f"oom@step=5,rank=1,site={site}")
+    plan = Plan(blob_folder, GROWING, 6, fault=f"oom@step=5,rank=1,site={site}")
     parts = pool.run(2, train_on_gpus, plan)
     assert_alike(parts, pool.run(2, train, plan))
     assert len(parts[0].problems) == 1 and "on rank 1" in parts[0].problems[0]
@@ -75,7 +68,7 @@ def test_a_rank_without_memory_leaves_none_in_an_exchange_of_nccl(
 
 def test_a_step_needs_few_messages(pool: RankPool, blob_folder: Path) -> None:
     steps = 4
-    settings = {**SETTINGS, "densify.enabled": False, "shapes.opacity_weight": 0.01}
+    settings = {**GROWING, "densify.enabled": False, "shapes.opacity_weight": 0.01}
     calls = pool.run(2, train_on_gpus, Plan(blob_folder, settings, steps))[0].calls
     # Photographs found, and shots made; cameras; how much is seen; room for it; losses; room for gradients.
     assert calls == {("host", "all_to_all"): 7 * steps, ("GPU", "all_to_all"): 2 * steps}

@@ -21,6 +21,7 @@ from splatstudio.files.recent import recent_file, recent_paths, remember
 from splatstudio.files.run import Run
 from splatstudio.gui.server.access import Listen
 from splatstudio.gui.server.start_page import Entry, OpenRequest, StartContent, StartPage, address_of
+from splatstudio.scene.demo import STEPS as DEMO_STEPS
 from splatstudio.scene.demo import demo_scene
 from splatstudio.settings.config import TrainConfig
 
@@ -90,7 +91,7 @@ def test_photographs_get_their_poses_while_the_page_says_how_far_that_is(
 
     monkeypatch.setattr("splatstudio.cli.poses.with_poses", estimated)
     monkeypatch.setattr("splatstudio.gui.app.open_studio", opened)
-    at_page = {"browser": False, "train": False}
+    at_page: dict[str, Any] = {"browser": False, "train": False}
     studio: Any = start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
     assert studio.path == tmp_path / "photos" / "scene" and told == ["Matching: 1 of 2 pairs"]
 
@@ -100,6 +101,20 @@ def test_photographs_get_their_poses_while_the_page_says_how_far_that_is(
     monkeypatch.setattr("splatstudio.cli.poses.with_poses", refused)
     with pytest.raises(ValueError, match="3 are the least"):  # told where it was asked for: in the terminal
         start.studio_of_choice(ANY_PORT, **at_page, chosen=tmp_path / "photos")
+
+
+@pytest.mark.parametrize(("given", "steps"), [((), DEMO_STEPS), (("steps",), 123)])
+def test_the_demo_of_the_page_is_trained_as_the_command_trains_it(
+    own_list: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], steps: int
+) -> None:
+    def opened(path: Path, *, config: TrainConfig, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(path=path, config=config)
+
+    monkeypatch.setattr("splatstudio.gui.app.open_studio", opened)
+    studio: Any = start.studio_of_choice(
+        ANY_PORT, browser=False, train=False, chosen=demo_scene(), config=TrainConfig(steps=123), given=given
+    )
+    assert studio.path == demo_scene() and studio.config.steps == steps
 
 
 def test_strangers_see_nothing_and_choose_nothing(start_page: StartPage) -> None:

@@ -12,20 +12,13 @@ import made_up_device
 import pytest
 import torch
 from rank_pool import RankPool
-from sharded_training_tasks import Plan, train
+from sharded_training_tasks import GROWING, Plan, train
 
 from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.gaussians import Gaussians
 
-SETTINGS: dict[str, Any] = {
-    "sh_degree": 1,
-    "densify.start_step": 3,
-    "densify.every": 4,
-    "densify.grow_grad": 1e-4,
-    "densify.reset_every": 1000,
-}
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
     "mcmc": {"strategy": "mcmc", "mcmc.start_step": 1, "mcmc.every": 2, "mcmc.max_gaussians": 90},
@@ -81,7 +74,7 @@ def train_on(ranks: Ranks, plan: Plan, device: torch.device) -> Found:
 def test_ranks_on_devices_have_the_bits_of_ranks_on_the_cpu(
     pools: dict[int, RankPool], blob_folder: Path, kind: str, num_ranks: int
 ) -> None:
-    plan = Plan(blob_folder, {**SETTINGS, **KINDS[kind]}, 6)
+    plan = Plan(blob_folder, {**GROWING, **KINDS[kind]}, 6)
     there: list[Found] = pools[num_ranks].run(num_ranks, on_devices, plan)
     here: list[Found] = pools[num_ranks].run(num_ranks, on_the_cpu, plan)
     assert [found.device for found in there] == list(map(str, made_up_device.DEVICES[:num_ranks]))
@@ -96,7 +89,7 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_the_cpu(
 def test_a_rank_without_memory_is_told_of_on_all_and_leaves_none_waiting(
     pools: dict[int, RankPool], blob_folder: Path
 ) -> None:
-    plan = Plan(blob_folder, SETTINGS, 6, fault="oom@step=5,rank=1,site=step")
+    plan = Plan(blob_folder, GROWING, 6, fault="oom@step=5,rank=1,site=step")
     first, second = pools[2].run(2, on_devices, plan)
     assert first.problems == second.problems and "on rank 1" in first.problems[0]
     assert first.losses == second.losses and len(first.losses) == 6

@@ -23,6 +23,14 @@ from splatstudio.settings.config import TrainConfig, changed
 from splatstudio.training.step import TrainingDiverged
 from splatstudio.training.trainer import Trainer
 
+GROWING: dict[str, Any] = {
+    "sh_degree": 1,
+    "densify.start_step": 3,
+    "densify.every": 4,
+    "densify.grow_grad": 1e-4,
+    "densify.reset_every": 1000,
+}  # settings by which the number of splats changes within six steps
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -12,8 +12,17 @@
 
 #include "kernels.h"
 
-// Of torch 2.13 and newer: null where we are loaded in an older one.
+// Of torch 2.13 and newer: null where we are loaded in an older one. A library of Windows may lack
+// nothing that it names: there torch's is asked for it.
+#if defined(_WIN32)
+extern "C" __declspec(dllimport) void* GetModuleHandleA(const char* name);
+extern "C" __declspec(dllimport) void* GetProcAddress(void* module, const char* name);
+inline const char* (*const torch_exception_get_what_without_backtrace)() =
+    reinterpret_cast<const char* (*)()>(GetProcAddress(
+        GetModuleHandleA("torch_cpu.dll"), "torch_exception_get_what_without_backtrace"));
+#else
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+#endif
 
 namespace splat::binding {
 

@@ -42,13 +42,14 @@ inline Bound<ProjectFwd, Six> project_fwd_of(const Tensor& means, const Tensor& 
   return {args, {means2d, conics, depths, effective, colors, radii}};
 }
 
-// Returns v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN (empty at degree 0).
-inline Bound<ProjectBwd, Six> project_bwd_of(
-    const Tensor& means, const Tensor& quats, const Tensor& scales, const Tensor& opacities,
-    const Tensor& sh0, const Tensor& shN, const Tensor& radii, const Tensor& colors,
-    const Tensor& v_means2d, const Tensor& v_conics, const Tensor& v_depths,
-    const Tensor& v_effective, const Tensor& v_colors, const std::vector<double>& view,
-    const std::vector<int64_t>& options) {
+// The way back of a projection, but for where its gradients go.
+inline ProjectBwd way_back_of(const Tensor& means, const Tensor& quats, const Tensor& scales,
+                              const Tensor& opacities, const Tensor& sh0, const Tensor& shN,
+                              const Tensor& radii, const Tensor& colors, const Tensor& v_means2d,
+                              const Tensor& v_conics, const Tensor& v_depths,
+                              const Tensor& v_effective, const Tensor& v_colors,
+                              const std::vector<double>& view,
+                              const std::vector<int64_t>& options) {
   ProjectBwd args = {};
   args.gaussians = gaussians_of(means, quats, scales, opacities, sh0, shN);
   args.settings = settings_of(view, options, shN.size(1));
@@ -60,10 +61,30 @@ inline Bound<ProjectBwd, Six> project_bwd_of(
   args.v_depths = floats(v_depths, {num}, "v_depths");
   args.v_out_opacities = floats(v_effective, {num}, "v_opacities");
   args.v_colors = floats(v_colors, {num, 3}, "v_colors");
+  return args;
+}
+
+// Adds to `sums`, of the six tensors; that of shN is not looked at at degree 0.
+inline ProjectBwd added_to(ProjectBwd args, const std::vector<Tensor>& sums) {
+  STD_TORCH_CHECK(sums.size() == 6, "a model is six tensors");
+  const int64_t num = args.gaussians.num, rest = args.gaussians.num_rest;
+  const Sizes sizes[] = {{num, 3}, {num, 4}, {num, 3}, {num}, {num, 1, 3}, {num, rest, 3}};
+  float** places[] = {&args.v_means,     &args.v_quats, &args.v_scales,
+                      &args.v_opacities, &args.v_sh0,   &args.v_shN};
+  for (int k = 0; k < (args.settings.sh_degree > 0 ? 6 : 5); ++k) {
+    floats(sums[k], sizes[k], "sums");
+    *places[k] = mutable_floats(sums[k]);
+  }
+  return args;
+}
+
+// Returns v_means, v_quats, v_scales, v_opacities, v_sh0, v_shN (empty at degree 0).
+inline Bound<ProjectBwd, Six> new_gradients(ProjectBwd args) {
+  const int64_t num = args.gaussians.num;
   const bool with_rest = args.settings.sh_degree > 0;
   const Tensor v_means = empty({num, 3}), v_quats = empty({num, 4}), v_scales = empty({num, 3});
   const Tensor v_opacities = empty({num}), v_sh0 = empty({num, 1, 3});
-  const Tensor v_shN = empty(with_rest ? Sizes{num, shN.size(1), 3} : Sizes{0});
+  const Tensor v_shN = empty(with_rest ? Sizes{num, args.gaussians.num_rest, 3} : Sizes{0});
   args.v_means = mutable_floats(v_means);
   args.v_quats = mutable_floats(v_quats);
   args.v_scales = mutable_floats(v_scales);

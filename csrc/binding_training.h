@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "binding_stages.h"
 #include "kernels.h"
 #include "mcmc.h"
 #include "pose.h"
@@ -86,6 +87,63 @@ inline void use_columns(ProjectAdam& args, int64_t used_columns, bool visible_on
                   "more coefficients used than stored");
   args.used_columns = used_columns;
   args.visible_only = visible_only;
+}
+
+// `history` [S, 2], in the host's memory whatever the backend: the first `num_steps` rows are the
+// steps since all rows of shN were up to date.
+inline LazyRows late_rows(const Tensor& steps_done, const Tensor& history, int64_t num_steps,
+                          int64_t num, const AdamSettings& settings) {
+  STD_TORCH_CHECK(history.is_cpu() && history.is_contiguous() &&
+                      history.scalar_type() == ScalarType::Float && history.dim() == 2 &&
+                      history.size(1) == 2,
+                  "the history is a table of floats of the CPU with two columns");
+  STD_TORCH_CHECK(num_steps >= 0 && num_steps <= history.size(0) && num_steps <= kMostLateSteps,
+                  "the history is too short");
+  const auto* rates = static_cast<const AdamRate*>(history.data_ptr());
+  return {ints<int32_t>(steps_done, {num}, "steps_done"), rates, num_steps,
+          moves_shrink(settings, rates, num_steps)};
+}
+
+// Makes this step the last of the history, for the rows of shN that are out of sight.
+inline void leave_rows_behind(ProjectAdam& args, const Tensor& steps_done, const Tensor& history,
+                              int64_t num_late) {
+  if (args.used_columns == 0 || args.visible_only) return;
+  STD_TORCH_CHECK(num_late >= 1 && num_late <= history.size(0), "the history is too short");
+  mutable_floats(history)[2 * num_late - 2] = args.rates[kShN].size;
+  mutable_floats(history)[2 * num_late - 1] = args.rates[kShN].root;
+  args.late =
+      late_rows(steps_done, history, num_late, args.projection.gaussians.num, args.settings);
+}
+
+inline SettleAdam settle_adam_of(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                                 const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                                 int64_t used_columns, const std::vector<double>& betas) {
+  SettleAdam late = {};
+  late.tensor = adam_tensor(shN, exp_avg, exp_avg_sq);
+  late.num = shN.size(0);
+  late.columns = shN.size(1) * shN.size(2);
+  late.used_columns = used_columns;
+  STD_TORCH_CHECK(used_columns > 0 && used_columns <= late.columns, "no coefficients used");
+  late.settings = adam_settings(betas);
+  late.late = late_rows(steps_done, history, num_late, late.num, late.settings);
+  return late;
+}
+
+inline std::tuple<Bound<ProjectFwd, Six>, SettleAdam> project_lazy_of(
+    const Tensors& params, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+    const std::vector<double>& view, const std::vector<int64_t>& options, const Tensor& steps_done,
+    const Tensor& history, int64_t num_late, int64_t used_columns,
+    const std::vector<double>& betas) {
+  STD_TORCH_CHECK(params.size() == kNumTensors, "a model is six tensors");
+  return {project_fwd_of(params[0], params[1], params[2], params[3], params[4], params[5], view,
+                         options),
+          settle_adam_of(params[kShN], exp_avg, exp_avg_sq, steps_done, history, num_late,
+                         used_columns, betas)};
+}
+
+inline Tensors tensors_of(const Six& six) {
+  const auto& [a, b, c, d, e, f] = six;
+  return {a, b, c, d, e, f};
 }
 
 inline SeenCounts seen_counts_of(const Tensor& gradients2d, const Tensor& radii, int64_t width,

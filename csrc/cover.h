@@ -19,11 +19,15 @@ SPLAT_HD bool is_visible(const ProjectedArrays& p, int64_t i) {
          is_finite(sum);
 }
 
-SPLAT_HD cpu::Splat pack_splat(const ProjectedArrays& p, int64_t i) {
+// `determinant` returns a c - b b more exactly than floats alone would.
+template <typename Determinant>
+SPLAT_HD cpu::Splat pack_splat(const ProjectedArrays& p, int64_t i,
+                               const Determinant& determinant) {
   const float a = p.conics[3 * i], b = p.conics[3 * i + 1], c = p.conics[3 * i + 2];
   const float opacity = p.opacities[i];
   const float extent = 2.0f * natural_log(opacity / kAlphaThreshold) + cpu::kExtentMargin;
-  const double det = static_cast<double>(a) * c - static_cast<double>(b) * b;
+  const auto det = determinant(a, b, c);
+  using Real = decltype(determinant(a, b, c));
   cpu::Splat s = {};
   s.x = p.means2d[2 * i];
   s.y = p.means2d[2 * i + 1];
@@ -38,10 +42,10 @@ SPLAT_HD cpu::Splat pack_splat(const ProjectedArrays& p, int64_t i) {
   s.sigma_limit = 0.5f * extent;
   s.radius_x = static_cast<float>(p.radii[2 * i]);
   s.radius_y = static_cast<float>(p.radii[2 * i + 1]);
-  if (det > 1e-6 * static_cast<double>(a) * c && a > 0) {
+  if (det > static_cast<Real>(1e-6) * static_cast<Real>(a) * c && a > 0) {
     s.slope = b / a;
     s.w2 = extent / a;
-    s.v2 = static_cast<float>(det / (static_cast<double>(a) * a));
+    s.v2 = static_cast<float>(det / (static_cast<Real>(a) * a));
   } else {
     // Rounding has eaten the determinant (a needle of thousands of pixels): spans would be
     // arbitrary, so every row is taken whole, within the box.

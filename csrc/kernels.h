@@ -140,6 +140,7 @@ struct ImageLoss {
 // The tensors of a model in the order of GaussianArrays.
 constexpr int kNumTensors = 6, kScales = 2, kOpacities = 3, kShN = 5;
 constexpr int kColumns[kNumTensors] = {3, 4, 3, 1, 3, 45};  // floats a Gaussian, at most
+constexpr int kFloatsOfGaussian = 59;
 
 struct AdamTensor {
   float *param, *exp_avg, *exp_avg_sq;
@@ -162,7 +163,17 @@ inline AdamRate adam_rate(const AdamSettings& s, double lr, int64_t step) {
 }
 
 // Whether without gradients each of these steps moves a parameter less than the one before.
-bool moves_shrink(const AdamSettings& settings, const AdamRate* rates, int64_t num_steps);
+inline bool moves_shrink(const AdamSettings& s, const AdamRate* rates, int64_t num_steps) {
+  // From one step to the next m falls by beta1, sqrt(v) by sqrt(beta2); a tenth of a percent is for
+  // what rounding may do.
+  const double fall = s.beta1 / std::sqrt(s.beta2);
+  for (int64_t i = 0; i + 1 < num_steps; ++i) {
+    const double before = static_cast<double>(rates[i].size) / rates[i].root;
+    const double after = static_cast<double>(rates[i + 1].size) / rates[i + 1].root;
+    if (!(after * fall <= 0.999 * before)) return false;
+  }
+  return true;
+}
 
 struct Adam {
   float* param;
@@ -172,6 +183,8 @@ struct Adam {
   double lr, beta1, beta2, eps;
   int64_t step;  // counts from 1
 };
+
+constexpr int kMostLateSteps = 128;
 
 // The steps of shN since it was last up to date everywhere. A row that is out of sight has no
 // gradient and its color is not asked for: it makes up for its steps when it is seen again.
@@ -197,9 +210,9 @@ struct ProjectAdam {
   AdamRate rates[kNumTensors];
   AdamSettings settings;
   Regularization regularization;
-  LazyRows late;         // the last entry of the history is this step; a GPU leaves no rows behind
+  LazyRows late;         // the last entry of the history is this step
   int64_t used_columns;  // of shN; the others have neither gradients nor moments
-  bool visible_only;     // rows out of sight stay as they are; else all rows make the step
+  bool visible_only;  // rows out of sight stay as they are; else they make the step, of shN later
 };
 
 // Rows of shN that make up for all their steps.
@@ -224,6 +237,8 @@ namespace cpu {
 
 void project_fwd(const ProjectFwd& args, int num_threads);
 void project_bwd(const ProjectBwd& args, int num_threads);
+// Adds the gradients of what is visible to what is there, and writes nothing else.
+void project_bwd_add(const ProjectBwd& sums, int num_threads);
 
 // Each of these needs what the one before has left in `walk` (cpu/tile_walk.h).
 struct TileWalk;
@@ -273,6 +288,7 @@ void make_current(int32_t device);
 
 void project_fwd(const ProjectFwd& args, Stream stream);
 void project_bwd(const ProjectBwd& args, Stream stream);
+void project_bwd_add(const ProjectBwd& sums, Stream stream);
 
 constexpr int kPackedSize = 12;  // floats of a splat as it is drawn
 constexpr int kShapeSize = 8;    // of what says which tiles it covers, until they are listed
@@ -307,6 +323,10 @@ void adam_step(const Adam& args, Stream stream);
 void adam_step_within(const Adam& args, const uint8_t* visible, int64_t width, const StepGate& gate,
                       Stream stream);
 void project_adam(const ProjectAdam& args, const StepGate& gate, Stream stream);
+// Both as on the CPU; the last step of the history counts only where its gate is open.
+void project_lazy(const ProjectFwd& args, const SettleAdam& late, const StepGate& last,
+                  Stream stream);
+void flush_lazy_adam(const SettleAdam& late, const StepGate& last, Stream stream);
 void count_seen(const SeenCounts& args, const StepGate& gate, Stream stream);
 
 }  // namespace cuda

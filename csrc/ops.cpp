@@ -31,10 +31,25 @@ Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
                 const std::vector<double>& view, const std::vector<int64_t>& options,
                 int64_t num_threads) {
   const auto [args, outputs] =
-      project_bwd_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d, v_conics,
-                     v_depths, v_effective, v_colors, view, options);
+      new_gradients(way_back_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d,
+                                v_conics, v_depths, v_effective, v_colors, view, options));
   splat::cpu::project_bwd(args, static_cast<int>(num_threads));
   return outputs;
+}
+
+// The same, but adds the gradients of what is visible to `sums`.
+void project_bwd_add(const std::vector<Tensor>& sums, const Tensor& means, const Tensor& quats,
+                     const Tensor& scales, const Tensor& opacities, const Tensor& sh0,
+                     const Tensor& shN, const Tensor& radii, const Tensor& colors,
+                     const Tensor& v_means2d, const Tensor& v_conics, const Tensor& v_depths,
+                     const Tensor& v_effective, const Tensor& v_colors,
+                     const std::vector<double>& view, const std::vector<int64_t>& options,
+                     int64_t num_threads) {
+  const splat::ProjectBwd args =
+      added_to(way_back_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d,
+                           v_conics, v_depths, v_effective, v_colors, view, options),
+               sums);
+  splat::cpu::project_bwd_add(args, static_cast<int>(num_threads));
 }
 
 // Returns splats, order, splat_starts, tile_starts, instances, slots.
@@ -120,6 +135,7 @@ std::string instruction_set() { return splat::cpu::instruction_set(); }
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, CPU, m) {
   m.impl("project_fwd", TORCH_BOX(&project_fwd));
   m.impl("project_bwd", TORCH_BOX(&project_bwd));
+  m.impl("project_bwd_add", TORCH_BOX(&project_bwd_add));
   m.impl("bin", TORCH_BOX(&bin));
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));
   m.impl("raster_bwd", TORCH_BOX(&raster_bwd));

@@ -36,10 +36,26 @@ Six project_bwd(const Tensor& means, const Tensor& quats, const Tensor& scales,
                 int64_t /*num_threads*/) {
   const OnDevice device(means);
   const auto [args, outputs] =
-      project_bwd_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d, v_conics,
-                     v_depths, v_effective, v_colors, view, options);
+      new_gradients(way_back_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d,
+                                v_conics, v_depths, v_effective, v_colors, view, options));
   splat::cuda::project_bwd(args, device.stream());
   return outputs;
+}
+
+// The same, but adds the gradients of what is visible to `sums`.
+void project_bwd_add(const std::vector<Tensor>& sums, const Tensor& means, const Tensor& quats,
+                     const Tensor& scales, const Tensor& opacities, const Tensor& sh0,
+                     const Tensor& shN, const Tensor& radii, const Tensor& colors,
+                     const Tensor& v_means2d, const Tensor& v_conics, const Tensor& v_depths,
+                     const Tensor& v_effective, const Tensor& v_colors,
+                     const std::vector<double>& view, const std::vector<int64_t>& options,
+                     int64_t /*num_threads*/) {
+  const OnDevice device(means);
+  const splat::ProjectBwd args =
+      added_to(way_back_of(means, quats, scales, opacities, sh0, shN, radii, colors, v_means2d,
+                           v_conics, v_depths, v_effective, v_colors, view, options),
+               sums);
+  splat::cuda::project_bwd_add(args, device.stream());
 }
 
 // The splats by depth and the first slot of each: all of a binning whose size the host knows. The
@@ -239,6 +255,7 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("project_fwd", TORCH_BOX(&project_fwd));
   m.impl("project_bwd", TORCH_BOX(&project_bwd));
+  m.impl("project_bwd_add", TORCH_BOX(&project_bwd_add));
   m.impl("bin", TORCH_BOX(&bin));
   m.impl("bin_within", TORCH_BOX(&bin_within));
   m.impl("raster_fwd", TORCH_BOX(&raster_fwd));

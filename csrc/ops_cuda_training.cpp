@@ -42,20 +42,18 @@ void adam_step_within(const Tensor& param, const Tensor& grad, const Tensor& exp
                                 device.stream());
 }
 
-// As in ops_training.cpp, but every row makes every step in time: `num_late` is 0, and neither
-// `steps_done` nor `history` is looked at.
+// As in ops_training.cpp.
 void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& exp_avg_sq,
                   const Tensor& radii, const Tensor& colors, const Tensors& v_projected,
                   const std::vector<double>& view, const std::vector<int64_t>& options,
                   const std::vector<double>& rates, const std::vector<double>& regularization,
-                  int64_t step, const Tensor& /*steps_done*/, const Tensor& /*history*/,
-                  int64_t num_late, int64_t used_columns, bool visible_only,
-                  int64_t /*num_threads*/) {
+                  int64_t step, const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                  int64_t used_columns, bool visible_only, int64_t /*num_threads*/) {
   const OnDevice device(radii);
   splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
                                             view, options, rates, regularization, step);
   use_columns(args, used_columns, visible_only);
-  STD_TORCH_CHECK(num_late == 0, "a GPU leaves no rows of shN behind");
+  leave_rows_behind(args, steps_done, history, num_late);
   splat::cuda::project_adam(args, {}, device.stream());
 }
 
@@ -65,13 +63,48 @@ void project_adam_within(const Tensors& params, const Tensors& exp_avg, const Te
                          const std::vector<double>& view, const std::vector<int64_t>& options,
                          const std::vector<double>& rates,
                          const std::vector<double>& regularization, int64_t step,
+                         const Tensor& steps_done, const Tensor& history, int64_t num_late,
                          int64_t used_columns, bool visible_only, const Tensor& num_instances,
                          int64_t room, const Tensor& loss) {
   const OnDevice device(radii);
   splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
                                             view, options, rates, regularization, step);
   use_columns(args, used_columns, visible_only);
+  leave_rows_behind(args, steps_done, history, num_late);
   splat::cuda::project_adam(args, gate_of(num_instances, room, loss), device.stream());
+}
+
+// The gate of the last step of a history; without one the step was made.
+splat::StepGate gate_of_last(const OptionalTensor& num_instances, int64_t room,
+                             const OptionalTensor& loss) {
+  if (!num_instances.has_value()) return {};
+  STD_TORCH_CHECK(loss.has_value(), "a gate has a number of instances and a loss");
+  return gate_of(*num_instances, room, *loss);
+}
+
+Tensors project_lazy(const Tensors& params, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                     const std::vector<double>& view, const std::vector<int64_t>& options,
+                     const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                     int64_t used_columns, const std::vector<double>& betas,
+                     int64_t /*num_threads*/, const OptionalTensor& num_instances, int64_t room,
+                     const OptionalTensor& loss) {
+  const OnDevice device(exp_avg);
+  const auto [bound, late] = project_lazy_of(params, exp_avg, exp_avg_sq, view, options, steps_done,
+                                             history, num_late, used_columns, betas);
+  splat::cuda::project_lazy(bound.args, late, gate_of_last(num_instances, room, loss),
+                            device.stream());
+  return tensors_of(bound.outputs);
+}
+
+void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+                     const Tensor& steps_done, const Tensor& history, int64_t num_late,
+                     int64_t used_columns, const std::vector<double>& betas,
+                     int64_t /*num_threads*/, const OptionalTensor& num_instances, int64_t room,
+                     const OptionalTensor& loss) {
+  const OnDevice device(shN);
+  const splat::SettleAdam late =
+      settle_adam_of(shN, exp_avg, exp_avg_sq, steps_done, history, num_late, used_columns, betas);
+  splat::cuda::flush_lazy_adam(late, gate_of_last(num_instances, room, loss), device.stream());
 }
 
 void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, int64_t height,
@@ -143,6 +176,8 @@ STABLE_TORCH_LIBRARY_IMPL(splatstudio, SPLAT_CUDA_KEY, m) {
   m.impl("adam_step_within", TORCH_BOX(&adam_step_within));
   m.impl("project_adam", TORCH_BOX(&project_adam));
   m.impl("project_adam_within", TORCH_BOX(&project_adam_within));
+  m.impl("project_lazy", TORCH_BOX(&project_lazy));
+  m.impl("flush_lazy_adam", TORCH_BOX(&flush_lazy_adam));
   m.impl("count_seen", TORCH_BOX(&count_seen));
   m.impl("count_seen_within", TORCH_BOX(&count_seen_within));
   m.impl("inject_noise", TORCH_BOX(&inject_noise));

@@ -11,16 +11,7 @@ namespace {
 
 using namespace splat::binding;
 
-// `history` [S, 2]: the first `num_steps` rows are the steps since all rows of shN were up to date.
-splat::LazyRows late_rows(const Tensor& steps_done, const Tensor& history, int64_t num_steps,
-                          const splat::AdamSettings& settings) {
-  STD_TORCH_CHECK(history.dim() == 2 && num_steps >= 0 && num_steps <= history.size(0),
-                  "the history is too short");
-  floats(history, {history.size(0), 2}, "history");
-  const auto* rates = reinterpret_cast<const splat::AdamRate*>(history.data_ptr());
-  return {ints<int32_t>(steps_done, {steps_done.size(0)}, "steps_done"), rates, num_steps,
-          splat::moves_shrink(settings, rates, num_steps)};
-}
+constexpr char kNoGate[] = "the CPU knows whether a step was made";
 
 void adam_step(const Tensor& param, const Tensor& grad, const Tensor& exp_avg,
                const Tensor& exp_avg_sq, const std::vector<double>& rates, int64_t step,
@@ -41,37 +32,18 @@ void project_adam(const Tensors& params, const Tensors& exp_avg, const Tensors& 
   splat::ProjectAdam args = project_adam_of(params, exp_avg, exp_avg_sq, radii, colors, v_projected,
                                             view, options, rates, regularization, step);
   use_columns(args, used_columns, visible_only);
-  const int64_t num = args.projection.gaussians.num;
-  if (used_columns > 0 && !visible_only) {
-    STD_TORCH_CHECK(num_late >= 1 && num_late <= history.size(0), "the history is too short");
-    check(steps_done, ScalarType::Int, {num}, "steps_done");
-    mutable_floats(history)[2 * num_late - 2] = args.rates[splat::kShN].size;
-    mutable_floats(history)[2 * num_late - 1] = args.rates[splat::kShN].root;
-    args.late = late_rows(steps_done, history, num_late, args.settings);
-  }
+  leave_rows_behind(args, steps_done, history, num_late);
   splat::cpu::project_adam(args, static_cast<int>(num_threads));
-}
-
-splat::SettleAdam late_settings(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
-                                const Tensor& steps_done, const Tensor& history, int64_t num_late,
-                                int64_t used_columns, const std::vector<double>& betas) {
-  splat::SettleAdam late = {};
-  late.tensor = adam_tensor(shN, exp_avg, exp_avg_sq);
-  late.num = shN.size(0);
-  late.columns = shN.size(1) * shN.size(2);
-  late.used_columns = used_columns;
-  STD_TORCH_CHECK(used_columns > 0 && used_columns <= late.columns, "no coefficients used");
-  late.settings = adam_settings(betas);
-  check(steps_done, ScalarType::Int, {late.num}, "steps_done");
-  late.late = late_rows(steps_done, history, num_late, late.settings);
-  return late;
 }
 
 void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                      const Tensor& steps_done, const Tensor& history, int64_t num_late,
-                     int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
+                     int64_t used_columns, const std::vector<double>& betas, int64_t num_threads,
+                     const OptionalTensor& num_instances, int64_t /*room*/,
+                     const OptionalTensor& /*loss*/) {
+  STD_TORCH_CHECK(!num_instances.has_value(), kNoGate);
   const splat::SettleAdam late =
-      late_settings(shN, exp_avg, exp_avg_sq, steps_done, history, num_late, used_columns, betas);
+      settle_adam_of(shN, exp_avg, exp_avg_sq, steps_done, history, num_late, used_columns, betas);
   splat::cpu::flush_lazy_adam(late, static_cast<int>(num_threads));
 }
 
@@ -79,25 +51,16 @@ void flush_lazy_adam(const Tensor& shN, const Tensor& exp_avg, const Tensor& exp
 Tensors project_lazy(const Tensors& params, const Tensor& exp_avg, const Tensor& exp_avg_sq,
                      const std::vector<double>& view, const std::vector<int64_t>& options,
                      const Tensor& steps_done, const Tensor& history, int64_t num_late,
-                     int64_t used_columns, const std::vector<double>& betas, int64_t num_threads) {
-  STD_TORCH_CHECK(params.size() == splat::kNumTensors, "a model is six tensors");
-  const splat::SettleAdam late = late_settings(params[splat::kShN], exp_avg, exp_avg_sq, steps_done,
-                                               history, num_late, used_columns, betas);
-  splat::ProjectFwd args = {};
-  args.gaussians = gaussians_of(params[0], params[1], params[2], params[3], params[4], params[5]);
-  args.settings = settings_of(view, options, args.gaussians.num_rest);
+                     int64_t used_columns, const std::vector<double>& betas, int64_t num_threads,
+                     const OptionalTensor& num_instances, int64_t /*room*/,
+                     const OptionalTensor& /*loss*/) {
+  STD_TORCH_CHECK(!num_instances.has_value(), kNoGate);
+  const auto [bound, late] = project_lazy_of(params, exp_avg, exp_avg_sq, view, options, steps_done,
+                                             history, num_late, used_columns, betas);
+  splat::ProjectFwd args = bound.args;
   args.late = &late;
-  const int64_t num = args.gaussians.num;
-  const Tensors out = {empty({num, 2}), empty({num, 3}), empty({num}),
-                       empty({num}),    empty({num, 3}), empty({num, 2}, ScalarType::Int)};
-  args.means2d = mutable_floats(out[0]);
-  args.conics = mutable_floats(out[1]);
-  args.depths = mutable_floats(out[2]);
-  args.opacities = mutable_floats(out[3]);
-  args.colors = mutable_floats(out[4]);
-  args.radii = static_cast<int32_t*>(out[5].data_ptr());
   splat::cpu::project_fwd(args, static_cast<int>(num_threads));
-  return out;
+  return tensors_of(bound.outputs);
 }
 
 void count_seen(const Tensor& gradients2d, const Tensor& radii, int64_t width, int64_t height,

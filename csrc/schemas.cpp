@@ -12,6 +12,12 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
       "Tensor v_depths, Tensor v_opacities, Tensor v_colors, float[] view, int[] options, "
       "int num_threads) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "project_bwd_add(Tensor(a!)[] sums, Tensor means, Tensor quats, Tensor scales, Tensor "
+      "opacities, Tensor sh0, "
+      "Tensor shN, Tensor radii, Tensor colors, Tensor v_means2d, Tensor v_conics, "
+      "Tensor v_depths, Tensor v_opacities, Tensor v_colors, float[] view, int[] options, "
+      "int num_threads) -> ()");
+  m.def(
       "bin(Tensor means2d, Tensor conics, Tensor depths, Tensor opacities, Tensor colors, "
       "Tensor radii, int width, int height, int num_threads) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
@@ -61,16 +67,18 @@ STABLE_TORCH_LIBRARY(splatstudio, m) {
   m.def(
       "project_adam_within(Tensor(a!)[] params, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq, "
       "Tensor radii, Tensor colors, Tensor[] v_projected, float[] view, int[] options, "
-      "float[] rates, float[] regularization, int step, int used_columns, bool visible_only, "
+      "float[] rates, float[] regularization, int step, Tensor(d!) steps_done, "
+      "Tensor(e!) history, int num_late, int used_columns, bool visible_only, "
       "Tensor num_instances, int room, Tensor loss) -> ()");
   m.def(
       "flush_lazy_adam(Tensor(a!) shN, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) steps_done, Tensor history, int num_late, int used_columns, float[] betas, "
-      "int num_threads) -> ()");
+      "int num_threads, Tensor? num_instances=None, int room=0, Tensor? loss=None) -> ()");
   m.def(
       "project_lazy(Tensor(a!)[] params, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "float[] view, int[] options, Tensor(d!) steps_done, Tensor history, int num_late, "
-      "int used_columns, float[] betas, int num_threads) -> Tensor[]");
+      "int used_columns, float[] betas, int num_threads, Tensor? num_instances=None, int room=0, "
+      "Tensor? loss=None) -> Tensor[]");
   m.def(
       "count_seen(Tensor gradients2d, Tensor radii, int width, int height, Tensor(a!) grad2d, "
       "Tensor(b!) visible, Tensor(c!)? radius2d, int num_threads) -> ()");

@@ -4,22 +4,6 @@
 #include "lanes.h"
 #include "pool.h"
 
-namespace splat {
-
-bool moves_shrink(const AdamSettings& s, const AdamRate* rates, int64_t num_steps) {
-  // From one step to the next m falls by beta1, sqrt(v) by sqrt(beta2); a tenth of a percent is for
-  // what rounding may do.
-  const double fall = s.beta1 / std::sqrt(s.beta2);
-  for (int64_t i = 0; i + 1 < num_steps; ++i) {
-    const double before = static_cast<double>(rates[i].size) / rates[i].root;
-    const double after = static_cast<double>(rates[i + 1].size) / rates[i + 1].root;
-    if (!(after * fall <= 0.999 * before)) return false;
-  }
-  return true;
-}
-
-}  // namespace splat
-
 namespace splat::cpu {
 namespace {
 
@@ -39,7 +23,7 @@ void adam_step(const Adam& args, int num_threads) {
 
 void project_adam(const ProjectAdam& args, int num_threads) {
   const auto step_chunk = [&](int64_t begin, int64_t end) {
-    float scratch[kAdamChunk * 59];
+    float scratch[kAdamChunk * kFloatsOfGaussian];
     AdamGradients grads;
     ProjectBwd bwd = args.projection;
     float** outputs[] = {&bwd.v_means,     &bwd.v_quats, &bwd.v_scales,

@@ -48,14 +48,11 @@ SPLAT_LANES uint32_t cells_inside(const Tile& tile) {
   return cells;
 }
 
-constexpr float kLog2E = 1.44269504f;
-
-// log2 of the opacity, from the limit k / 2 = ln(255 opacity) + kExtentMargin / 2. An opacity is at
-// most 1; of what else may come, powers of 2 shall make a number.
+// log2 of the opacity, from the limit k / 2 = ln(255 opacity) + kExtentMargin / 2.
 SPLAT_LANES float log2_opacity_of(const Splat& s) {
-  constexpr float kLog255 = 5.54126355f, kMost = 64.0f;
+  constexpr float kLog255 = 5.54126355f;
   const float log2_opacity = kLog2E * (s.sigma_limit - (kLog255 + 0.5f * kExtentMargin));
-  return log2_opacity < kMost ? log2_opacity : kMost;
+  return log2_opacity < kMostLog2Opacity ? log2_opacity : kMostLog2Opacity;
 }
 
 // alpha is 2^t, t = log2(opacity) - log2(e) sigma: one power of 2 instead of an exponential and a
@@ -104,19 +101,18 @@ SPLAT_LANES bool is_plain(const Splat& s, float max_alpha) {
   return s.opacity < 0.999f * max_alpha && s.half_c > 0 && s.v2 * s.half_a > 1e-4f * s.half_c;
 }
 
-// The blend rule of ../blend.h for the pixels of one cell; `transmittance` is negative for finished
+// The blend rule for the pixels of one cell; `transmittance` is negative for finished
 // ones. `plain`: what is_plain says of the splat, or false.
 template <bool plain>
 SPLAT_LANES Blended blend_cell(const ColumnTerms& columns, const RowTerms& rows, int row,
                                float max_alpha, F8 transmittance) {
-  constexpr float kLog2AlphaThreshold = -7.99435344f, kRounding = 1e-5f;
   const F8 t =
       multiply_add(columns.across + rows.along[row], columns.dx, constant<F8>(rows.rest[row]));
   Blended r;
   F8 alpha = power_of_2(t);
   I8 visible = t >= constant<F8>(kLog2AlphaThreshold);
   if constexpr (!plain) {
-    visible &= t <= constant<F8>(rows.log2_opacity + kRounding);
+    visible &= t <= constant<F8>(rows.log2_opacity + kLog2Rounding);
     r.clamped = alpha > constant<F8>(max_alpha);
     alpha = minimum(alpha, constant<F8>(max_alpha));
   }
@@ -128,7 +124,8 @@ SPLAT_LANES Blended blend_cell(const ColumnTerms& columns, const RowTerms& rows,
   return r;
 }
 
-// As `advance` of ../blend.h.
+// The transmittance after a splat. The first that would go below the stop is left out and finishes
+// the pixel: its sign turns, its value stays for the output.
 SPLAT_LANES F8 advance(const Blended& blended, F8 transmittance) {
   return select(blended.alive, blended.next, negative_magnitude(transmittance));
 }

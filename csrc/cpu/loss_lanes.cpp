@@ -13,7 +13,6 @@
 namespace splat::cpu::SPLAT_ISA {
 namespace {
 
-constexpr int kWindow = 2 * kSsimHalf + 1;
 constexpr float kC1 = 0.01f * 0.01f, kC2 = 0.03f * 0.03f;
 // A Gaussian of sigma 1.5, normalized; symmetric, so half of it.
 constexpr float kWeights[kSsimHalf + 1] = {1.028380084e-3f, 7.598758135e-3f, 3.600077213e-2f,
@@ -51,7 +50,7 @@ struct Ring {
 
   float* at(int64_t y) const { return data + (y + 4 * kRingRows) % kRingRows * row; }
 
-  // The windows centerd in rows y and y + 1, from within: their twelve rows are read once.
+  // The windows centered in rows y and y + 1, from within: their twelve rows are read once.
   void columns(int64_t y, float* __restrict first, float* __restrict second) const {
     const float* rows[kRingRows];
     for (int k = 0; k < kRingRows; ++k) rows[k] = at(y - kSsimHalf + k);
@@ -143,7 +142,7 @@ void Block::moments_of_row(int64_t y) {
   }
 }
 
-// Whether the windows centerd in row y count: 1 or 0 for every component, the halo's too.
+// Whether the windows centered in row y count: 1 or 0 for every component, the halo's too.
 void Block::weights_of_row(int64_t y) {
   const int64_t count = num + 2 * halo, from = left(halo);
   const int64_t border = args.same_padding ? 0 : kSsimHalf;

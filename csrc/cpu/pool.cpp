@@ -1,7 +1,9 @@
 #include "pool.h"
 
+#if !defined(_WIN32)
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -31,15 +33,27 @@ struct Job {
   int64_t num_tasks = 0;
 };
 
-class Pool {
+// A process of Windows is never copied. There a thread that ends holds the lock that every other
+// one needs to end, so its helpers are not waited for; and who ends a process has ended them
+// before.
+#if defined(_WIN32)
+constexpr bool kHelpersEndAlone = true;
+int64_t this_process() { return 1; }
+#else
+constexpr bool kHelpersEndAlone = false;
+int64_t this_process() { return getpid(); }
+#endif
+
+class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  ~Pool() {
+  void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_all();
-    for (std::thread& helper : helpers_) helper.join();
+    for (std::thread& helper : helpers_) kHelpersEndAlone ? helper.detach() : helper.join();
+    helpers_.clear();
   }
 
   void run(int num_helpers, const Job& job) {
@@ -65,7 +79,7 @@ class Pool {
   void grow(int num_helpers) {
     while (static_cast<int>(helpers_.size()) < num_helpers) {
       try {
-        helpers_.emplace_back([this] { help(); });
+        helpers_.emplace_back([pool = shared_from_this()] { pool->help(); });
       } catch (const std::system_error&) {
         return;  // the system allows no more threads: fewer do the same work
       }
@@ -117,21 +131,27 @@ class Pool {
 // A pool and the process that made it: after fork() the helpers exist only in the parent, so the
 // child leaves the copy alone and makes its own.
 struct OwnPool {
-  std::unique_ptr<Pool> pool;
-  pid_t process = 0;
+  std::shared_ptr<Pool> pool;
+  int64_t process = 0;
 
   Pool& get() {
-    if (!pool || process != getpid()) {
-      [[maybe_unused]] const Pool* left_behind = pool.release();
-      pool = std::make_unique<Pool>();
-      process = getpid();
+    if (!pool || process != this_process()) {
+      leave_behind();
+      pool = std::make_shared<Pool>();
+      process = this_process();
     }
     return *pool;
   }
 
   ~OwnPool() {
-    if (process != getpid()) [[maybe_unused]]
-      const Pool* left_behind = pool.release();
+    if (pool && process == this_process()) pool->stop();
+    if (process != this_process()) leave_behind();
+  }
+
+ private:
+  void leave_behind() {
+    if (pool) [[maybe_unused]]
+      const auto* forgotten = new std::shared_ptr<Pool>(std::move(pool));
   }
 };
 
@@ -149,7 +169,8 @@ void run_tasks(int num_threads, int64_t num_tasks, Task task, void* context) try
   throw OutOfMemory();
 }
 
-void fetch_pages(int num_threads, void* block, int64_t bytes) {
+void fetch_pages([[maybe_unused]] int num_threads, [[maybe_unused]] void* block,
+                 [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
   if (bytes < 32 << 20) return;
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

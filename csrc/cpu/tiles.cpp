@@ -16,6 +16,10 @@ namespace {
 
 constexpr int64_t kBlock = 8192;  // consecutive Gaussians that one task lists
 
+double determinant(float a, float b, float c) {
+  return static_cast<double>(a) * c - static_cast<double>(b) * b;
+}
+
 // One stable pass of a radix sort by the 11 bits from `shift` on.
 void radix_pass(const Keyed* in, Keyed* out, int64_t num, int shift, int num_threads) {
   constexpr int kBuckets = 1 << 11;
@@ -167,7 +171,7 @@ void pack_splats(const ProjectedArrays& projected, const ImageGrid& grid,
       const int32_t at = next[walk.homes[i]]++;
       keyed[number++] = {depth_key(projected.depths[i]), at};
       out.order[at] = static_cast<int32_t>(i);
-      splats[at] = pack_splat(projected, i);
+      splats[at] = pack_splat(projected, i, determinant);
     }
   });
   radix_pass(keyed.get(), other.get(), out.num, 0, num_threads);

@@ -1,6 +1,7 @@
 // Adam, one thread a number, and what a strategy counts, one thread a Gaussian.
 #include "adam.cuh"
 #include "gate.cuh"
+#include "late.cuh"
 
 namespace splat::cuda {
 namespace {
@@ -33,7 +34,23 @@ __global__ void __launch_bounds__(kThreads) count_seen_kernel(SeenCounts args, S
   args.radius2d[i] = maximum(args.radius2d[i], radius);
 }
 
+__global__ void __launch_bounds__(kThreads) flush_kernel(LateSteps late, int64_t num) {
+  __shared__ AdamRate history[kMostLateSteps];
+  copy_history(late, history);
+  __syncthreads();
+  const int64_t i = global_index();
+  if (i >= num * late.used) return;
+  const int64_t row = i / late.used;
+  const int end = made_steps(late), begin = late.steps_done[row];
+  if (begin < end) catch_up(late, history, row * late.stride + i % late.used, begin, end);
+}
+
 }  // namespace
+
+void flush_lazy_adam(const SettleAdam& args, const StepGate& last, Stream stream) {
+  launch("flush_lazy_adam", flush_kernel, blocks_for(args.num * args.used_columns), kThreads,
+         stream, late_steps_of(args, last), args.num);
+}
 
 void adam_step(const Adam& args, Stream stream) {
   const AdamSettings settings = {args.beta1, args.beta2, args.eps};

@@ -1,4 +1,4 @@
-// How Adam moves one number: every kernel that does so goes through `store_advanced`.
+// How Adam moves one number: every kernel that does so goes through `advanced`.
 #pragma once
 
 #include "../kernels.h"
@@ -26,18 +26,28 @@ __device__ __forceinline__ AdamNumber load_number(const AdamTensor& t, int64_t i
   return {t.param[i], t.exp_avg[i], t.exp_avg_sq[i]};
 }
 
-__device__ __forceinline__ void store_advanced(const AdamTensor& t, int64_t i, const AdamNumber& n,
-                                               const Decay& r, AdamRate rate, float grad) {
-  const float m = multiply_add(r.beta1, n.exp_avg, r.rest1 * grad);
-  const float v = multiply_add(r.beta2, n.exp_avg_sq, r.rest2 * grad * grad);
-  t.exp_avg[i] = m;
-  t.exp_avg_sq[i] = v;
-  t.param[i] = n.param - rate.size * m / multiply_add(sqrtf(v), rate.root, r.eps);
+__device__ __forceinline__ void store_number(const AdamTensor& t, int64_t i, const AdamNumber& n) {
+  t.exp_avg[i] = n.exp_avg;
+  t.exp_avg_sq[i] = n.exp_avg_sq;
+  t.param[i] = n.param;
+}
+
+// The number with the moments of the next step, not yet moved.
+__device__ __forceinline__ AdamNumber decayed(const AdamNumber& n, const Decay& r, float grad) {
+  return {n.param, multiply_add(r.beta1, n.exp_avg, r.rest1 * grad),
+          multiply_add(r.beta2, n.exp_avg_sq, r.rest2 * grad * grad)};
+}
+
+__device__ __forceinline__ AdamNumber advanced(const AdamNumber& n, const Decay& r, AdamRate rate,
+                                               float grad) {
+  const AdamNumber next = decayed(n, r, grad);
+  const float scale = multiply_add(sqrtf(next.exp_avg_sq), rate.root, r.eps);
+  return {n.param - rate.size * next.exp_avg / scale, next.exp_avg, next.exp_avg_sq};
 }
 
 __device__ __forceinline__ void advance(const AdamTensor& t, int64_t i, const Decay& r,
                                         AdamRate rate, float grad) {
-  store_advanced(t, i, load_number(t, i), r, rate, grad);
+  store_number(t, i, advanced(load_number(t, i), r, rate, grad));
 }
 
 }  // namespace splat::cuda

@@ -54,6 +54,20 @@ __device__ __forceinline__ Int* pixel_ends(Int* ends, const ImageGrid& grid, int
   return ends + grid.num_tiles() + tile * kPixels;
 }
 
+// A warp of a kernel with a thread a pixel has 8 x 4 pixels: fewer splats reach such a rectangle
+// than two whole rows.
+constexpr int kWarpColumns = 8, kWarpRows = 4;
+static_assert(kWarpColumns * kWarpRows == kWarp, "a lane a pixel");
+
+// The number in the tile of a thread's pixel.
+__device__ __forceinline__ int pixel_of_thread(int thread) {
+  constexpr int kAcross = kTileSize / kWarpColumns;
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  const int x = warp % kAcross * kWarpColumns + lane % kWarpColumns;
+  const int y = warp / kAcross * kWarpRows + lane / kWarpColumns;
+  return y * kTileSize + x;
+}
+
 struct Pixel {
   int x, y;
   bool inside;

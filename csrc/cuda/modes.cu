@@ -3,6 +3,7 @@
 #include "../cpu/splat.h"
 #include "../modes.h"
 #include "../surface.h"
+#include "blend.cuh"
 #include "buckets.cuh"
 #include "project.cuh"
 
@@ -40,14 +41,14 @@ struct MedianPixel {
 
 __device__ __forceinline__ void add(const PackedSplat& s, float x, float y, float max_alpha,
                                     MedianPixel& p) {
-  const float sigma = falloff(s.half_a, s.b, s.half_c, s.x - x, s.y - y);
-  if (!(sigma <= s.sigma_limit)) return;
-  const Coverage<float> c = cover(sigma, s.opacity, max_alpha, p.transmittance);
-  if (c.added) {
-    if (p.transmittance >= 0.5f && c.next < 0.5f) p.depth = s.depth;
+  const float t = exponent_at(s, s.x - x, s.y - y);
+  if (!is_visible(s, t)) return;
+  const Blended b = blend(t, max_alpha, p.transmittance);
+  if (b.added) {
+    if (p.transmittance >= 0.5f && b.next < 0.5f) p.depth = s.depth;
     ++p.count;
   }
-  p.transmittance = advance(c, p.transmittance);
+  p.transmittance = transmittance_after(b, p.transmittance);
 }
 
 __global__ void __launch_bounds__(kThreads) median_kernel(RasterMedian args) {
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kThreads) median_kernel(RasterMedian args) {
 }
 
 struct SolidSplat {
-  PackedSplat splat;
+  float x, y, half_a, b, half_c, depth, red, green, blue;
+  float limit;  // of sigma: beyond it alpha < 1/255
   float surface[kSurfaceSize];
 };
 
@@ -83,21 +85,21 @@ struct SolidPixel {
 };
 
 // Puts a splat's surface where it is the nearest so far.
-__device__ __forceinline__ void cover_solid(const SolidSplat& solid, float x, float y,
-                                            SolidPixel& p) {
-  const PackedSplat& s = solid.splat;
+__device__ __forceinline__ void cover_solid(const SolidSplat& s, float x, float y, SolidPixel& p) {
   const float dx = s.x - x, dy = s.y - y;
   const float sigma = falloff(s.half_a, s.b, s.half_c, dx, dy);
-  const float limit = s.sigma_limit - 0.5f * cpu::kExtentMargin;
-  if (!(sigma <= limit)) return;
-  const Front<float> front = front_of(s, solid.surface, limit, sigma, dx, dy);
+  if (!(sigma <= s.limit)) return;
+  const Front<float> front = front_of(s, s.surface, s.limit, sigma, dx, dy);
   if (!(front.depth < p.depth)) return;
   p = {front.depth, s.red * front.light, s.green * front.light, s.blue * front.light};
 }
 
 __device__ SolidSplat load_solid(const RasterSolid& args, int32_t instance) {
-  SolidSplat solid;
-  solid.splat = reinterpret_cast<const PackedSplat*>(args.splats.splats)[instance];
+  const PackedSplat s = reinterpret_cast<const PackedSplat*>(args.splats.splats)[instance];
+  SolidSplat solid = {
+      s.x,     s.y,   -kLn2 * s.a, -kLn2 * s.b, -kLn2 * s.c,
+      s.depth, s.red, s.green,     s.blue,      kLn2 * (s.log2_opacity - kLog2AlphaThreshold),
+      {}};
   const float* surface =
       args.surfaces + kSurfaceSize * static_cast<int64_t>(args.splats.order[instance]);
   for (int k = 0; k < kSurfaceSize; ++k) solid.surface[k] = surface[k];

@@ -84,7 +84,7 @@ __device__ __forceinline__ void step_numbers(const AdamTensor& tensor, AdamRate 
     SPLAT_UNROLL
     for (int k = 0; k < kAtOnce; ++k) {
       if (places[k] < 0) continue;
-      store_advanced(tensor, places[k], numbers[k], decay, rate, grad(first + k * kRows));
+      store_number(tensor, places[k], advanced(numbers[k], decay, rate, grad(first + k * kRows)));
     }
   }
 }
@@ -101,6 +101,7 @@ __device__ void step_small(const ProjectAdam& args, int tensor, const float* gra
       [&](int j) { return grads[j]; });
 }
 
+// A row out of sight stays as it is: `visible_only`, or until it is seen again (late.cuh).
 __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, int64_t begin,
                          int num_rows, const Decay& decay) {
   const int used = static_cast<int>(args.used_columns);
@@ -110,8 +111,7 @@ __device__ void step_shN(const ProjectAdam& args, const BlockGradients& grads, i
       args.tensors[kShN], args.rates[kShN], decay, num_rows * used,
       [&](int j) {
         const int row = j / used;
-        return args.visible_only && !grads.visible[row] ? int64_t{-1}
-                                                        : (begin + row) * stride + j % used;
+        return grads.visible[row] ? (begin + row) * stride + j % used : int64_t{-1};
       },
       [&](int j) {
         const int row = j / used, column = j % used;
@@ -142,7 +142,11 @@ __global__ void __launch_bounds__(kRows, kBlocks)
   step_small<3>(args, kScales, grads.scales, grads.visible, begin, num_rows, decay);
   step_small<1>(args, kOpacities, grads.opacities, grads.visible, begin, num_rows, decay);
   step_small<3>(args, 4, grads.sh0, grads.visible, begin, num_rows, decay);
-  if (args.used_columns > 0) step_shN(args, grads, begin, num_rows, decay);
+  if (args.used_columns == 0) return;
+  step_shN(args, grads, begin, num_rows, decay);
+  if (args.late.steps_done != nullptr && row < num_rows && grads.visible[row]) {
+    args.late.steps_done[begin + row] = static_cast<int32_t>(args.late.num_steps);
+  }
 }
 
 }  // namespace

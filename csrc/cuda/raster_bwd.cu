@@ -2,7 +2,7 @@
 // splat. The pixels that are not finished stream through the lanes, so that a splat's gradients
 // stay in registers; what leaves the last lane is how the next bucket meets the pixel. Nothing is
 // added in memory by two threads, and the result does not depend on who comes first.
-#include "../blend.h"
+#include "blend.cuh"
 #include "buckets.cuh"
 #include "slab.cuh"
 
@@ -42,24 +42,23 @@ struct LivePixels {
 template <bool with_depth, bool absgrad>
 __device__ __forceinline__ void collect(const PackedSplat& s, float dx, float dy, float max_alpha,
                                         PixelGradient& p, Collected& sum) {
-  const float sigma = falloff(s.half_a, s.b, s.half_c, dx, dy);
-  if (!(sigma <= s.sigma_limit)) return;
-  const Coverage<float> c = cover(sigma, s.opacity, max_alpha, p.transmittance);
-  if (c.added) {
-    const float weight = c.alpha * p.transmittance;
-    sum.red = multiply_add(weight, p.v.red, sum.red);
-    sum.green = multiply_add(weight, p.v.green, sum.green);
-    sum.blue = multiply_add(weight, p.v.blue, sum.blue);
+  const float t = exponent_at(s, dx, dy);
+  if (!is_visible(s, t)) return;
+  const Blended b = blend(t, max_alpha, p.transmittance);
+  if (b.added) {
+    sum.red = multiply_add(b.weight, p.v.red, sum.red);
+    sum.green = multiply_add(b.weight, p.v.green, sum.green);
+    sum.blue = multiply_add(b.weight, p.v.blue, sum.blue);
     float own = s.red * p.v.red;
     own = multiply_add(s.green, p.v.green, own);
     own = multiply_add(s.blue, p.v.blue, own);
     if constexpr (with_depth) {
-      sum.depth = multiply_add(weight, p.v.depth, sum.depth);
+      sum.depth = multiply_add(b.weight, p.v.depth, sum.depth);
       own = multiply_add(s.depth, p.v.depth, own);
     }
-    p.suffix = multiply_add(-weight, own, p.suffix);
-    const float v_alpha = p.transmittance * own - p.suffix / (1.0f - c.alpha);
-    const float q = c.clamped ? 0.0f : -c.alpha * v_alpha;
+    p.suffix = multiply_add(-b.weight, own, p.suffix);
+    const float behind = p.suffix * reciprocal(1.0f - b.alpha);  // what a larger alpha would hide
+    const float q = b.clamped ? 0.0f : b.alpha * multiply_add(-p.transmittance, own, behind);
     const float qx = q * dx, qy = q * dy;
     sum.q += q;
     sum.qx += qx;
@@ -68,11 +67,11 @@ __device__ __forceinline__ void collect(const PackedSplat& s, float dx, float dy
     sum.qxy = multiply_add(qx, dy, sum.qxy);
     sum.qyy = multiply_add(qy, dy, sum.qyy);
     if constexpr (absgrad) {
-      sum.abs_x += magnitude(q * (2.0f * s.half_a * dx + s.b * dy));
-      sum.abs_y += magnitude(q * (s.b * dx + 2.0f * s.half_c * dy));
+      sum.abs_x += magnitude(q * multiply_add(s.a + s.a, dx, s.b * dy));
+      sum.abs_y += magnitude(q * multiply_add(s.b, dx, (s.c + s.c) * dy));
     }
   }
-  p.transmittance = advance(c, p.transmittance);
+  p.transmittance = transmittance_after(b, p.transmittance);
 }
 
 __device__ OutputGradient output_gradient(const RasterBwd& args, int64_t i) {
@@ -237,10 +236,14 @@ __device__ Chunk chunk_of(const RasterBwd& args, int64_t index) {
 // So many blocks shall find room in a multiprocessor's registers: none spills for it, and left
 // alone the compiler takes more than one block's worth to save a few instructions between the
 // buckets.
-// A Turing has threads for 8, and shared memory for 5.
+// A Turing has threads for 8, and shared memory for 5; GeForce since Ampere has that for 7.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 template <bool with_depth, bool absgrad>
 constexpr int kBlocks = 5;
+#elif defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+template <bool with_depth, bool absgrad>
+constexpr int kBlocks = 7;
 #else
 template <bool with_depth, bool absgrad>
 constexpr int kBlocks = with_depth || absgrad ? 8 : 9;
@@ -249,6 +252,7 @@ constexpr int kBlocks = with_depth || absgrad ? 8 : 9;
 template <bool with_depth, bool absgrad>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absgrad>)
     raster_bwd_kernel(RasterBwd args, const float* checkpoints, int64_t num_chunks) {
+  constexpr bool plain = !with_depth && !absgrad;
   __shared__ LivePixels pixels[kWarpsOfBlock];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarpsOfBlock + warp;
@@ -259,10 +263,10 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absg
   if (chunk.first < chunk.reached) num_live = gather_live(args, checkpoints, chunk, lane, live);
   for (int32_t begin = chunk.first; begin < chunk.stop; begin += kBucket) {
     const int32_t instance = begin + lane;
+    const bool mine = instance < chunk.reached;
     Collected sum = {};
     if (begin < chunk.reached) {
       if (begin > chunk.first) num_live = without_finished(lane, num_live, live);
-      const bool mine = instance < chunk.reached;
       PackedSplat s = {};
       if (mine) {
         s = reinterpret_cast<const PackedSplat*>(
@@ -270,8 +274,10 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, kBlocks<with_depth, absg
       }
       go_through<with_depth, absgrad>(args, chunk, lane, s, mine, live, num_live, sum);
     }
-    if (instance < chunk.stop) {
-      store_row<!with_depth && !absgrad>(args, args.lists.slots[instance], sum);
+    if (mine) {
+      store_row<plain>(args, args.lists.slots[instance], sum);
+    } else if (instance < chunk.stop) {
+      mark_not_reached<plain>(args, args.lists.slots[instance]);
     }
   }
 }
@@ -336,15 +342,17 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(RasterBwd args) {
   args.v_colors[3 * at + 2] = sum.blue;
   args.v_depths[at] = sum.depth;
   args.v_opacities[at] = -sum.q / s.opacity;
-  const float v_x = 2.0f * s.half_a * qx + s.b * qy, v_y = s.b * qx + 2.0f * s.half_c * qy;
+  // The slab's sums are of sigma's gradient, in which the conic is -ln(2) times the packed one.
+  const float v_x = -kLn2 * (2.0f * s.a * qx + s.b * qy);
+  const float v_y = -kLn2 * (s.b * qx + 2.0f * s.c * qy);
   args.v_means2d[2 * at] = v_x;
   args.v_means2d[2 * at + 1] = v_y;
   args.v_conics[3 * at] = 0.5f * sum.qxx;
   args.v_conics[3 * at + 1] = sum.qxy;
   args.v_conics[3 * at + 2] = 0.5f * sum.qyy;
   if (args.v_probe == nullptr) return;
-  args.v_probe[2 * at] = args.absgrad ? sum.abs_x : v_x;
-  args.v_probe[2 * at + 1] = args.absgrad ? sum.abs_y : v_y;
+  args.v_probe[2 * at] = args.absgrad ? kLn2 * sum.abs_x : v_x;
+  args.v_probe[2 * at + 1] = args.absgrad ? kLn2 * sum.abs_y : v_y;
 }
 
 }  // namespace

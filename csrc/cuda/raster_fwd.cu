@@ -1,6 +1,5 @@
-// Compositing front to back: a block a tile, a thread a pixel. Compiled without implicit fusing, as
-// the backward pass is: both must agree to the bit on who is visible.
-#include "../blend.h"
+// Compositing front to back: a block a tile, a thread a pixel.
+#include "blend.cuh"
 #include "buckets.cuh"
 
 namespace splat::cuda {
@@ -13,18 +12,17 @@ struct PixelState {
 
 __device__ __forceinline__ void add(const PackedSplat& s, float x, float y, float max_alpha,
                                     int32_t instance, PixelState& p) {
-  const float sigma = falloff(s.half_a, s.b, s.half_c, s.x - x, s.y - y);
-  if (!(sigma <= s.sigma_limit)) return;
-  const Coverage<float> c = cover(sigma, s.opacity, max_alpha, p.transmittance);
-  if (c.added) {
-    const float weight = c.alpha * p.transmittance;
-    p.red = multiply_add(weight, s.red, p.red);
-    p.green = multiply_add(weight, s.green, p.green);
-    p.blue = multiply_add(weight, s.blue, p.blue);
-    p.depth = multiply_add(weight, s.depth, p.depth);
+  const float t = exponent_at(s, s.x - x, s.y - y);
+  if (!is_visible(s, t)) return;
+  const Blended b = blend(t, max_alpha, p.transmittance);
+  if (b.added) {
+    p.red = multiply_add(b.weight, s.red, p.red);
+    p.green = multiply_add(b.weight, s.green, p.green);
+    p.blue = multiply_add(b.weight, s.blue, p.blue);
+    p.depth = multiply_add(b.weight, s.depth, p.depth);
     p.end = instance + 1;
   }
-  p.transmittance = advance(c, p.transmittance);
+  p.transmittance = transmittance_after(b, p.transmittance);
 }
 
 __device__ void write_state(float* checkpoints, int64_t checkpoint, int pixel,
@@ -51,8 +49,10 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
   __shared__ PackedSplat batch[kThreads];
   __shared__ int32_t tile_end;
   const int64_t tile = blockIdx.x;
-  const int thread = threadIdx.x;
-  const Pixel pixel = pixel_at(args.grid, origin_of(args.grid, tile), thread);
+  const int thread = threadIdx.x, lane = thread % kWarp, number = pixel_of_thread(thread);
+  const TileOrigin origin = origin_of(args.grid, tile);
+  const Rectangle of_warp = rectangle_of_warp(origin, thread);
+  const Pixel pixel = pixel_at(args.grid, origin, number);
   const float x = static_cast<float>(pixel.x) + 0.5f, y = static_cast<float>(pixel.y) + 0.5f;
   const int32_t begin = args.lists.tile_starts[tile], end = args.lists.tile_starts[tile + 1];
   const PackedSplat* splats = reinterpret_cast<const PackedSplat*>(args.splats.splats);
@@ -67,16 +67,19 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
     }
     __syncthreads();
     const int num = end - first < kThreads ? end - first : kThreads;
-    for (int j = 0; j < num; ++j) {
-      if (j % kBucket == 0) {
-        const bool live = p.transmittance > 0.0f;
-        if (__ballot_sync(kAllLanes, live) == 0) break;  // the warp has nothing more to do
-        const int number = (first + j - begin) >> chunk.shift;
-        if (live && checkpoints != nullptr && j % chunk.instances() == 0 && number > 0) {
-          write_state(checkpoints, chunk.checkpoint(begin, number), thread, p);
-        }
+    for (int from = 0; from < num; from += kBucket) {
+      const bool live = p.transmittance > 0.0f;
+      if (__ballot_sync(kAllLanes, live) == 0) break;  // the warp has nothing more to do
+      const int chunks = (first + from - begin) >> chunk.shift;
+      if (live && checkpoints != nullptr && from % chunk.instances() == 0 && chunks > 0) {
+        write_state(checkpoints, chunk.checkpoint(begin, chunks), number, p);
       }
-      if (p.transmittance > 0.0f) add(batch[j], x, y, args.max_alpha, first + j, p);
+      // A lane looks at a splat, and the warp blends those that may reach its pixels.
+      const bool reaches = from + lane < num && may_reach(batch[from + lane], of_warp);
+      for (unsigned left = __ballot_sync(kAllLanes, reaches); left != 0; left &= left - 1) {
+        const int j = from + __ffs(static_cast<int>(left)) - 1;
+        if (p.transmittance > 0.0f) add(batch[j], x, y, args.max_alpha, first + j, p);
+      }
     }
   }
   if (pixel.inside) write_pixel(args, pixel, p);
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) raster_fwd_kernel(RasterFwd args, fl
   atomicMax(&tile_end, p.end);
   __syncthreads();
   if (thread == 0) args.tile_ends[tile] = tile_end;
-  pixel_ends(args.tile_ends, args.grid, tile)[thread] = p.end;
+  pixel_ends(args.tile_ends, args.grid, tile)[number] = p.end;
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ struct alignas(16) Collected {
 static_assert(sizeof(Collected) == kSlabSize * sizeof(float), "one slab row");
 
 // Where nobody asks for the last three, a row has eight numbers, and the ninth of all rows lies
-// behind them.
+// behind them. There a mark says that the others were not written: the rows of instances that
+// light does not reach are neither filled with zeros nor read.
 struct alignas(16) PlainRow {
   float red, green, blue, q, qx, qy, qxx, qxy;
 };
@@ -30,11 +31,31 @@ __device__ __forceinline__ void store_row(const RasterBwd& args, int64_t slot, c
   }
 }
 
+// No number that arithmetic gives: a GPU's own NaN is another one.
+union ReachMark {
+  uint32_t bits;
+  float value;
+};
+constexpr uint32_t kNotReached = 0xffffdeadu;
+
+template <bool plain>
+__device__ __forceinline__ void mark_not_reached(const RasterBwd& args, int64_t slot) {
+  if constexpr (plain) {
+    const ReachMark mark = {kNotReached};
+    args.slab[(kPlainSlabSize - 1) * args.lists.num + slot] = mark.value;
+  } else {
+    reinterpret_cast<Collected*>(args.slab)[slot] = {};
+  }
+}
+
 template <bool plain>
 __device__ __forceinline__ Collected load_row(const RasterBwd& args, int64_t slot) {
   if constexpr (plain) {
-    const PlainRow row = reinterpret_cast<const PlainRow*>(args.slab)[slot];
     const float qyy = args.slab[(kPlainSlabSize - 1) * args.lists.num + slot];
+    ReachMark mark;
+    mark.value = qyy;
+    if (mark.bits == kNotReached) return {};
+    const PlainRow row = reinterpret_cast<const PlainRow*>(args.slab)[slot];
     return {row.red, row.green, row.blue, row.q, row.qx, row.qy,
             row.qxx, row.qxy,   qyy,      0.0f,  0.0f,   0.0f};
   } else {

@@ -35,6 +35,13 @@ __global__ void __launch_bounds__(kThreads)
              [&](int32_t i) { return projected.means2d + 2 * static_cast<int64_t>(i); });
 }
 
+// a c - b b within 1.5 units in the last place (Kahan's difference of products): an FP64 unit is
+// shared by many threads of a GPU.
+__device__ __forceinline__ float determinant(float a, float b, float c) {
+  const float square = b * b;
+  return multiply_add(a, c, -square) + multiply_add(-b, b, square);
+}
+
 // Packs the splats by depth and counts the tiles of each.
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(ProjectedArrays projected, ImageGrid grid, const uint32_t* keys, SplatList out,
@@ -43,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i > out.num) return;
   int64_t count = 0;
   if (i < out.num && keys[i] != kOutOfSight) {
-    const cpu::Splat s = pack_splat(projected, out.order[i]);
+    const cpu::Splat s = pack_splat(projected, out.order[i], determinant);
     reinterpret_cast<PackedSplat*>(out.splats)[i] = packed(s);
     const TileShape shape = tile_shape(s);
     shapes[i] = shape;
@@ -82,26 +89,28 @@ __device__ int64_t tile_of(const TileShape& s, const ImageGrid& grid, int64_t nu
 }
 
 // One thread an instance: a splat that covers the whole image costs no thread more than another.
+// `Tile` holds the number of tiles, too; the fewer bytes it has, the fewer a sort moves.
+template <typename Tile>
 __global__ void __launch_bounds__(kThreads)
     emit_kernel(const TileShape* shapes, int64_t num_splats, ImageGrid grid, TileLists lists,
-                uint32_t* tiles, int32_t* slots, int32_t* owners) {
+                Tile* tiles, int32_t* slots, int32_t* owners) {
   const int64_t slot = global_index();
   if (slot >= lists.num) return;
   slots[slot] = static_cast<int32_t>(slot);
   if (slot >= lists.splat_starts[num_splats]) {  // room that is left: sorted behind the last tile
-    tiles[slot] = static_cast<uint32_t>(grid.num_tiles());
+    tiles[slot] = static_cast<Tile>(grid.num_tiles());
     return;
   }
   const int64_t splat = splat_of_slot(lists.splat_starts, num_splats, slot);
   owners[slot] = static_cast<int32_t>(splat);
   const int64_t tile = tile_of(shapes[splat], grid, slot - lists.splat_starts[splat]);
-  tiles[slot] = static_cast<uint32_t>(tile);
+  tiles[slot] = static_cast<Tile>(tile);
 }
 
 // After the sort by tile: whose instance each is, and where the tiles begin.
+template <typename Tile>
 __global__ void __launch_bounds__(kThreads)
-    tile_starts_kernel(ImageGrid grid, TileLists lists, const uint32_t* tiles,
-                       const int32_t* owners) {
+    tile_starts_kernel(ImageGrid grid, TileLists lists, const Tile* tiles, const int32_t* owners) {
   const int64_t i = global_index();
   if (i > lists.num) return;
   const int64_t num_tiles = grid.num_tiles();
@@ -136,12 +145,13 @@ class Pieces {
 // tables are twice as large.
 int num_items(int64_t num) { return static_cast<int>(num); }
 
+template <typename Key>
 size_t sort_bytes(int64_t num) {
   size_t bytes = 0;
-  const uint32_t* keys = nullptr;
+  const Key* keys = nullptr;
   const int32_t* values = nullptr;
-  check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<uint32_t*>(nullptr),
-                                        values, static_cast<int32_t*>(nullptr), num_items(num)),
+  check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, static_cast<Key*>(nullptr), values,
+                                        static_cast<int32_t*>(nullptr), num_items(num)),
         "the size of a sort");
   return bytes;
 }
@@ -164,29 +174,50 @@ struct SplatScratch {
 };
 
 SplatScratch splat_scratch(Pieces& pieces, int64_t num) {
-  const size_t sort = sort_bytes(num), scan = scan_bytes(num + 1);
+  const size_t sort = sort_bytes<uint32_t>(num), scan = scan_bytes(num + 1);
   const size_t cub_bytes = sort > scan ? sort : scan;
   return {pieces.take<uint32_t>(num),    pieces.take<uint32_t>(num),   pieces.take<int32_t>(num),
           pieces.take<int64_t>(num + 1), pieces.take<char>(cub_bytes), cub_bytes};
 }
 
+template <typename Tile>
 struct InstanceScratch {
-  uint32_t *tiles, *sorted_tiles;
+  Tile *tiles, *sorted_tiles;
   int32_t *slots, *owners;  // in the order of the slots: whose instance each is
   char* cub;
   size_t cub_bytes;
 };
 
-InstanceScratch instance_scratch(Pieces& pieces, int64_t num) {
-  const size_t cub_bytes = sort_bytes(num);
-  return {pieces.take<uint32_t>(num), pieces.take<uint32_t>(num),   pieces.take<int32_t>(num),
-          pieces.take<int32_t>(num),  pieces.take<char>(cub_bytes), cub_bytes};
+template <typename Tile>
+InstanceScratch<Tile> instance_scratch(Pieces& pieces, int64_t num) {
+  const size_t cub_bytes = sort_bytes<Tile>(num);
+  return {pieces.take<Tile>(num),    pieces.take<Tile>(num),       pieces.take<int32_t>(num),
+          pieces.take<int32_t>(num), pieces.take<char>(cub_bytes), cub_bytes};
 }
 
 int num_bits(int64_t largest) {
   int bits = 1;
   while (largest >> bits != 0) ++bits;
   return bits;
+}
+
+template <typename Tile>
+void emit_and_sort(const TileShape* shapes, int64_t num_splats, const ImageGrid& grid,
+                   const TileLists& out, void* scratch, Stream stream) {
+  Pieces pieces(scratch);
+  const InstanceScratch<Tile> s = instance_scratch<Tile>(pieces, out.num);
+  size_t cub_bytes = s.cub_bytes;
+  launch("emit", emit_kernel<Tile>, blocks_for(out.num), kThreads, stream, shapes, num_splats, grid,
+         out, s.tiles, s.slots, s.owners);
+  if (out.num > 0) {
+    // Stable: within a tile the instances stay in the order of their slots, which is by depth.
+    check(cub::DeviceRadixSort::SortPairs(
+              s.cub, cub_bytes, s.tiles, s.sorted_tiles, s.slots, out.slots, num_items(out.num), 0,
+              num_bits(grid.num_tiles()), static_cast<cudaStream_t>(stream)),
+          "the sort by tile");
+  }
+  launch("tile_starts", tile_starts_kernel<Tile>, blocks_for(out.num + 1), kThreads, stream, grid,
+         out, s.sorted_tiles, s.owners);
 }
 
 }  // namespace
@@ -229,27 +260,17 @@ int64_t read_back(const int64_t* number, Stream stream) {
 }
 
 int64_t emit_instances_scratch(int64_t num) {
-  Pieces pieces(nullptr);
-  instance_scratch(pieces, num);
-  return pieces.used();
+  Pieces narrow(nullptr), wide(nullptr);
+  instance_scratch<uint16_t>(narrow, num);
+  instance_scratch<uint32_t>(wide, num);
+  return narrow.used() > wide.used() ? narrow.used() : wide.used();
 }
 
 void emit_instances(const float* shapes, int64_t num_splats, const ImageGrid& grid,
                     const TileLists& out, void* scratch, Stream stream) {
-  Pieces pieces(scratch);
-  InstanceScratch s = instance_scratch(pieces, out.num);
-  launch("emit", emit_kernel, blocks_for(out.num), kThreads, stream,
-         reinterpret_cast<const TileShape*>(shapes), num_splats, grid, out, s.tiles, s.slots,
-         s.owners);
-  if (out.num > 0) {
-    // Stable: within a tile the instances stay in the order of their slots, which is by depth.
-    check(cub::DeviceRadixSort::SortPairs(
-              s.cub, s.cub_bytes, s.tiles, s.sorted_tiles, s.slots, out.slots, num_items(out.num),
-              0, num_bits(grid.num_tiles()), static_cast<cudaStream_t>(stream)),
-          "the sort by tile");
-  }
-  launch("tile_starts", tile_starts_kernel, blocks_for(out.num + 1), kThreads, stream, grid, out,
-         s.sorted_tiles, s.owners);
+  const auto emit =
+      grid.num_tiles() <= UINT16_MAX ? emit_and_sort<uint16_t> : emit_and_sort<uint32_t>;
+  emit(reinterpret_cast<const TileShape*>(shapes), num_splats, grid, out, scratch, stream);
 }
 
 }  // namespace splat::cuda

@@ -178,9 +178,17 @@ class Corrections:
 
     def __init__(self, config: TrainConfig, scene: Scene, device: torch.device) -> None:
         """Prepare to learn, of the training photographs of `scene`, what `config` asks for."""
-        self._cameras = [scene.views[index].camera for index in scene.train_indices]
-        self._names = tuple(scene.views[index].name for index in scene.train_indices)
-        self._row_of = {index: row for row, index in enumerate(scene.train_indices)}
+        self._cameras = {index: scene.views[index].camera for index in scene.train_indices}
+        # All parts of a photograph were taken in one exposure.
+        whole = {index: scene.views[index].whole for index in scene.train_indices}
+        self._names = tuple(dict.fromkeys(whole.values()))
+        rows = {name: row for row, name in enumerate(self._names)}
+        self._row_of = {index: rows[name] for index, name in whole.items()}
+        if config.poses.enabled and len(self._names) < len(self._cameras):
+            raise ValueError(
+                "poses cannot be refined of photographs that are cut into several views, as panoramas: switch"
+                " poses.enabled off"
+            )
         self._extent = scene.extent
         self._tables: dict[str, LearnedRows] = {}
         num, exposure = len(self._names), config.exposure
@@ -217,8 +225,8 @@ class Corrections:
         row = self._row_of[index]
         table = self._tables.get("poses")
         if table is None or not int(table.num_steps.sum()) > 0:
-            return self._cameras[row]
-        return corrected_camera(self._cameras[row], self._correction(row))
+            return self._cameras[index]
+        return corrected_camera(self._cameras[index], self._correction(row))
 
     def cameras(self) -> list[Camera]:
         """Return the cameras of all training photographs, as they are known now."""
@@ -405,7 +413,7 @@ class Corrections:
     def _hold_cameras(self) -> None:
         table = self._tables["poses"]
         corrections = np.stack([self._correction(row) for row in range(len(table))])
-        held = without_common_motion(corrections, self._cameras)
+        held = without_common_motion(corrections, list(self._cameras.values()))
         held[:, :3] /= self._extent
         table.values.copy_(torch.as_tensor(held))
 

@@ -71,6 +71,11 @@ def current_stream(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
+def urgent_stream(device: torch.device) -> torch.Stream:
+    """Return a queue of a device beside those that it has, whose work goes before theirs."""
+    return torch.Stream(device, priority=-1)
+
+
 def recorded_event(stream: torch.Stream, *, timing: bool = False) -> torch.Event:
     """Return an event that has come when all that was queued in a stream until now is done."""
     event = torch.Event(stream.device, enable_timing=timing)
@@ -115,6 +120,13 @@ def free_memory_of(index: int) -> int:
     As the driver tells it: no context of this process may take a part of it.
     """
     return torch.cuda.get_device_properties(index).total_memory - torch.cuda.device_memory_used(index)
+
+
+def room_on(device: torch.device) -> int:
+    """Return the bytes that new tensors can take on an accelerator: what is free, and what torch keeps."""
+    module = _module(device.type)
+    free, _ = module.mem_get_info(device)
+    return free + module.memory_reserved(device) - module.memory_allocated(device)
 
 
 def collectives() -> str:

@@ -53,13 +53,20 @@ class Dropout:
         """
         logits = gaussians.opacities
         with torch.no_grad():
-            opacities = opacities_of(logits)
-            raised = (opacities * self.gain).clamp(LEAST_OPACITY, MOST_OPACITY)
-            out = self.left_out()
-            shown = torch.where(out, torch.full_like(logits, LEFT_OUT), (raised / (1.0 - raised)).log())
+            raised = self._raised(opacities_of(logits))
+            low = torch.full_like(logits, LEFT_OUT)
+            shown = torch.where(self.left_out(), low, (raised / (1.0 - raised)).log())
         if not logits.requires_grad or not torch.is_grad_enabled():
             return replace(gaussians, opacities=shown)
-        with torch.no_grad():
-            slopes = self.gain * opacities * (1.0 - opacities) / (raised * (1.0 - raised))
-            slopes = torch.where(out, torch.zeros_like(slopes), slopes)
-        return replace(gaussians, opacities=shown + (logits - logits.detach()) * slopes)
+        return replace(gaussians, opacities=shown + (logits - logits.detach()) * self.slopes(logits))
+
+    @torch.no_grad()
+    def slopes(self, logits: Tensor) -> Tensor:
+        """Return the gradients of what `drawn` makes of logits [N] with respect to these."""
+        opacities = opacities_of(logits)
+        raised = self._raised(opacities)
+        slopes = self.gain * opacities * (1.0 - opacities) / (raised * (1.0 - raised))
+        return torch.where(self.left_out(), torch.zeros_like(slopes), slopes)
+
+    def _raised(self, opacities: Tensor) -> Tensor:
+        return (opacities * self.gain).clamp(LEAST_OPACITY, MOST_OPACITY)

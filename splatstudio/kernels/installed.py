@@ -31,7 +31,7 @@ class KernelFiles:
     @property
     def cuda(self) -> Path:
         """Return where the library for GPUs is, or would be."""
-        return self.cpu.with_name("_cuda.so")
+        return self.cpu.with_name(f"_cuda{self.cpu.suffix}")
 
 
 def kernel_files() -> KernelFiles | None:

@@ -6,6 +6,7 @@ place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,35 +72,47 @@ def has_step_gates(device: torch.device) -> bool:
     return has_kernel("project_adam_within", device.type)
 
 
-def leaves_rows_behind(device: torch.device) -> bool:
-    """Return whether a step leaves rows of shN out of sight behind on such a device, for `settle`.
-
-    The CPU's does, which saves it much of the optimizer's time. On a GPU all rows make every step: nothing is
-    ever late there.
-    """
-    return has_kernel("flush_lazy_adam", device.type)
-
-
 class LazyRows:
     """The steps of shN that Gaussians out of sight have yet to make.
 
     Without a gradient a step is known beforehand, and nobody asks for the color of what is out of sight: the
-    row makes up for its steps when it is seen again, to the same bits as if it had made them in time.
+    row makes up for its steps when it is seen again, to the same bits as if it had made them in time. That
+    saves much of a CPU's time, and of a GPU's traffic 1080 bytes a step for each row out of sight.
     """
 
     def __init__(self, num_gaussians: int, used_columns: int, device: torch.device) -> None:
-        # Where no row is left behind, nothing is to be remembered of it.
-        num_late = num_gaussians if num_gaussians > 0 and leaves_rows_behind(device) else 0
         # How many of the `num_steps` below each row has made.
-        self.steps_done = torch.zeros(num_late, dtype=torch.int32, device="cpu")
+        self.steps_done = torch.zeros(num_gaussians, dtype=torch.int32, device=device)
         self.history = torch.zeros(HISTORY, 2, device="cpu")  # what the kernels need to know of each step
         self.num_steps = 0
+        self._last_gate: StepGate | None = None  # of the last of these steps
         self._size = (num_gaussians, used_columns)
 
     @property
     def used_columns(self) -> int:
         """Return how many floats of a row have moments or gradients."""
         return self._size[1]
+
+    def add_step(self, gate: StepGate | None) -> None:
+        """Count a step, which `gate` may keep from changing anything."""
+        self.num_steps += 1
+        self._last_gate = gate
+
+    def forget_last_step(self, num_steps: int) -> None:
+        """Go back to `num_steps`, one less at most: the last step was not made."""
+        self.num_steps = min(self.num_steps, num_steps)
+        self._last_gate = None
+
+    def forget_all(self) -> None:
+        """Say that every row has made every step."""
+        self.steps_done.zero_()
+        self.num_steps = 0
+        self._last_gate = None
+
+    def arguments(self, betas: list[float], num_threads: int) -> tuple[object, ...]:
+        """Return what operators that let late rows make their steps take last; `betas`: beta1, beta2, eps."""
+        gate = () if self._last_gate is None else self._last_gate.arguments
+        return (self.steps_done, self.history, self.num_steps, self.used_columns, betas, num_threads, *gate)
 
     def full(self, num_gaussians: int, used_columns: int) -> bool:
         """Return whether the next step, of so many rows and columns, cannot be remembered here."""
@@ -144,14 +157,13 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
 
     `v_projected`: of means2d, conics, depths, opacities, colors. The gradients of the six tensors are never
     in memory. At degree 0 shN makes no step. `visible_only`: rows out of sight make no step at all; otherwise
-    their shN is left behind, which `late` remembers, where `leaves_rows_behind` says so. A `gate` may
-    keep everything from changing.
+    their shN is left behind, which `late` remembers. A `gate` may keep everything from changing.
     """
     view, options = camera_numbers(camera, settings, raw=True)
     rates = [*(adam.rates[name] for name in gaussians.tensors()), adam.beta1, adam.beta2, adam.eps]
     used_columns = late.used_columns if settings.sh_degree > 0 else 0
-    if used_columns > 0 and not visible_only and leaves_rows_behind(gaussians.means.device):
-        late.num_steps += 1
+    if used_columns > 0 and not visible_only:
+        late.add_step(gate)
     step = (
         list(gaussians.detach().tensors().values()),
         list(exp_avg.tensors().values()),
@@ -164,12 +176,16 @@ def project_adam(  # noqa: PLR0913 - the model and its two moments are apart
         rates,
         [regularization.opacity, regularization.scale],
         adam.number,
+        late.steps_done,
+        late.history,
+        late.num_steps,
+        used_columns,
+        visible_only,
     )
     if gate is not None:
-        _native().project_adam_within(*step, used_columns, visible_only, *gate.arguments)
+        _native().project_adam_within(*step, *gate.arguments)
         return
-    behind = (late.steps_done, late.history, late.num_steps)
-    _native().project_adam(*step, *behind, used_columns, visible_only, num_threads())
+    _native().project_adam(*step, num_threads())
 
 
 @torch.no_grad()
@@ -197,26 +213,34 @@ def adam_step_within(  # noqa: PLR0913 - as `ops.adam_step`
 
 
 @torch.no_grad()
-def gradients_of_projected(
+def add_gradients(
+    sums: dict[str, Tensor],
     gaussians: Gaussians,
-    projected: Projected,
-    v_projected: tuple[Tensor, ...],
+    radii: Tensor,
+    colors: Tensor,
+    v_projected: Sequence[Tensor],
     *,
     camera: Camera,
     settings: ProjectSettings,
-) -> dict[str, Tensor | None]:
-    """Return the gradients of the six stored tensors, by name, from those of what `ops.project_raw` returned.
+) -> None:
+    """Add the gradients of the six stored tensors to `sums`, from those of what `ops.project_raw` returned.
 
-    `v_projected`: of means2d, conics, depths, opacities, colors. For who needs the gradients themselves,
-    which `project_adam` never has in memory. At degree 0 shN has None.
+    `v_projected`: of means2d, conics, depths, opacities, colors; `radii` [N, 2] and `colors` [N, 3] as
+    returned. Rows that are not visible are neither read nor written. At degree 0 shN has no sum.
     """
-    view, options = camera_numbers(camera, settings, raw=True)
     rows = [tensor.contiguous() for tensor in gaussians.detach().tensors().values()]
+    totals = [sums.get(name, rows[0].new_zeros(0)) for name in gaussians.tensors()]
     v_rows = [gradient.contiguous() for gradient in v_projected]
-    outputs = (projected.radii, projected.colors.detach())
-    *gradients, v_shN = _native().project_bwd(*rows, *outputs, *v_rows, view, options, num_threads())
-    values = (*gradients, None if v_shN.dim() == 1 else v_shN)
-    return dict(zip(gaussians.tensors(), values, strict=True))
+    view, options = camera_numbers(camera, settings, raw=True)
+    _native().project_bwd_add(totals, *rows, radii, colors.detach(), *v_rows, view, options, num_threads())
+
+
+def zero_sums(gaussians: Gaussians, settings: ProjectSettings) -> dict[str, Tensor]:
+    """Return zeros for `add_gradients`, by the names of the tensors that have gradients."""
+    tensors = gaussians.detach().tensors().items()
+    return {
+        name: torch.zeros_like(tensor) for name, tensor in tensors if name != "shN" or settings.sh_degree > 0
+    }
 
 
 @torch.no_grad()
@@ -238,8 +262,8 @@ def project_lazy(
     rows = list(gaussians.detach().tensors().values())
     if late.num_steps == 0 or settings.sh_degree == 0:
         return Projected(*_native().project_fwd(*rows, view, options, num_threads()))
-    steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
-    return Projected(*_native().project_lazy(rows, exp_avg, exp_avg_sq, view, options, *steps, num_threads()))
+    steps = late.arguments(betas, num_threads())
+    return Projected(*_native().project_lazy(rows, exp_avg, exp_avg_sq, view, options, *steps))
 
 
 @torch.no_grad()
@@ -248,10 +272,8 @@ def flush_lazy_adam(
 ) -> None:
     """Let every row of shN [N, K-1, 3] make the steps it has yet to make; `betas` are beta1, beta2, eps."""
     if late.num_steps > 0:
-        steps = (late.steps_done, late.history, late.num_steps, late.used_columns, betas)
-        _native().flush_lazy_adam(shN.detach(), exp_avg, exp_avg_sq, *steps, num_threads())
-        late.steps_done.zero_()
-        late.num_steps = 0
+        _native().flush_lazy_adam(shN.detach(), exp_avg, exp_avg_sq, *late.arguments(betas, num_threads()))
+        late.forget_all()
 
 
 @torch.no_grad()

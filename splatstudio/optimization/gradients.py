@@ -24,8 +24,9 @@ from splatstudio.kernels.ops_training import (
     NO_REGULARIZATION,
     Regularization,
     StepGate,
-    gradients_of_projected,
+    add_gradients,
     rasterize_for,
+    zero_sums,
 )
 from splatstudio.kernels.stages import Projected, ProjectSettings, RasterSettings
 from splatstudio.optimization.optim import SplatAdam
@@ -127,8 +128,18 @@ class SummedGradients:
         for name, value in values.items():
             total = self.tensors[name]
             self.tensors[name] = value if total is None else total if value is None else total.add_(value)
+        self.add_seen(radii)
+
+    def add_seen(self, radii: Tensor) -> None:
+        """Add what is visible in a picture."""
         seen = (radii > 0).all(dim=1)
         self.seen = seen if self.seen is None else self.seen | seen
+
+    def begun(self, gaussians: Gaussians, settings: ProjectSettings) -> dict[str, Tensor]:
+        """Return the sums that a view's gradients are added to in place, zeros before the first."""
+        if self.tensors["means"] is None:
+            self.tensors |= zero_sums(gaussians, settings)
+        return {name: total for name, total in self.tensors.items() if total is not None}
 
     def add_others(self, values: Sequence[Tensor | None]) -> None:
         """Add the gradients of the further tensors."""
@@ -281,9 +292,20 @@ def gradients_of_tensors(output: RenderOutput, gradients: Gradients) -> dict[str
     """Return the gradients of the six tensors by name, before the Gaussians move."""
     if output.projected is None:
         return gradients.gaussians
-    return gradients_of_projected(
+    sums = zero_sums(output.gaussians, output.settings)
+    add_to(sums, output, gradients)
+    return {name: sums.get(name) for name in output.gaussians.tensors()}
+
+
+def add_to(sums: dict[str, Tensor], output: RenderOutput, gradients: Gradients) -> None:
+    """Add the gradients of the six tensors of what an `output` with `projected` shows, before they move."""
+    seen = output.projected
+    assert seen is not None
+    add_gradients(
+        sums,
         output.gaussians,
-        output.projected,
+        seen.radii,
+        seen.colors,
         gradients.projected,
         camera=output.camera,
         settings=output.settings,

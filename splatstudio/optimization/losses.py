@@ -68,8 +68,8 @@ def psnr_on_device(image: Tensor, target: Tensor, mask: Tensor | None = None) ->
 def ssim(image: Tensor, target: Tensor, mask: Tensor | None = None) -> float:
     """Return the structural similarity of images [H, W, C], clamped to 0..1, valid padding, data range 1.
 
-    `mask` [H, W] bool: outside it the image is taken to equal the target, and only the windows centerd inside
-    count. An empty mask gives NaN. Raises ValueError for an image with a side below 11 pixels.
+    `mask` [H, W] bool: outside it the image is taken to equal the target, and only the windows centered
+    inside count. An empty mask gives NaN. Raises ValueError for an image with a side below 11 pixels.
     """
     image, target = image.clamp(0.0, 1.0), target.clamp(0.0, 1.0)
     if mask is None:

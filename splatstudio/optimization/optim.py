@@ -78,6 +78,7 @@ class SplatAdam:
         self.exp_avg_sq = exp_avg_sq
         self.num_steps = num_steps
         self._late = LazyRows(0, 0, exp_avg.device)
+        self._late_before = 0  # steps that were late before the last one
         self._used_columns: int | None = None  # of shN: the others have neither gradients nor moments
 
     @classmethod
@@ -158,10 +159,10 @@ class SplatAdam:
     ) -> None:
         """Update `gaussians` in place from the gradients of what `project` returned and of `regularization`.
 
-        `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits
-        (but for those of `regularization`), and where `leaves_rows_behind` says so the coefficients of
-        Gaussians out of sight are left behind until `settle`. `visible_only`: these stay as they are. A step
-        that its `gate` has kept from changing anything is counted all the same, until `uncount`.
+        `v_projected`: of means2d, conics, depths, opacities, colors. The same as `step` to the last bits (but
+        for those of `regularization`), except that the coefficients of Gaussians out of sight are left behind
+        until `flush_lazy_rows`. `visible_only`: these stay as they are. A step that its `gate` has kept from
+        changing anything is counted all the same, until `uncount`.
         """
         assert len(gaussians) == len(self.exp_avg), "the moments belong to another number of Gaussians"
         self.num_steps += 1
@@ -170,6 +171,7 @@ class SplatAdam:
         if self._late.full(*size) or (visible_only and self._late.num_steps > 0):
             self.flush_lazy_rows(gaussians)
             self._late = LazyRows(*size, gaussians.device)
+        self._late_before = self._late.num_steps
         project_adam(
             gaussians,
             self.exp_avg,
@@ -188,6 +190,7 @@ class SplatAdam:
     def uncount(self) -> None:
         """Forget the last step, which its gate has kept from changing anything."""
         self.num_steps -= 1
+        self._late.forget_last_step(self._late_before)
 
     def flush_lazy_rows(self, gaussians: Gaussians) -> None:
         """Let the rows of shN that `step_projected` left behind make their steps, to the same bits.

@@ -17,8 +17,11 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.distributed.exchange import ReturnBuffers, return_buffers, sent_back
 from splatstudio.distributed.failures import OutOfMemory, together, unless_out_of_memory
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.kernels.stages import Projected, Raster, RasterSettings
+from splatstudio.kernels import ops
+from splatstudio.kernels.ops_training import add_gradients, zero_sums
+from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 from splatstudio.optimization.gradients import (
     LossNotFinite,
     Observation,
@@ -33,6 +36,7 @@ from splatstudio.optimization.gradients import (
 )
 from splatstudio.rendering.render import stages_for, training_stages_for
 from splatstudio.rendering.sharded_view import (
+    COLUMNS,
     Received,
     Shared,
     cameras_of_all,
@@ -140,23 +144,85 @@ def _add_cameras(
 
     `turns`: the cameras in the order in which they are added.
     """
-    tensors = gaussians.tensors()
-    degree = project_settings(gaussians, plan.options).sh_degree
+    settings = project_settings(gaussians, plan.options)
     twists = dict[int, Tensor]()
     v_parts = v_sent[:, : shared.rows.shape[1]].split([len(part) for part in shared.parts])
-    # Camera by camera, so that one set of gradients besides their sum is the most in memory.
+    # Camera by camera; where the twist of each is asked for there is a set of gradients besides their sum.
     for number in turns:
-        part, radii = shared.parts[number], shared.all_radii[number]
-        values = torch.autograd.grad(part, list(tensors.values()), v_parts[number], allow_unused=True)
-        named: dict[str, Tensor | None] = dict(zip(tensors, values, strict=True))
+        camera, radii = cameras[number], shared.all_radii[number]
+        if stages_for(gaussians.means) is ops and not plan.poses:
+            totals = sums.begun(gaussians, settings)
+            _add_camera(totals, gaussians, shared, number, v_parts[number], camera, settings, plan.dropout)
+            sums.add_seen(radii)
+            continue
+        named = _gradients_of(gaussians, shared, number, v_parts[number], camera, settings, plan.dropout)
         if plan.poses:
-            stages, camera = training_stages_for(part), cameras[number]
-            twist = stages.pose_gradient(gaussians, named, camera=camera, sh_degree=degree, radii=radii)
+            stages = training_stages_for(gaussians.means)
+            twist = stages.pose_gradient(
+                gaussians, named, camera=camera, sh_degree=settings.sh_degree, radii=radii
+            )
             twists[number] = twist.cpu()
         sums.add(named, radii)
     observations = _observations(shared, v_sent, cameras)
     sums.observations += [observations[number] for number in turns] if plan.observed else []
     return [twists[number] for number in sorted(twists)]
+
+
+def _gradients_of(
+    gaussians: Gaussians,
+    shared: Shared,
+    number: int,
+    v: Tensor,
+    camera: Camera,
+    settings: ProjectSettings,
+    dropout: Dropout | None,
+) -> dict[str, Tensor | None]:
+    """Return the gradients of the six tensors by name, from `v` of what a camera was sent."""
+    tensors = gaussians.tensors()
+    if stages_for(gaussians.means) is ops:
+        totals = zero_sums(gaussians, settings)
+        _add_camera(totals, gaussians, shared, number, v, camera, settings, dropout)
+        return {name: totals.get(name) for name in tensors}
+    values = torch.autograd.grad(shared.parts[number], list(tensors.values()), v, allow_unused=True)
+    return dict(zip(tensors, values, strict=True))
+
+
+@torch.no_grad()
+def _add_camera(
+    totals: dict[str, Tensor],
+    gaussians: Gaussians,
+    shared: Shared,
+    number: int,
+    v: Tensor,
+    camera: Camera,
+    settings: ProjectSettings,
+    dropout: Dropout | None,
+) -> None:
+    """Add to `totals` what `v` of a camera's rows gives: rows that it does not show are left alone."""
+    rows, num = shared.visible[number], len(gaussians)
+
+    def of_all(part: Tensor) -> Tensor:
+        """Return values of the camera's rows as those of all Gaussians; the others' are not looked at."""
+        return part.new_empty((num, part.shape[1])).index_copy_(0, rows, part)
+
+    means2d, conics, depths, opacities, colors = (of_all(part) for part in v.split(COLUMNS, dim=1))
+    v_projected = (means2d, conics, depths[:, 0], opacities[:, 0], colors)
+    shown_colors = of_all(shared.parts[number][:, -COLUMNS[-1] :])
+    given, shown = totals, gaussians
+    if dropout is not None:  # what is drawn has other opacities
+        shown = dropout.drawn(gaussians.detach())
+        given = {**totals, "opacities": torch.zeros_like(gaussians.opacities)}
+    add_gradients(
+        given,
+        shown,
+        shared.all_radii[number],
+        shown_colors,
+        v_projected,
+        camera=camera,
+        settings=settings,
+    )
+    if dropout is not None:
+        totals["opacities"] += given["opacities"] * dropout.slopes(gaussians.opacities)
 
 
 def _own_views(

@@ -29,11 +29,11 @@ from splatstudio.optimization.gradients import (
     StepPlan,
     SummedGradients,
     TrainView,
+    add_to,
     apply_gradients,
     backward,
     draw_as_planned,
     gradient_of_pose,
-    gradients_of_tensors,
     pixels_drawn_over,
 )
 from splatstudio.optimization.losses import psnr_on_device
@@ -280,10 +280,13 @@ def _add_view(
 ) -> None:
     """Go back from a picture, and add what that gives."""
     gradients = backward(output, loss, inputs.others)
-    values = gradients_of_tensors(output, gradients)
     if inputs.plan.poses:
         sums.twists.append(gradient_of_pose(output, gradients))
-    sums.add(values, output.radii)
+    if output.projected is None:
+        sums.add(gradients.gaussians, output.radii)
+    else:
+        add_to(sums.begun(output.gaussians, output.settings), output, gradients)
+        sums.add_seen(output.radii)
     sums.add_others(gradients.others)
     sums.observations += _observed(output, gradients, inputs.plan)
     sums.num_views += 1

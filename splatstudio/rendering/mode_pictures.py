@@ -103,7 +103,7 @@ def error_picture(
     rgb = render(gaussians, camera, options).rgb.clamp(0.0, 1.0)
     error = (rgb - target).abs().mean(dim=-1) * 255.0
     _, high = _range(error[shown], 0.99)
-    legend = Legend(0.0, max(high, MIN_ERROR_RANGE), "difference of 255", "turbo")
+    legend = Legend(0.0, max(high, MIN_ERROR_RANGE), "error (0-255)", "turbo")
     image = colored(error, legend.low, legend.high, legend.color_map)
     image[~shown] = OUTSIDE
     return Picture(image.cpu().numpy(), legend)

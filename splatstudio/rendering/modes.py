@@ -17,5 +17,5 @@ class Legend:
 
     low: float
     high: float
-    unit: str  # "scene units", "splats", "% covered", "difference of 255"
+    unit: str  # "scene units", "splats", "% covered", "error (0-255)"
     color_map: ColorMapName

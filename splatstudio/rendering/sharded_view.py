@@ -20,6 +20,7 @@ from splatstudio.distributed.failures import OutOfMemory, together, unless_out_o
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.gaussians.dropout import Dropout
 from splatstudio.gaussians.gaussians import Gaussians, rgb_to_sh0
+from splatstudio.kernels import ops
 from splatstudio.kernels.ops import CAMERA_MODELS
 from splatstudio.kernels.stages import Projected, ProjectSettings, Raster, RasterSettings
 from splatstudio.rendering.render import RenderOptions, project, stages_for
@@ -83,8 +84,10 @@ def project_for_all(
 ) -> Shared:
     """Project this rank's Gaussians for `cameras` and pack what each sees.
 
-    The parts are differentiable in the six tensors. `dropout`: who is left out.
+    On the reference the parts are differentiable in the six tensors. `dropout`: who is left out.
     """
+    if stages_for(gaussians.means) is ops:
+        gaussians = gaussians.detach()  # the way back is `add_gradients`
     packed: list[Tensor] = []
     visible: list[Tensor] = []
     radii: list[Tensor] = []

@@ -1,7 +1,8 @@
 """Renders what clients look at, in a thread beside the training steps.
 
 The thread reads the Gaussians that were published last, as they are: a step in progress may move them, no
-step replaces them. Nobody looks: the thread sleeps.
+step replaces them. Nobody looks: the thread sleeps. On a GPU its work has a queue of its own that goes before
+the steps' and waits only until what was published has been written.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from splatstudio.cameras.camera import Camera
+from splatstudio.devices.accelerator import current_stream, is_accelerator, recorded_event, urgent_stream
 from splatstudio.error_text import first_line
 from splatstudio.evaluation.evaluate import target_for
 from splatstudio.gaussians.gaussians import Gaussians
@@ -143,6 +146,16 @@ class ShownModel:
     step: int
     scene: Scene | None = None  # whose photographs it can be compared with
     notice: str | None = None  # what is missing in it, one sentence
+    written: torch.Event | None = None  # on a GPU: from when on its tensors can be read
+
+    def with_event(self, before: ShownModel | None) -> ShownModel:
+        """Return the model with the event: that of the one `before` where both have the same Gaussians."""
+        device = self.gaussians.device
+        if not is_accelerator(device):
+            return self
+        if before is not None and before.gaussians.means.data_ptr() == self.gaussians.means.data_ptr():
+            return replace(self, written=before.written)
+        return replace(self, written=recorded_event(current_stream(device)))
 
 
 def threads_beside(threads: int) -> int:
@@ -180,6 +193,7 @@ class ViewRenderer:
         self._fetch = fetch
         self._fetched: deque[tuple[SetView, ShownModel]] = deque()
         self._painter = Painter()
+        self._stream: torch.Stream | None = None  # on a GPU
         self._free = set(range(slots.file.num_slots))
         self._changed = threading.Condition()
         self._closed = False
@@ -190,7 +204,7 @@ class ViewRenderer:
     def publish(self, model: ShownModel) -> None:
         """Show `model` from now on."""
         with self._changed:
-            self._model = model
+            self._model = model.with_event(self._model)
             self._changed.notify_all()
 
     def request(self, wanted: SetView) -> None:
@@ -217,7 +231,7 @@ class ViewRenderer:
     def show(self, wanted: SetView, model: ShownModel) -> None:
         """Draw what was gathered for a request of `take_wanted`."""
         with self._changed:
-            self._fetched.append((wanted, model))
+            self._fetched.append((wanted, model.with_event(None)))
             self._changed.notify_all()
 
     def drop(self, view: int) -> None:
@@ -252,7 +266,8 @@ class ViewRenderer:
                 slot = self._free.pop()
             threads = ops.num_threads()
             try:
-                with ops.limited_threads(threads_beside(threads) if self._training() else threads):
+                limit = threads_beside(threads) if self._training() else threads
+                with ops.limited_threads(limit), self._beside_the_steps(model):
                     frame = self._render(wanted, slot, model)
             except Exception as error:
                 # Whatever it is: a picture that cannot be drawn must not end the training beside it.
@@ -260,6 +275,18 @@ class ViewRenderer:
                 self._tell(error)
                 continue
             self._send(frame)
+
+    @contextmanager
+    def _beside_the_steps(self, model: ShownModel) -> Iterator[None]:
+        """Let a GPU draw the model before it goes on with steps that wait for their turn."""
+        if model.written is None:
+            yield
+            return
+        if self._stream is None or self._stream.device != model.gaussians.device:
+            self._stream = urgent_stream(model.gaussians.device)
+        self._stream.wait_event(model.written)
+        with self._stream:
+            yield
 
     def _is_drawable(self) -> bool:
         return bool(self._fetched if self._fetch is not None else self._wanted and self._model)

@@ -62,6 +62,7 @@ class MemoryPlan:
     free: int  # of the rank with the least
     fixed: int  # the process, pictures of a round, decoded photographs on the CPU
     per_splat: float  # of the rank's own
+    photos: int = 0  # all photographs as they were decoded, where they may stay on a GPU
 
     @property
     def num_splats(self) -> int:
@@ -72,13 +73,19 @@ class MemoryPlan:
         """Return what each rank needs for `num_splats` on all ranks together."""
         return self.fixed + int(self.per_splat * num_splats / self.num_ranks)
 
+    def kept_photos(self, num_splats: int) -> int:
+        """Return how many bytes of photographs a GPU keeps beside `num_splats` on all ranks together."""
+        return max(0, min(self.photos, int(SPARE * self.free) - self.bytes_for(num_splats)))
 
-def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: RankDevices) -> MemoryPlan:
+
+def plan_memory(
+    config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: RankDevices, free: int | None = None
+) -> MemoryPlan:
     """Return what a training needs on each rank.
 
-    `sizes` are width and height of the photographs, px. Beside what is free it depends on the settings
-    sh_degree, batch_size, accumulate, strategy, precision, order and dropout alone: of what is
-    accumulated the pictures are held, and all else one round at a time.
+    `sizes` are width and height of the photographs, px. `free`: bytes, None: what each rank may take now.
+    Beside these it depends on the settings sh_degree, batch_size, accumulate, strategy, precision, order and
+    dropout alone: of what is accumulated the pictures are held, and all else one round at a time.
     """
     pixels = [width * height for width, height in sizes]
     num_ranks, on_gpu = devices.num_ranks, devices.gpus[0] is not None
@@ -100,13 +107,15 @@ def plan_memory(config: TrainConfig, sizes: Iterable[tuple[int, int]], devices: 
     largest = config.batch_size * max(pixels, default=0)
     fixed = largest * PIXEL_BYTES + largest * (config.accumulate - 1) * ACCUMULATED_BYTES
     if on_gpu:
-        # All others of the photographs stay in the machine's memory.
+        # The others stay there where room is left, else in the machine's memory.
         fixed += GPU_CONTEXT_BYTES + 2 * largest * config.accumulate * UPLOADED_BYTES
     else:
         fixed += CPU_PROCESS_BYTES
         # Each rank comes to use all photographs, and keeps as many as its share of the room holds.
         fixed += min(PHOTO_BYTES * sum(pixels), default_memory_budget() // num_ranks)
-    return MemoryPlan(num_ranks, free_bytes(devices), fixed, state + seen + exchanged)
+    photos = PHOTO_BYTES * sum(pixels) if on_gpu else 0
+    free = free_bytes(devices) if free is None else free
+    return MemoryPlan(num_ranks, free, fixed, state + seen + exchanged, photos)
 
 
 def free_bytes(devices: RankDevices) -> int:
@@ -233,5 +242,31 @@ def describe(plan: MemoryPlan, num_splats: int, advice: str = FIT_BY_ITSELF) -> 
     need, free = plan.bytes_for(num_splats) / 1e9, plan.free / 1e9
     text = f"Up to {num_splats:,} splats need about {need:.1f} GB{each}; {free:.1f} GB are free."
     if num_splats <= plan.num_splats:
-        return text
+        return text + _of_photos(plan, num_splats)
     return f"{text} About {plan.num_splats:,} fit: {advice}."
+
+
+def _of_photos(plan: MemoryPlan, num_splats: int) -> str:
+    if plan.photos == 0:
+        return ""
+    share, gigabytes = plan.kept_photos(num_splats) / plan.photos, plan.photos / 1e9
+    if share == 1.0:
+        return f" The photos stay on the GPU, too ({gigabytes:.1f} GB)."
+    return (
+        f" Of the photos ({gigabytes:.1f} GB) {100 * share:.0f} % stay on the GPU; the others are sent there."
+    )
+
+
+def photos_to_keep(
+    config: TrainConfig, scene: Scene, present: int, device: torch.device, num_ranks: int
+) -> int:
+    """Return how many bytes of photographs stay on `device`, where `present` splats of all ranks already are.
+
+    What is free is what is free now; the model's growth to the most that its settings allow is left room.
+    On the CPU none: they are in its memory anyway.
+    """
+    if not accelerator.is_accelerator(device):
+        return 0
+    each = RankDevices((device.index or 0,) * num_ranks)
+    plan = plan_memory(config, sizes_of(scene), each, free=accelerator.room_on(device))
+    return plan.kept_photos(max(0, splats_wanted(config, scene) - present))

@@ -38,6 +38,7 @@ from splatstudio.strategy.shapes import ShapeLimits
 from splatstudio.training.data.photo_queue import Batch, PhotoQueue
 from splatstudio.training.data.resolution import sh_degree_at
 from splatstudio.training.data.train_views import TrainViewMaker
+from splatstudio.training.memory_plan import photos_to_keep
 from splatstudio.training.precision import fp16_packing_for
 from splatstudio.training.starting_model import first_gaussians
 from splatstudio.training.step import (
@@ -141,7 +142,9 @@ class Trainer:
         self.whole = True  # not while a step changes tensors one after the other: an error there tears them
         self.halves = fp16_packing_for(config.precision, ranks)  # what ranks send in 16 bits
         queue, corrections = PhotoQueue(scene, generator, ranks), Corrections(config, scene, device)
-        views = TrainViewMaker(scene, queue, corrections, generator, device)
+        present = len(population.gaussians) * ranks.num_ranks
+        keep = photos_to_keep(config, scene, present, device, ranks.num_ranks)
+        views = TrainViewMaker(scene, queue, corrections, generator, device, keep)
         survey = TrainingSurvey(scene, population, queue, views, corrections, config)
         strategy = make_strategy(scene, config, extent=extent, generator=generator, survey=survey)
         self.parts = StepParts(
@@ -358,6 +361,7 @@ class Trainer:
         return psnr(picture, view.target, view.mask)
 
     def _lower_limit(self, short: Sequence[int], left_out: str) -> str:
+        self.parts.views.keep_none()
         self.config, told = with_lower_limit(self.config, self.num_gaussians, self.ranks, short, left_out)
         return told
 
@@ -392,6 +396,7 @@ class Trainer:
             upcoming=self.parts.queue.upcoming,
             view_costs=self.parts.queue.costs,
             corrections=self.parts.corrections.save(),
+            photographs=tuple(self.scene.photographs),
         )
 
     def save(self, run_dir: Path) -> Path:

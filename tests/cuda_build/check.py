@@ -43,8 +43,6 @@ print("use:", AS_FOUND.use_of(AS_FOUND.chosen()).text)
 
 # Operators without a kernel for GPUs or for CPUs, and why.
 CPU_ALONE = {
-    "flush_lazy_adam": "on a GPU every splat is stepped in every step",
-    "project_lazy": "on a GPU every splat is stepped in every step",
     "area_means": "photographs are made smaller before they are sent to a GPU",
 }
 SELF_COUNTING = "the CPU knows how many intersections there are before it makes room for them"

@@ -11,6 +11,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 // One block runs at a time, so what its threads share may be static. It lies
 // together, for the emulator to spoil what the block before has left there.
 #define __shared__ static __attribute__((section("emulated_shared")))

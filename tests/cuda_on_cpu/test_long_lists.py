@@ -143,6 +143,44 @@ def test_a_step_has_the_same_gradients_where_its_checkpoints_were(
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def test_rows_that_light_does_not_reach_are_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    splats = small_splats()
+    wall = torch.arange(NUM) < 8  # opaque, before all others, over the whole picture
+    splats = replace(
+        splats,
+        depths=torch.where(wall, 0.5, splats.depths),
+        opacities=torch.where(wall, 0.99, splats.opacities),
+        conics=torch.where(wall[:, None], torch.tensor([[1e-6, 0.0, 1e-6]]), splats.conics),
+        radii=torch.where(wall[:, None], 4000, splats.radii).int(),
+    )
+    marks: list[int] = []
+
+    class Spoiled:
+        def __getattr__(self, name: str) -> Any:
+            def call(*given: Any) -> Any:
+                if name == "gather_slab":
+                    slab = given[3]
+                    rows, ninth = slab.view(-1)[: 8 * len(slab)].view(-1, 8), slab.view(-1)[8 * len(slab) :]
+                    marked = ninth.view(torch.int32) == 0xFFFFDEAD - 2**32
+                    rows[marked] = torch.nan
+                    marks.extend([int(marked.sum()), len(slab)])
+                return getattr(native, name)(*given)
+
+            return call
+
+    monkeypatch.setattr(ops, "_native", Spoiled)
+    leaves = {name: getattr(splats, name).clone().requires_grad_() for name in PLACES}
+    settings = RasterSettings(SIDE, SIDE, torch.full((3,), 0.3))
+    drawn = rasterize_for(replace(splats, **leaves), splats, settings, torch.zeros(NUM, 2))
+    found = torch.autograd.grad(
+        drawn.rgb.square().sum(), [leaves[name] for name in PLACES if name != "depths"]
+    )
+    hidden, num_rows = marks
+    assert 0.9 * num_rows < hidden < num_rows
+    assert all(torch.isfinite(one).all() and (one[~wall] == 0).all() for one in found)
+    assert all(one[wall].any() for one in found)
+
+
 def test_a_picture_without_gradients_is_the_same_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     splats, settings = small_splats(), RasterSettings(SIDE, SIDE, torch.full((3,), 0.3))
     leaf = replace(splats, colors=splats.colors.clone().requires_grad_())

@@ -21,8 +21,8 @@ from splatstudio.distributed import process_ranks
 from splatstudio.distributed.process_ranks import GpuSeconds, unfit
 from splatstudio.distributed.ranks import Ranks
 from splatstudio.error_text import essence
+from splatstudio.operating_system import end_within
 from splatstudio.runtime.channel import broadcast
-from splatstudio.runtime.process_setup import end_within
 from splatstudio.runtime.root_cause import (
     MEMORY,
     ErrorReport,

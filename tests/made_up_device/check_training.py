@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from splatstudio.devices import accelerator, transfer
 from splatstudio.evaluation.evaluate import evaluate
 from splatstudio.rendering.render import RenderOptions, fastest_device, render
 from splatstudio.scene import photo_uploads
+from splatstudio.scene.photo import Photo
 from splatstudio.scene.scene import Scene
 from splatstudio.training.step import StepStats
 from splatstudio.training.trainer import Trainer
@@ -91,9 +93,11 @@ def test_a_wait_that_is_left_out_shows(blob_scene: Scene, monkeypatch: pytest.Mo
     def unwaited(copy: Any) -> photo_uploads.Pixels:
         return copy.pixels
 
-    with monkeypatch.context() as patch:
-        patch.setattr(photo_uploads._Copy, "taken", unwaited)
-        assert losses(blob_scene) != expected, "a photograph was used before it had come"
+    for room in (made_up_device.MEMORY, 0):  # all photographs stay on the device, or none
+        with made_up_device.told_room(room), monkeypatch.context() as patch:
+            assert losses(blob_scene) == expected
+            patch.setattr(photo_uploads._Copy, "taken", unwaited)
+            assert losses(blob_scene) != expected, "a photograph was used before it had come"
 
     def unread(self: Any) -> tuple[float, ...]:
         return tuple(self._numbers.tolist())
@@ -103,6 +107,27 @@ def test_a_wait_that_is_left_out_shows(blob_scene: Scene, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(transfer.ReadBack, "read", unread)
         assert transfer.ReadBack(numbers).read() != (0.0, 1.0, 2.0), "numbers were read before they had come"
+
+
+def test_photographs_are_made_ready_beside_the_thread_that_trains(
+    blob_scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = photo_uploads._pinned, list[bool]()
+
+    def noted(photo: Photo) -> photo_uploads.Pixels:
+        made.append(threading.current_thread() is threading.main_thread())
+        return real(photo)
+
+    monkeypatch.setattr(photo_uploads, "_pinned", noted)
+    num_photos = len(blob_scene.train_indices)
+    losses(blob_scene)
+    assert num_photos <= len(made) <= min(STEPS, num_photos) + 2, (
+        "each is made ready once, where all stay there"
+    )
+    made.clear()
+    with made_up_device.told_room(0):
+        losses(blob_scene)
+    assert len(made) >= STEPS and sum(made) <= 3, "but for the first ones, and such as are decoded too late"
 
 
 def test_a_device_that_is_left_out_or_mistaken_shows(

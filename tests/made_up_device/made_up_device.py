@@ -79,6 +79,20 @@ def fail_allocation(number: int) -> None:
     _made_up.made_up_fail_allocation(number)
 
 
+MEMORY = 1 << 34  # bytes that each device says it has, and has free
+_room = [MEMORY]
+
+
+@contextmanager
+def told_room(num_bytes: int) -> Iterator[None]:
+    """Let the devices say that no more is free."""
+    _room[0] = num_bytes
+    try:
+        yield
+    finally:
+        _room[0] = MEMORY
+
+
 @contextmanager
 def capacity(num_bytes: int) -> Iterator[None]:
     """Let all devices together have no more memory than that."""
@@ -102,6 +116,9 @@ def _register() -> None:
         "get_device_properties": lambda device=None: types.SimpleNamespace(
             uuid=f"made-up-{_index_of(device)}"
         ),
+        "mem_get_info": lambda device=None: (_room[0], MEMORY),
+        "memory_reserved": lambda device=None: 0,
+        "memory_allocated": lambda device=None: 0,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
         "manual_seed_all": lambda seed: None,

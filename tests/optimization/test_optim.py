@@ -7,7 +7,6 @@ import torch
 from blob_models import blobs
 
 from splatstudio.gaussians.gaussians import Gaussians
-from splatstudio.kernels.ops_training import LazyRows
 from splatstudio.optimization.optim import SplatAdam, learning_rates
 from splatstudio.settings.config import OptimConfig
 from splatstudio.strategy.population import trainable
@@ -98,13 +97,3 @@ def test_forget_zeroes_the_moments_of_one_tensor_alone() -> None:
     optimizer.forget("opacities")
     assert not optimizer.exp_avg.opacities.any() and not optimizer.exp_avg_sq.opacities.any()
     assert optimizer.exp_avg.means.any() and optimizer.exp_avg_sq.means.any()
-
-
-def test_what_is_never_late_needs_no_memory_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for behind, num in ((True, 5), (False, 0)):
-        monkeypatch.setattr(
-            "splatstudio.kernels.ops_training.leaves_rows_behind", lambda device, is_so=behind: is_so
-        )
-        late = LazyRows(5, 9, torch.device("cpu"))
-        assert len(late.steps_done) == num and not late.full(5, 9), "made once, not at every step"
-        assert late.full(6, 9) and late.full(5, 24)

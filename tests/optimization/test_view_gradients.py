@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from splatstudio.gaussians.gaussians import Gaussians
 from splatstudio.kernels import ops
-from splatstudio.kernels.ops_training import HISTORY, count_seen
-from splatstudio.kernels.stages import Projected
+from splatstudio.kernels.ops_training import HISTORY, add_gradients, count_seen, zero_sums
+from splatstudio.kernels.stages import Projected, ProjectSettings
 from splatstudio.optimization.gradients import apply_gradients, backward, draw
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.rendering.render import RenderOptions, render
@@ -59,7 +59,6 @@ def test_the_fused_step_is_autograd_and_adam_to_the_bit(num_threads: int, sh_deg
     assert 0.05 < share.mean() < 0.5 and share.min() == 0 and not torch.equal(ours.means, model().means)
 
 
-@pytest.mark.cpu_kernels
 def test_rows_left_behind_for_long_make_all_their_steps() -> None:
     ours, theirs = model(num=20), model(num=20)
     one, other = SplatAdam.zeros(ours), SplatAdam.zeros(theirs)
@@ -167,7 +166,29 @@ def test_a_drawing_holds_of_what_was_projected_but_colors_and_radii(monkeypatch:
     assert gradients.means2d is not None and float(gradients.means2d.sum()) > 0
 
 
-@pytest.mark.cpu_kernels
+@pytest.mark.parametrize("sh_degree", [0, 1, 3])
+def test_gradients_are_added_where_a_view_shows_something_alone(sh_degree: int) -> None:
+    gaussians, random = model(sh_degree=sh_degree), torch.Generator().manual_seed(3)
+    settings, camera = ProjectSettings(sh_degree), camera_at(2)
+    projected = ops.project_raw(*gaussians.tensors().values(), camera=camera, settings=settings)
+    outputs = (projected.means2d, projected.conics, projected.depths, projected.opacities, projected.colors)
+    visible = (projected.radii > 0).all(dim=1)
+    v = [torch.randn(output.shape, generator=random) for output in outputs]
+    values = torch.autograd.grad(outputs, list(gaussians.tensors().values()), v, allow_unused=True)
+    for each in v:
+        each[~visible] = float("nan")  # nobody reads them
+    sums = zero_sums(gaussians, settings)
+    assert ("shN" in sums) == (sh_degree > 0)
+    before = {name: total.normal_(generator=random).clone() for name, total in sums.items()}
+    for _ in range(2):
+        add_gradients(sums, gaussians, projected.radii, projected.colors, v, camera=camera, settings=settings)
+    assert 0 < visible.sum() < len(visible)
+    for (name, total), value in zip(sums.items(), values, strict=False):
+        assert torch.equal(total[~visible], before[name][~visible])
+        expected = before[name] + value + value
+        assert torch.equal(total[visible], expected[visible]) and not torch.equal(total, before[name])
+
+
 def test_the_operators_say_truly_what_they_change() -> None:
     gaussians = model(num=10)
     rows = list(gaussians.detach().tensors().values())
@@ -187,6 +208,8 @@ def test_the_operators_say_truly_what_they_change() -> None:
     late = (done, history, 1, 45, rates[-3:], 1)
     arguments = (rows, zeros[0][5], zeros[1][5], view, options, *late)
     torch.library.opcheck(native.project_lazy.default, arguments, test_utils="test_schema")
+    arguments = (zeros[0], *rows, *seen[:2], *seen[2], view, options, 1)
+    torch.library.opcheck(native.project_bwd_add.default, arguments, test_utils="test_schema")
     counts = [torch.zeros(10) for _ in range(3)]
     arguments = (torch.rand(10, 2), drawing.radii, 40, 30, *counts, 1)
     torch.library.opcheck(native.count_seen.default, arguments, test_utils="test_schema")

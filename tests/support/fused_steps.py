@@ -93,10 +93,22 @@ def step(
     weights: list[float] = NO_WEIGHTS,
     used: int = USED,
     visible_only: bool = False,
-    num_late: int = 0,
 ) -> None:
-    """Make the sixth step of Adam in place."""
-    unused = (torch.zeros(0, dtype=torch.int32), torch.zeros(0, 2))
+    """Make the sixth step of Adam in place, out of sight, too."""
+    late = nothing_late(s)
     moving = (s.params, s.exp_avg, s.exp_avg_sq, s.radii, s.colors, s.v_projected)
     view = camera_numbers(camera, settings, raw=True)
-    native.project_adam(*moving, *view, RATES, weights, 6, *unused, num_late, used, visible_only, 1)
+    native.project_adam(*moving, *view, RATES, weights, 6, *late, 1, used, visible_only, 1)
+    if used > 0 and not visible_only:
+        flush(s, late, used=used)
+
+
+def nothing_late(s: State) -> tuple[Tensor, Tensor]:
+    """Return how many steps each row of shN has made since all had made all, and room for their rates."""
+    steps_done, device = torch.zeros(len(s.radii), dtype=torch.int32), native.device_index(s.radii)
+    return (steps_done if device < 0 else native.to_device(steps_done, device)), torch.zeros(128, 2)
+
+
+def flush(s: State, late: tuple[Tensor, Tensor], *, num_late: int = 1, used: int = USED) -> None:
+    """Let all rows of shN make the steps that they have missed."""
+    native.flush_lazy_adam(s.params[5], s.exp_avg[5], s.exp_avg_sq[5], *late, num_late, used, RATES[6:], 1)

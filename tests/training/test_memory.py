@@ -129,6 +129,20 @@ def test_more_memory_smaller_colors_and_smaller_batches_hold_more_splats(free) -
     assert plan_memory(config, SIZES, GPU).num_splats < one / 2
 
 
+def test_photographs_stay_on_a_gpu_where_splats_leave_room(free) -> None:
+    plan = plan_memory(TrainConfig(), SIZES, GPU)
+    photos = 4 * 20 * 1000 * 800
+    assert plan.kept_photos(1_000_000) == photos
+    assert "The photos stay on the GPU, too (0.1 GB)" in memory_plan.describe(plan, 1_000_000)
+    most = plan.num_splats
+    assert plan.kept_photos(most) < photos / 100, "splats come first"
+    half = most - int(photos / 2 / plan.per_splat)
+    assert 0.4 * photos < plan.kept_photos(half) < 0.6 * photos
+    assert "Of the photos (0.1 GB) 50 % stay on the GPU" in memory_plan.describe(plan, half)
+    on_cpu = plan_memory(TrainConfig(), SIZES, RankDevices())
+    assert on_cpu.kept_photos(1000) == 0 and "photos" not in memory_plan.describe(on_cpu, 1000)
+
+
 def test_settings_are_made_to_fit_only_where_that_is_asked_for(free, blob_scene: Scene) -> None:
     config = TrainConfig(batch_size=6)
     free(2 * GIB)

@@ -88,9 +88,9 @@ class PhotoQueue:
         places = sorted(range(len(batch.indices)), key=lambda place: batch.drawn[place], reverse=True)
         self._upcoming.extendleft(batch.indices[place] for place in places)
 
-    def following(self, config: TrainConfig) -> dict[int, Photo]:
-        """Return by view what this rank draws in the next step, as far as it is known and decoded by now."""
-        photos = {index: self._loader.ready(index) for index in sorted(self._own_following(config))}
+    def following(self, config: TrainConfig, steps: int = 0) -> dict[int, Photo]:
+        """Return by view what this rank draws after `steps` others, as far as it is decoded by now."""
+        photos = {index: self._loader.ready(index) for index in sorted(self._own_following(config, steps))}
         return {index: photo for index, photo in photos.items() if photo is not None}
 
     def decoded(self, config: TrainConfig) -> frozenset[int]:
@@ -98,9 +98,9 @@ class PhotoQueue:
         own = self._own_following(config)
         return own if all(self._loader.ready(index) is not None for index in own) else frozenset()
 
-    def _own_following(self, config: TrainConfig) -> frozenset[int]:
+    def _own_following(self, config: TrainConfig, steps: int = 0) -> frozenset[int]:
         num = config.batch_size * self._ranks.num_ranks * config.accumulate
-        indices = list(self._upcoming)[:num]
+        indices = list(self._upcoming)[steps * num : (steps + 1) * num]
         if len(indices) < num:
             return frozenset()
         order = self._assigned(config, indices)

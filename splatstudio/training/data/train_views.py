@@ -75,7 +75,7 @@ class TrainViewMaker:
     """Makes views of a scene's photographs, each from where its camera is by now and over its background.
 
     `generator` draws random backgrounds. The photographs of the next step are on their way to `device` while
-    one is made.
+    one is made, and stay there until `keep_bytes` are full.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class TrainViewMaker:
         corrections: Corrections,
         generator: torch.Generator,
         device: torch.device,
+        keep_bytes: int = 0,
     ) -> None:
         self._scene = scene
         self._queue = queue
         self._corrections = corrections
         self._generator = generator
-        self._uploads = PhotoUploads(device)
+        self._uploads = PhotoUploads(device, keep_bytes=keep_bytes)
 
     def of_batch(self, batch: Batch, step: int, config: TrainConfig) -> list[list[TrainView]]:
         """Return this rank's views of the step after `step` others, a round at a time."""
@@ -106,7 +107,7 @@ class TrainViewMaker:
             return random_crop(view, step, config, number)
 
         rounds = [[view_at(place) for place in places] for places in batch.rounds]
-        self._uploads.send(self._queue.following(config))
+        self._uploads.send(self._queue.following(config), self._queue.following(config, 1))
         return rounds
 
     def of_photo(
@@ -125,5 +126,9 @@ class TrainViewMaker:
         return self._corrections.before_sky(reduced(view, divisor))
 
     def close(self) -> None:
-        """Let the photographs go that were copied ahead."""
-        self._uploads.send({})
+        """Let all photographs go."""
+        self._uploads.close()
+
+    def keep_none(self) -> None:
+        """Keep no photographs on the device from now on: their memory is needed."""
+        self._uploads.keep_none()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from splatstudio.checkpoints.checkpoint import checkpoint_folders, remove_checkpoint, verify_checkpoint
 from splatstudio.checkpoints.manifest import read_manifest, step_of
-from splatstudio.checkpoints.rank_parts import gsplat_steps, part_of
+from splatstudio.checkpoints.rank_parts import gsplat_steps, missing_ranks, part_of
 from splatstudio.files.inputs import read_input
 
 EntryState = Literal["complete", "part", "damaged"]
@@ -168,8 +168,7 @@ def _of_gsplat(folder: Path, step: int, files: tuple[Path, ...]) -> CatalogEntry
     state: EntryState = "complete"
     reason = ""
     if part is not None and not part.complete:
-        ranks = ", ".join(map(str, part.missing))
-        state, reason = "part", f"of the ranks 0 to {part.num_ranks - 1}, {ranks} is missing"
+        state, reason = "part", missing_ranks(part.missing)
     # An archive's list of contents is at its end: a file that was cut off has none.
     broken = [file.name for file in files if not zipfile.is_zipfile(file)]
     if broken:

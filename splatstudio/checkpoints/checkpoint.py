@@ -46,10 +46,10 @@ from splatstudio.checkpoints.manifest import (
 )
 from splatstudio.corrections.corrections import SavedCorrections
 from splatstudio.distributed.ranks import Ranks
-from splatstudio.files.durable import sync_folder
-from splatstudio.files.leftovers import hold, is_held
+from splatstudio.error_text import shown
 from splatstudio.files.outputs import make_folder, refuse_leading_out
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.operating_system import hold, is_held, put_in_place, sync_folder
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 from splatstudio.strategy.population import Population
 from splatstudio.strategy.shards import copied, joined, rows_of, shard_rows
@@ -78,6 +78,7 @@ class Checkpoint:
     view_costs: Mapping[str, float] = field(default_factory=dict)  # of photographs by name, see `PhotoQueue`
     autosave: bool = False  # written because time had passed: a newer one replaces it
     corrections: SavedCorrections | None = None  # what was learned besides the Gaussians
+    photographs: tuple[str, ...] = ()  # the names of the scene's
 
     @property
     def gaussians(self) -> Gaussians:
@@ -140,12 +141,12 @@ def commit_checkpoint(staging: Path, checkpoint: Checkpoint, shards: Sequence[Sh
     replaced = parent / f".{final.name}.old-{os.getpid()}"
     write_manifest(staging, checkpoint, shards)
     if final.exists():
-        final.rename(replaced)
+        put_in_place(final, replaced)
     try:
-        staging.rename(final)
+        put_in_place(staging, final)
     except OSError:
         if replaced.exists():
-            replaced.rename(final)
+            put_in_place(replaced, final)
         raise
     sync_folder(parent)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -254,10 +255,17 @@ def _checkpoint_of(folder: Path, manifest: dict[str, Any], entries: list[dict[st
             view_costs={name: float(cost) for name, cost in dict(manifest.get("view_costs", {})).items()},
             autosave=manifest.get("autosave") is True,
             corrections=_read_corrections(folder, manifest),
+            photographs=photographs_of(manifest),
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{folder / 'manifest.json'} is damaged: {reason}") from error
+
+
+def photographs_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the photographs that the scene of a checkpoint had; none: it does not tell."""
+    told = manifest["scene"].get("photographs", ())
+    return tuple(told) if isinstance(told, list) and all(isinstance(name, str) for name in told) else ()
 
 
 def verify_checkpoint(folder: Path, *, content: bool = True) -> dict[str, Any]:
@@ -352,7 +360,7 @@ def remove_checkpoint(folder: Path) -> None:
         raise OSError(errno.EBUSY, "it is being read; try again later", str(folder))
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.del-{os.getpid()}")
     try:
-        folder.rename(doomed)
+        put_in_place(folder, doomed)
     except FileNotFoundError:
         return  # somebody else deleted it
     sync_folder(folder.parent)
@@ -423,7 +431,11 @@ def write_manifest(folder: Path, checkpoint: Checkpoint, shards: Sequence[Shard]
         "num_gaussians": sum(shard.rows for shard in shards),
         "ranks": [shard.to_json() for shard in shards],
         "config": to_json(checkpoint.config),
-        "scene": {"path": str(checkpoint.scene_path), "transform": checkpoint.scene_transform.tolist()},
+        "scene": {
+            "path": str(checkpoint.scene_path),
+            "transform": checkpoint.scene_transform.tolist(),
+            "photographs": list(checkpoint.photographs),
+        },
         "optimizer": {"num_steps": checkpoint.population.optimizer.num_steps},
         "rng": base64.b64encode(checkpoint.rng_state.cpu().numpy().tobytes()).decode(),
         "upcoming": list(checkpoint.upcoming),
@@ -473,10 +485,10 @@ def _corrections_entry(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]
     kinds = {"file": str, "bytes": int, "sha256": str, "photographs": list}
     fits = isinstance(entry, dict) and entry.keys() == kinds.keys()
     if not fits or any(type(entry[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {entry!r}")
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {shown(entry)}")
     names = entry["photographs"]
     if entry["file"] != CORRECTIONS_FILE or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {entry!r}")
+        raise ValueError(f"{folder / 'manifest.json'} is damaged: {ENTRY} is {shown(entry)}")
     return entry
 
 
@@ -485,7 +497,7 @@ def _sweep(parent: Path) -> None:
     for left in parent.glob(".step_*.old-*"):
         final = parent / left.name[1:].partition(".")[0]
         if not final.exists():
-            left.rename(final)
+            put_in_place(left, final)
     for left in parent.glob(".step_*"):
         doomed = DOOMED_FOLDER.fullmatch(left.name)
         if doomed is not None and psutil.pid_exists(int(doomed[1])):

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from splatstudio.error_text import first_line, shown
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.inputs import open_input, read_input, refuse_larger_than_memory
 from splatstudio.gaussians.gaussians import Gaussians
@@ -145,7 +146,7 @@ def read_tensors(file: Path, where: str) -> dict[str, Tensor]:
         # The library checks the header against the file's size before it allocates anything.
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{where} is damaged: {error}") from error
+        raise ValueError(f"{where} is damaged: {first_line(error)[:200]}") from error
 
 
 def _rank_words(name: str) -> str:
@@ -225,18 +226,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not the manifest of a {FORMAT}")
     if manifest.get("format_version") != FORMAT_VERSION:
         version = manifest.get("format_version")
-        raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
+        raise ValueError(f"{file} has format version {shown(version)}; this program reads {FORMAT_VERSION}")
     expected = {"step": int, "num_gaussians": int, "ranks": list, "config": dict, "scene": dict}
     for name, kind in expected.items():
         if type(manifest.get(name)) is not kind:
-            raise ValueError(f"{file} is damaged: {name} is {manifest.get(name)!r}")
+            raise ValueError(f"{file} is damaged: {name} is {shown(manifest.get(name))}")
     num_ranks = len(manifest["ranks"])
     if num_ranks == 0:
         raise ValueError(f"{file} is damaged: it names no rank's file")
     for rank, entry in enumerate(manifest["ranks"]):
         if not _is_shard(entry, rank, num_ranks):
             raise ValueError(
-                f"{file} is damaged: the entry {entry!r} is not the file of rank {rank} of {num_ranks}"
+                f"{file} is damaged: the entry {shown(entry)} is not the file of rank {rank} of {num_ranks}"
                 " with its size"
             )
     if manifest["num_gaussians"] != sum(entry["rows"] for entry in manifest["ranks"]):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splatstudio.checkpoints.manifest import SHARD_NAME
+from splatstudio.error_text import shown
 from splatstudio.formats.torch_file import FLOATS
 
 GSPLAT_NAME = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
@@ -112,6 +113,12 @@ def files_to_merge(paths: Iterable[Path | str]) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def missing_ranks(ranks: Sequence[int]) -> str:
+    """Return that ranks are missing: `missing ranks 1 and 2`."""
+    *first, last = map(str, ranks)
+    return f"missing ranks {', '.join(first)} and {last}" if first else f"missing rank {last}"
+
+
 def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return gsplat's files of one step by rank.
 
@@ -139,12 +146,9 @@ def in_order_of_ranks(files: Sequence[Path]) -> tuple[Path, ...]:
     num_ranks = max(max(by_rank), *(max(_ranks_seen(file.parent), default=0) for file in files)) + 1
     missing = [rank for rank in range(num_ranks) if rank not in by_rank]
     if missing:
-        ranks = ", ".join(map(str, missing))
         (step,) = steps
-        raise ValueError(
-            f"step {step} is not complete: of the ranks 0 to {num_ranks - 1}, {ranks} is missing"
-            f" (ckpt_{step}_rank{missing[0]}.pt)"
-        )
+        names = ", ".join(f"ckpt_{step}_rank{rank}.pt" for rank in missing)
+        raise ValueError(f"step {step} is not complete: {missing_ranks(missing)}: {names}")
     return tuple(by_rank[rank] for rank in range(num_ranks))
 
 
@@ -187,7 +191,7 @@ def check_part(file: Path, content: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the file, unless its splats and optimizers are what gsplat writes."""
     step = content.get("step", 0)
     if type(step) is not int or not step >= 0:
-        raise ValueError(f"{file} is damaged: its 'step' is {_shown(step)}, not a number of steps")
+        raise ValueError(f"{file} is damaged: its 'step' is {shown(step)}, not a number of steps")
     _check_splats(file, content["splats"])
     if "optimizers" in content:
         _check_optimizers(file, content["optimizers"], content["splats"])
@@ -262,7 +266,7 @@ def _check_splats(file: Path, splats: Mapping[str, Any]) -> None:
 def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless these are the state_dicts of an Adam for each of some of the splats."""
     if not isinstance(optimizers, Mapping):
-        raise ValueError(f"{file} is damaged: its 'optimizers' are {_shown(optimizers)}, not one by name")
+        raise ValueError(f"{file} is damaged: its 'optimizers' are {shown(optimizers)}, not one by name")
     for name, optimizer in optimizers.items():
         states = optimizer.get("state") if isinstance(optimizer, Mapping) else None
         state = states.get(0) if isinstance(states, Mapping) else None
@@ -277,7 +281,7 @@ def _check_optimizers(file: Path, optimizers: Any, splats: Mapping[str, Tensor])
                 )
         if not _is_count(state.get("step", 0)):
             raise ValueError(
-                f"{file} is damaged: the step of the optimizer {name!r} is {_shown(state['step'])},"
+                f"{file} is damaged: the step of the optimizer {name!r} is {shown(state['step'])},"
                 " not a number of steps"
             )
 
@@ -347,8 +351,3 @@ def _same_tensor(ours: Tensor, theirs: Tensor) -> bool:
     if _claims_too_much(ours) or _claims_too_much(theirs):
         return False
     return bool(torch.all((ours == theirs) | ((ours != ours) & (theirs != theirs))))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value).splitlines()[0] if isinstance(value, (int, float, str)) else type(value).__name__
-    return text if len(text) <= 40 else f"{text[:37]}..."

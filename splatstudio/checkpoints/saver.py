@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +33,7 @@ from splatstudio.distributed.failures import unless_out_of_memory
 from splatstudio.distributed.ranks import ALONE, Ranks
 from splatstudio.files.free_memory import free_memory
 from splatstudio.files.inputs import read_input
+from splatstudio.operating_system import put_in_place
 from splatstudio.strategy.shards import copied
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def _write_part(staging: Path, checkpoint: Checkpoint, ranks: Ranks) -> None:
     partial = file.with_suffix(".part")
     try:
         partial.write_text(json.dumps(answer))
-        os.replace(partial, file)
+        put_in_place(partial, file)
     except FileNotFoundError:
         return  # rank 0 has given it up already
     except OSError:

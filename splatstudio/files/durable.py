@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from splatstudio.operating_system import open_descriptor, put_in_place, sync_folder
+
 
 def partial_path(path: Path, pid: int | None = None) -> Path:
     """Return the hidden name beside `path` under which process `pid` (this one by default) writes it.
@@ -49,12 +51,15 @@ def remove_partial(path: Path, pid: int | None = None) -> None:
             shutil.rmtree(entry) if is_folder else entry.unlink(missing_ok=True)
 
 
-def write_durably(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path`, which shows the old or the new content at any time, also after a power cut."""
-    write_parts_durably(path, [data])
+def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
+    """Write `data` to `path`, which shows the old or the new content at any time, also after a power cut.
+
+    `mode` says who may read it, less what the umask forbids.
+    """
+    write_parts_durably(path, [data], mode)
 
 
-def write_parts_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+def write_parts_durably(path: Path, parts: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
     """Write `parts` one behind the other to `path`, as `write_durably` does; each may be reused for the next.
 
     An exception that `parts` raises leaves the old content.
@@ -63,12 +68,12 @@ def write_parts_durably(path: Path, parts: Iterable[bytes | memoryview]) -> None
     try:
         # What a run from elsewhere put there, as a link, is not written through.
         temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: open_descriptor(name, flags, mode)) as file:
             for part in parts:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        put_in_place(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -84,12 +89,3 @@ def sync_file(path: Path) -> None:
     """Wait until the content of `path` is on the disk."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until the names in the folder `path` are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

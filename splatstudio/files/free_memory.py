@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from splatstudio.operating_system import address_space
 
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -27,8 +28,7 @@ def free_memory() -> int:
             words = _text(group / "memory.stat").split()
             cached = dict(zip(words[::2], words[1::2], strict=False)).get("inactive_file", "0")
             free.append(int(limit) - int(used) + int(cached))
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)  # that of `ulimit -v`
-    if limit != resource.RLIM_INFINITY:
+    if (limit := address_space()) is not None:
         free.append(limit - psutil.Process().memory_info().vms)
     return max(0, min(free))
 

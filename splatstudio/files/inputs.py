@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from splatstudio.files.free_memory import free_memory
+from splatstudio.operating_system import open_descriptor
 
 ALWAYS_READ = 1 << 26  # bytes, for which nobody asks how much memory is free
 
@@ -43,8 +44,7 @@ def open_input(path: Path) -> BinaryIO:
     """
     refuse_irregular(path)
     # Should another file have taken its place, it is neither waited for nor made this process's terminal.
-    wanted = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")  # not every system has all of them
-    descriptor = os.open(path, sum(getattr(os, name, 0) for name in wanted))
+    descriptor = open_descriptor(path, os.O_RDONLY)
     try:
         _check(os.fstat(descriptor).st_mode, path)
         return os.fdopen(descriptor, "rb")

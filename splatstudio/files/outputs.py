@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from splatstudio.operating_system import open_descriptor, sync_folder
+
 MOST_FOLDERS = 3  # from a run's folder down to any that it writes into, as eval/lost
 
 
@@ -23,7 +25,7 @@ def open_output(path: Path, flags: int) -> int:
     Raises UnsafeOutput for a link, a device or a pipe, and OSError for what cannot be written.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+        descriptor = open_descriptor(path, flags | os.O_CREAT, follow=False)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EMLINK):  # the second is FreeBSD's
             raise
@@ -37,9 +39,15 @@ def open_output(path: Path, flags: int) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless a link in a run leads out of the run; raises OSError."""
+    """Make a folder and those above it, unless a link in a run leads out of the run; raises OSError.
+
+    Their names are on the disk when this returns: else a power cut takes what is written into them along.
+    """
     refuse_leading_out(folder)
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_folder(place.parent)
 
 
 def refuse_leading_out(folder: Path) -> None:

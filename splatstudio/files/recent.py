@@ -8,15 +8,21 @@ from pathlib import Path
 
 from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import can_be_path, read_input
+from splatstudio.files.outputs import make_folder
 
 MOST = 20  # paths that are kept
 
 
-def recent_file() -> Path:
-    """Return where the list is, by the rules of freedesktop.org; RuntimeError where there is no home."""
+def state_folder() -> Path:
+    """Return where a user's state is kept, by the rules of freedesktop.org; RuntimeError without a home."""
     named = Path(os.environ.get("XDG_STATE_HOME", ""))
     state = named if named.is_absolute() else Path.home() / ".local" / "state"
-    return state / "splatstudio" / "recent.json"
+    return state / "splatstudio"
+
+
+def recent_file() -> Path:
+    """Return where the list is; RuntimeError where there is no home."""
+    return state_folder() / "recent.json"
 
 
 def recent_paths() -> tuple[Path, ...]:
@@ -26,7 +32,8 @@ def recent_paths() -> tuple[Path, ...]:
     except (OSError, ValueError, RuntimeError):
         return ()
     texts = [text for text in kept if isinstance(text, str)] if isinstance(kept, list) else []
-    return tuple(path for text in texts if can_be_path(text) and (path := Path(text)).exists())
+    # Path.exists raises for a name that is too long.
+    return tuple(Path(text) for text in texts if can_be_path(text) and os.path.exists(text))
 
 
 def remember(path: Path) -> str:
@@ -35,7 +42,7 @@ def remember(path: Path) -> str:
     paths = [whole, *(other for other in recent_paths() if other != whole)][:MOST]
     try:
         file = recent_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         write_durably(file, json.dumps([str(each) for each in paths], indent=1).encode())
     except (OSError, RuntimeError, UnicodeError) as error:
         return f"The list of what was opened last cannot be kept: {error}"

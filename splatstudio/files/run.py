@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
 import json
 import math
 import os
@@ -16,15 +14,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from splatstudio.error_text import shown
 from splatstudio.files.durable import write_json_durably
 from splatstudio.files.inputs import read_input
-from splatstudio.files.outputs import open_output
+from splatstudio.files.outputs import make_folder, open_output
+from splatstudio.operating_system import NO_LOCKS, content, remove_locked, rewrite, take_lock
 from splatstudio.settings.config import TrainConfig, from_json, to_json
 
 FORMAT_VERSION = 1
 PATHS_FOLDER = "camera_paths"  # what a user may have made before the first step
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what network disks without locks answer
+MOST_BYTES = 4096  # of a lock file
 PATIENCE_SECONDS = 2.0  # for a process that is just ending, as when a training starts again after a crash
 
 
@@ -52,7 +52,7 @@ class Run:
         """
         path, scene_path = Path(path), Path(scene_path).resolve()
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             taken = is_taken(path)
         except OSError as error:
             raise ValueError(f"the run folder {path} cannot be made: {error.strerror}") from error
@@ -79,7 +79,9 @@ class Run:
             raise ValueError(f"{file} is damaged: it names no scene")
         version = values.get("format_version")
         if version != FORMAT_VERSION:
-            raise ValueError(f"{file} has format version {version}; this program reads {FORMAT_VERSION}")
+            raise ValueError(
+                f"{file} has format version {shown(version)}; this program reads {FORMAT_VERSION}"
+            )
         try:
             config = from_json(TrainConfig, values.get("config", {}))
         except ValueError as error:
@@ -88,7 +90,7 @@ class Run:
 
     def write(self) -> None:
         """Write run.json, and make its folder where that was deleted; OSError where that is not possible."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         values = {
             "format_version": FORMAT_VERSION,
             "scene": str(self.scene_path),
@@ -198,13 +200,12 @@ class RunLock:
         """
         self.path = Path(run_dir) / "lock"
         descriptor, self.held = _locked(self.path)
-        self.left_by = _holder(_content(descriptor)) if self.held else None
+        self.left_by = _holder(content(descriptor, MOST_BYTES)) if self.held else None
         # A lock that nobody points to any more is let go with its descriptor.
         self._finalizer = weakref.finalize(self, _let_go, self.path, descriptor, os.getpid())
         self._descriptor = descriptor
         me = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)
+        rewrite(descriptor, (json.dumps(me) + "\n").encode())
 
     @property
     def in_place(self) -> bool:
@@ -222,12 +223,12 @@ def _locked(path: Path) -> tuple[int, bool]:
     while True:
         descriptor = open_output(path, os.O_RDWR)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(descriptor)
             # Between opening and locking its holder may have removed the file: then it locks nothing.
             if _is_at(descriptor, path):
                 return descriptor, True
         except BlockingIOError as error:
-            holder = _holder(_content(descriptor)) or "another process"
+            holder = _holder(content(descriptor, MOST_BYTES)) or "another process"
             os.close(descriptor)
             if time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -252,13 +253,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _let_go(path: Path, descriptor: int, pid: int) -> None:
-    if os.getpid() == pid and _is_at(descriptor, path):
-        path.unlink(missing_ok=True)
-    os.close(descriptor)
-
-
-def _content(descriptor: int) -> bytes:
-    return os.pread(descriptor, 4096, 0)
+    remove_locked(path, descriptor, at_its_place=os.getpid() == pid and _is_at(descriptor, path))
 
 
 def _holder(content: bytes) -> Holder | None:

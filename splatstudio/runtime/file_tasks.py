@@ -19,6 +19,7 @@ from splatstudio.evaluation.evaluate import ImageScore, measures_for
 from splatstudio.files.outputs import make_folder
 from splatstudio.models.merging import merged_parts
 from splatstudio.models.scoring import EvaluationTask, Scored, evaluate_task
+from splatstudio.operating_system import give_way
 from splatstudio.runtime.fork_server import process_context, signals_held
 from splatstudio.runtime.stop_signals import hear_sigterm
 
@@ -164,7 +165,7 @@ def file_task_main(connection: Connection, task: FileTask) -> None:
     """Do a task and tell how far it is; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the studio's to understand
     hear_sigterm()
-    os.nice(NICENESS)
+    give_way(NICENESS)
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     connection.send(_done(connection, task))
     connection.close()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-from splatstudio.runtime.stop_signals import STOP_SIGNALS
+from splatstudio.operating_system import STOP_SIGNALS, WINDOWS, signals_blocked
 
 LONGEST_SOCKET_NAME = 103  # bytes; Linux has 107, macOS 103
 
@@ -35,6 +33,8 @@ def process_context(*, several: bool = False) -> BaseContext:
 def begin_fork_server(*, several: bool) -> None:
     """Start the server, where there is one: it loads torch on another core while this process does, too."""
     if process_context(several=several).get_start_method() == "forkserver":
+        from multiprocessing import forkserver
+
         with signals_held():
             forkserver.ensure_running()
 
@@ -52,13 +52,10 @@ def signals_held() -> Iterator[None]:
     The fork server would end by any, and every rank with it, unsaved. Ranks ignore Ctrl-C and a terminal that
     is closed themselves, and hear SIGTERM from `leave_when_told` on.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if not WINDOWS:
+        from multiprocessing import resource_tracker
+
+        # Started by the way, it would let SIGINT through again, just before the server.
+        resource_tracker.ensure_running()
+    with signals_blocked(STOP_SIGNALS):
         yield
-        return
-    # Started by the way, multiprocessing's tracker would let SIGINT through again, just before the server.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -6,9 +6,9 @@ It starts the training, and is its hub: the terminal and who attaches are client
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -19,19 +19,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from splatstudio.files.durable import write_durably
 from splatstudio.files.inputs import read_input
+from splatstudio.files.outputs import make_folder
+from splatstudio.files.recent import state_folder
 from splatstudio.files.run import Run
 from splatstudio.runtime import messages, supervisor
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.hub import Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
+from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.store_host import EVERYWHERE, announce, own_address
 from splatstudio.runtime.supervisor import SaveRetries
 from splatstudio.settings.config import to_json
 
 LISTEN_SECONDS = 5.0  # between two tries, where the ranks were started again
-TOKEN_FILE = "attach.json"  # in the run's folder, for its owner alone: a restart keeps the token
 MAX_ROWS = 1000  # of the metrics, for who comes later
 
 Address = tuple[str, int]
@@ -46,11 +49,13 @@ class HeadlessController:
         slots: FrameSlots,
         job: messages.TrainJob,
         tell: Callable[[messages.Event], None],
+        tls: TlsFiles = NO_TLS,
     ):
         self._connection = connection
         self._slots = slots
         self._job = job
         self._tell = tell
+        self._tls = tls
         self._sending = threading.Lock()
         self._closed = threading.Event()
         self._num_ranks = 1
@@ -85,8 +90,9 @@ class HeadlessController:
         if at is None:
             assert store_at is not None, "there is a place to be found at"
             at = own_address(store_at), 0
-        name, server = _listening(at, partial(RemoteServer, hub=self._hub, card=self._card, token=token))
-        address = f"{name}:{server.port}"
+        serve = partial(RemoteServer, hub=self._hub, card=self._card, token=token, tls=self._tls)
+        name, server = _listening(at, serve)
+        address = f"{server.scheme}{name}:{server.port}"
         if store_at is not None:
             try:
                 announce(store_at, address, server.token)
@@ -146,7 +152,7 @@ class HeadlessController:
     def _keep(self, token: str) -> None:
         try:
             keep_token(self._job.run_dir, token)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._tell(
                 messages.Warned(f"After a restart it has another token, which cannot be kept: {error}.")
             )
@@ -178,28 +184,31 @@ def _listening(at: Address, serve: Callable[[str, int], RemoteServer]) -> tuple[
         ) from error
 
 
+def token_file(run_dir: Path) -> Path:
+    """Return where the token of a run is kept; RuntimeError where this user has no home.
+
+    Not in the run's folder: who made a run that came from elsewhere would know its token.
+    """
+    name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:32]
+    return state_folder() / "attach" / f"{name}.json"
+
+
 def kept_token(run_dir: Path) -> str | None:
     """Return the token by which a run was steered before it was started again, None where there is none."""
     try:
-        token = json.loads(read_input(run_dir / TOKEN_FILE))["token"]
-    except (OSError, ValueError, KeyError, TypeError):
+        token = json.loads(read_input(token_file(run_dir)))["token"]
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return None
     return token if isinstance(token, str) and len(token) >= 16 else None
 
 
 def keep_token(run_dir: Path, token: str) -> None:
-    """Write the token into the run's folder, for nobody else to read; OSError where that is not possible."""
+    """Keep the token of a run for its user alone; OSError or RuntimeError where that is not possible."""
     if kept_token(run_dir) == token:
         return
-    partial = run_dir / f".{TOKEN_FILE}-{secrets.token_hex(4)}"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w") as file:
-            json.dump({"token": token}, file)
-        os.replace(partial, run_dir / TOKEN_FILE)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    file = token_file(run_dir)
+    make_folder(file.parent)
+    write_durably(file, json.dumps({"token": token}).encode(), 0o600)
 
 
 def metrics_rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -116,6 +116,11 @@ class SilenceWatch:
         """Return whether the last look found no rank frozen."""
         return not any(self._frozen_for)
 
+    @property
+    def stuck_seconds(self) -> float:
+        """Return for how long the main thread of some rank has not got on."""
+        return max(self._stuck_for)
+
     def check(self, elapsed: float, *, order_waits: bool) -> Silence | None:
         """Return a rank that is silent for too long, `elapsed` seconds after the check before.
 

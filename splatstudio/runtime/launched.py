@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -30,7 +29,9 @@ from msgspec import Struct
 from torch._C._distributed_c10d import TCPStore
 
 from splatstudio.distributed.rank_devices import settle_device, usable_gpus
+from splatstudio.operating_system import num_processors
 from splatstudio.runtime.channel.frame_slots import FrameSlots
+from splatstudio.runtime.channel.tls import NO_TLS, TlsFiles
 from splatstudio.runtime.headless_controller import HeadlessController
 from splatstudio.runtime.heartbeat import Beat, Heartbeats, Limits, Phase, Silence, SilenceWatch
 from splatstudio.runtime.messages import Event, TrainJob, Warned
@@ -140,6 +141,7 @@ class LaunchedWatch:
             elapsed = 0.0 if deaf and self._rank == 0 else now - looked
             silence = watch.check(elapsed, order_waits=False)
             looked = now
+            self._patience.on_disk(self, len(self._watched), watch.stuck_seconds)
             if silence is not None and (silence.seconds >= DEAF_SECONDS if deaf else self._is_hang(silence)):
                 self._end(silence)
             elif watch.all_alive:
@@ -214,7 +216,7 @@ class LaunchedWatch:
         One that was stopped on this machine is woken; to end it would cost the steps since the checkpoint.
         """
         if not silence.frozen:
-            return True
+            return not self._patience.on_disk(self, len(self._watched), silence.seconds)
         heard = self._heard.get(self._watched[silence.rank])
         process = None if heard is None else heard.process.found
         if process is None:  # on another machine, where it may be woken, too
@@ -248,7 +250,7 @@ class LaunchedWatch:
             os._exit(HUNG)
         found = process.found
         if found is not None:
-            found.send_signal(signal.SIGKILL)
+            found.kill()
 
 
 def _store() -> TCPStore | None:
@@ -324,8 +326,7 @@ def cores_for_rank(launched: LaunchedRank, environment: Mapping[str, str]) -> in
     if environment.get("SLURM_CPUS_PER_TASK", "").isdigit() and "SLURM_STEP_ID" in environment:
         return max(1, int(environment["SLURM_CPUS_PER_TASK"]))
     # A job of Slurm, or a container, may run on some of the machine's cores alone.
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, allowed // launched.num_local)
+    return max(1, num_processors() // launched.num_local)
 
 
 def meeting_place(launched: LaunchedRank, environment: Mapping[str, str]) -> str:
@@ -355,12 +356,13 @@ def train_launched(
     tell: Callable[[Event], None],
     attach_at: tuple[str, int] | None,
     store_at: tuple[str, int] | None = None,
+    tls: TlsFiles = NO_TLS,
 ) -> int:
     """Train as one rank of several that a launcher has started, and return the exit code.
 
     `tell` gets what rank 0 has to say, on a thread of its own; the others only say where they meet. At
     `attach_at`, host and port of rank 0's machine, `splatstudio attach` finds it, and by what is said in the
-    store at `store_at` a studio that holds that. Raises OSError when that
+    store at `store_at` a studio that holds that; `tls` encrypts it. Raises OSError when that
     is not available, and ValueError with one sentence for what ended this rank.
     """
     usable = usable_gpus()
@@ -384,7 +386,7 @@ def train_launched(
     ours, theirs = multiprocessing.Pipe()
     nobody_looks = {"num_slots": 1, "slot_bytes": 3}
     slots = FrameSlots.create(**(nobody_looks if attach_at is store_at is None else {}))
-    controller = HeadlessController(ours, slots, job, tell)
+    controller = HeadlessController(ours, slots, job, tell, tls)
     try:
         if (problem := restart_problem(os.environ)) is not None:
             tell(Warned(problem))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
 from pathlib import Path
 
 from splatstudio.files.outputs import make_folder, open_output
+from splatstudio.operating_system import LINUX, set_thread_niceness, thread_niceness
 
 ALONE = 5  # niceness of a training: other programs come first
 WATCHED = 10  # and of one that somebody looks at
@@ -31,17 +30,6 @@ def redirect_output(log_path: Path) -> None:
     os.close(descriptor)
 
 
-def end_within(seconds: int) -> None:
-    """End this process in so many seconds even where it cannot end by itself.
-
-    A GPU that waits for a rank that is gone keeps its own process from ending; Python's threads stand still
-    by then. Where there are no alarms, whoever has started the process ends it.
-    """
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
-
-
 class TrainingPriority:
     """The niceness of the threads that train, on top of what the user may have given the studio with `nice`.
 
@@ -52,20 +40,20 @@ class TrainingPriority:
 
     def __init__(self) -> None:
         """Take this thread's niceness for that of the process; no thread has been made to yield yet."""
-        self._own = _niceness(threading.get_native_id()) if sys.platform == "linux" else 0
+        self._own = thread_niceness(threading.get_native_id()) if LINUX else 0
         self._more = ALONE
         self._lock = threading.Lock()
 
     def yield_to_others(self) -> None:
         """Let this thread, and all that it starts from now on, give way."""
-        if sys.platform == "linux":
+        if LINUX:
             with self._lock:
                 self._raise(threading.get_native_id())
 
     def yield_to_views(self) -> None:
         """Let all threads that give way do so even more, and all that they start."""
         with self._lock:
-            if sys.platform != "linux" or self._more == WATCHED:
+            if not LINUX or self._more == WATCHED:
                 return
             self._more = WATCHED
             # Once more for those that one of them has started meanwhile.
@@ -75,7 +63,7 @@ class TrainingPriority:
     def _raised(self, thread: int) -> bool:
         """Make a thread yield even more if it yields, and return whether that was so."""
         try:
-            if not self._own < _niceness(thread) < min(19, self._own + self._more):
+            if not self._own < thread_niceness(thread) < min(19, self._own + self._more):
                 return False
             self._raise(thread)
         except ProcessLookupError:
@@ -83,8 +71,4 @@ class TrainingPriority:
         return True
 
     def _raise(self, thread: int) -> None:
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, self._own + self._more))
-
-
-def _niceness(thread: int) -> int:
-    return os.getpriority(os.PRIO_PROCESS, thread)
+        set_thread_niceness(thread, min(19, self._own + self._more))

@@ -27,8 +27,8 @@ from splatstudio.devices import accelerator
 from splatstudio.distributed.failures import FailedTogether
 from splatstudio.distributed.rank_devices import settle_device
 from splatstudio.distributed.ranks import ALONE
-from splatstudio.files.leftovers import hold
 from splatstudio.models.model import Model
+from splatstudio.operating_system import end_within, hold
 from splatstudio.runtime import messages
 from splatstudio.runtime.activity import Activity, Viewing, WorkerContext
 from splatstudio.runtime.channel.broadcast import Broadcast
@@ -36,7 +36,7 @@ from splatstudio.runtime.channel.codec import decode_order, encode
 from splatstudio.runtime.channel.frame_slots import FrameSlots
 from splatstudio.runtime.channel.mailbox import Mailbox, Outbox
 from splatstudio.runtime.heartbeat import Phase, Pulse
-from splatstudio.runtime.process_setup import TrainingPriority, end_within, log_of, redirect_output
+from splatstudio.runtime.process_setup import TrainingPriority, log_of, redirect_output
 from splatstudio.runtime.rank_group import RankPipe, RankSpec
 from splatstudio.runtime.root_cause import is_of_a_peer, write_report
 from splatstudio.runtime.sentences import error_sentence
@@ -296,7 +296,7 @@ class Rank:
         if self._spec.log_path is not None:
             redirect_output(path)
         where = f" as rank {self._spec.rank}" if self._spec.num_ranks > 1 else ""
-        log.info("process %d trains here%s", os.getpid(), where)
+        log.info("worker started (PID %d)%s", os.getpid(), where)
 
     def _next_message(self) -> tuple[int, messages.Command] | Work | None:
         """Return the next command; None when there is a step to train instead of waiting."""

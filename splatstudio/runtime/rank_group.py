@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.files.leftovers import hold
+from splatstudio.operating_system import hold
 from splatstudio.runtime.channel.frame_slots import FrameSlots, SlotsFile
 from splatstudio.runtime.fork_server import process_context, signals_held
 from splatstudio.runtime.heartbeat import Heartbeats, Silence

@@ -6,7 +6,9 @@ dialed again and again: the launcher starts the ranks again, and they are found 
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from splatstudio.runtime.channel.remote_server import (
     PING_SECONDS,
     PROTOCOL,
     REMOTE_COMMANDS,
+    SEND_SECONDS,
     Greeting,
     Hello,
     Ready,
@@ -40,6 +43,7 @@ from splatstudio.runtime.channel.remote_server import (
     same,
     shut,
 )
+from splatstudio.runtime.channel.tls import SCHEME, TlsSocket, caller_context, encrypted
 
 MAX_ANSWER = 1 << 26  # bytes of a message of the training, which has shown that it knows the token
 CONNECT_SECONDS = 10.0
@@ -87,17 +91,18 @@ class RemoteLine:
 
 
 def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
-    """Return a line to the training at `address`, HOST:PORT.
+    """Return a line to the training at `address`, HOST:PORT, encrypted where it is tls://HOST:PORT.
 
     Raises Unreachable where nobody answers, else ValueError, with one sentence.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix(SCHEME).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{address} is no address: give HOST:PORT, as the training printed it")
     host = host.strip("[]")
     try:
         connection = connect(
             f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}",
+            sock=_connected(host, int(port), tls=address.startswith(SCHEME)),
             compression=None,
             max_size=MAX_HELLO,  # whoever it is, until it has shown that it knows the token
             open_timeout=CONNECT_SECONDS,
@@ -109,7 +114,7 @@ def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
         )
     except (InvalidHandshake, InvalidMessage) as error:
         # A port that a training has left may belong to another program for a while.
-        raise Unreachable(f"what answers at {address} is no training of splatstudio") from error
+        raise Unreachable(_no_training(address)) from error
     # websockets asserts something of its own where a line is cut in the midst of shaking hands.
     except (OSError, WebSocketException, AssertionError) as error:
         raise Unreachable(f"no training answers at {address}: {error}") from error
@@ -125,8 +130,24 @@ def dial(address: str, token: str, *, frames: bool) -> RemoteLine:
     return RemoteLine(connection, card)
 
 
+def _connected(host: str, port: int, *, tls: bool) -> socket.socket:
+    """Return a line to whoever listens there; OSError where nobody does, or nobody who encrypts."""
+    line = socket.create_connection((host, port), CONNECT_SECONDS)
+    if tls:
+        return encrypted(line, caller_context(), CONNECT_SECONDS, lambda: SEND_SECONDS)
+    line.settimeout(None)
+    return line
+
+
+def _no_training(address: str) -> str:
+    hint = "" if address.startswith(SCHEME) else f", unless it encrypts: then it is {SCHEME}{address}"
+    return f"what answers at {address} is no training of splatstudio{hint}"
+
+
 def _introduced(connection: ClientConnection, token: str, address: str, frames: bool) -> RunCard:
-    other = f"what answers at {address} is no training of splatstudio"
+    other, line = _no_training(address), connection.socket
+    seen = line.getpeercert(binary_form=True) if isinstance(line, TlsSocket) else None
+    certificate = hashlib.sha256(seen).hexdigest() if seen else ""
     try:
         greeting = decode(connection.recv(timeout=ANSWER_SECONDS, decode=False), Greeting)
     except ValueError as error:
@@ -139,12 +160,13 @@ def _introduced(connection: ClientConnection, token: str, address: str, frames: 
     if not is_nonce(greeting.nonce):
         raise Unreachable(other)
     own = new_greeting().nonce
-    connection.send(encode(Hello(PROTOCOL, own, proof(token, "caller", greeting.nonce, own), frames)))
+    shown = proof(token, "caller", greeting.nonce, own, certificate)
+    connection.send(encode(Hello(PROTOCOL, own, shown, frames)))
     try:
         welcome = decode(connection.recv(timeout=ANSWER_SECONDS, decode=False), Welcome)
         if welcome.refused:
             raise ValueError(printable(welcome.refused))
-        if not same(welcome.proof, proof(token, "training", greeting.nonce, own)):
+        if not same(welcome.proof, proof(token, "training", greeting.nonce, own, certificate)):
             raise ValueError("what answers there does not know the token, so it is not your training")
         connection.protocol.max_message_size = MAX_ANSWER
         connection.send(encode(Ready()))

@@ -7,7 +7,6 @@ errors of their own about the connection, so that who told first is not who is t
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from msgspec import Struct
 from splatstudio.distributed.failures import is_out_of_memory
 from splatstudio.error_text import essence
 from splatstudio.files.inputs import read_input
+from splatstudio.operating_system import put_in_place
 
 log = logging.getLogger("splatstudio.runtime")
 
@@ -118,7 +118,7 @@ def write_report(folder: Path, rank: int, step: int, error: BaseException, sente
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         partial.write_bytes(msgspec.json.encode(report))
-        os.replace(partial, folder / f"error-{rank}.json")
+        put_in_place(partial, folder / f"error-{rank}.json")
     except OSError as problem:
         log.error("no word of this error could be left: %s", problem)
 

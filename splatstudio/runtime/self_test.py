@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.error_text import essence
+from splatstudio.operating_system import loopback
 from splatstudio.runtime.fork_server import process_context
 
 PATIENCE_SECONDS = 90.0  # two processes load torch from a slow disk, and a GPU's driver wakes up
@@ -84,8 +85,8 @@ def _rank_main(rank: int, folder: Path, backend: Backend, started: float, connec
     device = torch.device("cpu")
     if backend == "nccl":
         device = accelerator.choose(rank)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback())
     try:
         store = FileStore(str(folder / "store"), 2)
         timeout = timedelta(seconds=PATIENCE_SECONDS)

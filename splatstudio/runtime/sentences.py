@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatstudio.checkpoints.checkpoint import newest_checkpoint
-from splatstudio.checkpoints.manifest import step_of
+from splatstudio.checkpoints.checkpoint import newest_checkpoint, photographs_of
+from splatstudio.checkpoints.manifest import read_manifest, step_of
 from splatstudio.error_text import as_sentence, essence
 from splatstudio.files.run import read_metrics
 from splatstudio.runtime.command_replay import LIMIT
 from splatstudio.runtime.messages import Job, PlateauReached, TrainJob
 from splatstudio.runtime.root_cause import MEMORY, Cause
+from splatstudio.scene.scene import Scene
 from splatstudio.training.plateau import AT_REST
 
 
@@ -71,6 +72,18 @@ def saved_sentence(run_dir: Path, step: int) -> str:
         return f"Saved {newest}."
     steps = "1 step" if lost == 1 else f"{lost:,} steps"
     return f"The newest good checkpoint is {newest}; what was trained after it ({steps}) is lost."
+
+
+def joined_sentence(checkpoint: Path, scene: Scene) -> str | None:
+    """Return that a scene has photographs which the run of a checkpoint has not seen, None where it has none.
+
+    Raises ValueError where the checkpoint cannot be read.
+    """
+    known = set(photographs_of(read_manifest(checkpoint)))
+    num = len(scene.photographs.keys() - known) if known else 0
+    if num == 0:
+        return None
+    return f"{num} more photographs have a pose now: the training that goes on takes them in, splats stay"
 
 
 def _checkpoint_folders(run_dir: Path) -> set[str]:

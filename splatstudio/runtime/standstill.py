@@ -6,7 +6,6 @@ harming it. To start another one in its place would cost all steps since the las
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def standing_of(process: psutil.Process | None, share: float = 0.0) -> Standing:
 def wake(process: psutil.Process) -> None:
     """Let a process that a signal stopped go on; one that is gone, or somebody else's, stays as it is."""
     try:
-        process.send_signal(signal.SIGCONT)
+        process.resume()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return
 
@@ -81,6 +80,7 @@ class Patience:
         self._limits = limits
         self._tell = tell
         self._seen: dict[int, _Seen] = {}
+        self._told_of_disk = False
 
     def is_over(self, processes: Processes, silence: Silence, at_stake: float) -> bool:
         """Return whether a rank that stands still is to be ended; wake it where that may help.
@@ -105,6 +105,23 @@ class Patience:
             return False
         patience = self._limits.busy
         return silence.seconds >= (patience if standing is Standing.IDLE else max(patience, at_stake))
+
+    def on_disk(self, processes: Processes, num_ranks: int, seconds: float) -> bool:
+        """Return whether a rank that has not got on for `seconds` waits for the disk, and tell that once.
+
+        To end it would cost its steps, and the system does not even let it end: the disk of a network that is
+        gone keeps who writes to it until it is back.
+        """
+        if seconds < self._limits.told:
+            self._told_of_disk = False
+            return False
+        standings = (standing_of(processes.process(rank)) for rank in range(num_ranks))
+        rank = next((rank for rank, standing in enumerate(standings) if standing is Standing.ON_DISK), None)
+        if rank is not None and not self._told_of_disk:
+            self._told_of_disk = True
+            what = f"has waited for the disk for {seconds:.0f} s, as for one of a network that is gone"
+            self._tell(rank, f"{what}; it goes on when that answers")
+        return rank is not None
 
     def forget(self) -> None:
         """Note that all ranks go on."""

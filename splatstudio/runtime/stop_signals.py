@@ -15,11 +15,7 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import FrameType
 
-# There is no SIGHUP on Windows.
-STOP_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
-_HANG_UP = getattr(signal, "SIGHUP", None)
+from splatstudio.operating_system import HANG_UP, STOP_SIGNALS, unblock
 
 
 class StopSignal(KeyboardInterrupt):
@@ -52,6 +48,10 @@ class StopRequest:
         if not self:
             self._told.get()
 
+    def let_go(self) -> None:
+        """Let `wait` return although nobody has asked."""
+        self._told.put(0)
+
     def words(self, doing: str) -> str:
         """Return what to print of it, as "Saving ... (Ctrl-C again ends at once)"."""
         if self.number in (None, signal.SIGINT):
@@ -63,7 +63,7 @@ class StopRequest:
 
         Who ends a group of processes often sends SIGTERM twice: that is no wish to lose the training.
         """
-        if number == _HANG_UP:
+        if number == HANG_UP:
             leave_closed_terminal()
         if self and number == signal.SIGINT:
             # There is no third time: what follows takes a moment at most.
@@ -91,7 +91,7 @@ def stop_requests() -> Iterator[StopRequest]:
     before = {
         number: signal.signal(number, request.note)
         for number in STOP_SIGNALS
-        if number != _HANG_UP or signal.getsignal(number) != signal.SIG_IGN
+        if number != HANG_UP or signal.getsignal(number) != signal.SIG_IGN
     }
     try:
         yield request
@@ -103,12 +103,12 @@ def stop_requests() -> Iterator[StopRequest]:
 def outlive_the_terminal(*, launched: bool) -> None:
     """Let neither Ctrl-C nor a terminal that is closed end this process: its parent tells it, or is gone.
 
-    `launched`: torchrun or Slurm has started it; they are not parents that it would see go, but send on that
-    the terminal was closed, and kill it half a minute later.
+    `launched`: torchrun or Slurm has started it; they are not parents that it would see go, but send on what
+    came of the terminal, and kill it half a minute later: `leave_when_told` hears it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _HANG_UP is not None and not launched:
-        signal.signal(_HANG_UP, signal.SIG_IGN)
+    if HANG_UP is not None and not launched:
+        signal.signal(HANG_UP, signal.SIG_IGN)
 
 
 def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
@@ -116,9 +116,9 @@ def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
 
     What nohup has switched off stays so.
     """
-    told: list[int] = [signal.SIGTERM]
-    if launched and _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
-        told.append(_HANG_UP)
+    told: list[int] = [signal.SIGTERM, signal.SIGINT] if launched else [signal.SIGTERM]
+    if launched and HANG_UP is not None and signal.getsignal(HANG_UP) != signal.SIG_IGN:
+        told.append(HANG_UP)
     for number in told:
         signal.signal(number, lambda *_: leave())
     hear_sigterm()
@@ -126,12 +126,11 @@ def leave_when_told(leave: Callable[[], None], *, launched: bool) -> None:
 
 def hear_sigterm() -> None:
     """Let SIGTERM reach this process, also one sent before: a server that is deaf to it has made it."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    unblock(signal.SIGTERM)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if number == _HANG_UP:
+    if number == HANG_UP:
         leave_closed_terminal()
     raise StopSignal(number)
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from splatstudio.checkpoints.checkpoint import newest_checkpoint
 from splatstudio.distributed.rank_devices import RankDevices
-from splatstudio.files.leftovers import clear_leftovers, hold, keep
+from splatstudio.files.leftovers import clear_leftovers, keep
+from splatstudio.operating_system import hold
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.codec import decode, encode_order
 from splatstudio.runtime.channel.hub import Hub, HubClient
@@ -330,8 +331,9 @@ class Supervisor:
             now = time.monotonic()
             silence = watch.check(now - looked, order_waits=answered != self._num_sent)
             looked = now
+            on_disk = patience.on_disk(group, self._plan.num_ranks, watch.stuck_seconds)
             if silence is not None and (
-                not silence.frozen or patience.is_over(group, silence, self._at_stake)
+                patience.is_over(group, silence, self._at_stake) if silence.frozen else not on_disk
             ):
                 group.kill_silent(silence)
                 watch = None
@@ -403,7 +405,8 @@ class WorkerClient:
         os.close(descriptor)
         self._first_log = Path(name)
         # Also where nobody closes this, as when the studio ends by an error.
-        weakref.finalize(self, _remove_empty, self._first_log, hold(self._first_log))
+        held = hold(self._first_log)
+        self._let_go_log = weakref.finalize(self, _remove_empty, self._first_log, held)
         self._run_log = log_of(job.run_dir) if isinstance(job, messages.TrainJob) else None
         self._events: deque[messages.Event] = deque(maxlen=10_000)
         self._frames: dict[int, ReceivedFrame] = {}
@@ -520,6 +523,7 @@ class WorkerClient:
         """Remove what was printed before there was a run, unless it tells of a failure."""
         told_of = failed and self.log_path == self._first_log
         if not self.alive and not (told_of and self._first_log.exists() and self._first_log.stat().st_size):
+            self._let_go_log()
             self._first_log.unlink(missing_ok=True)
         elif not self.alive:
             keep(self._first_log)

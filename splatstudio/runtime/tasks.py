@@ -13,12 +13,13 @@ import torch
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.error_text import first_line
-from splatstudio.files.durable import partial_path, remove_partial, sync_file, sync_folder
+from splatstudio.files.durable import partial_path, remove_partial, sync_file
 from splatstudio.files.outputs import make_folder
 from splatstudio.kernels import ops
 from splatstudio.models.exporter import ExportedModel, ExportRequest, write_model, write_refined
 from splatstudio.models.model import Model
 from splatstudio.models.video import write_frames, write_picture
+from splatstudio.operating_system import sync_folder
 from splatstudio.rendering.render import render_image
 from splatstudio.runtime.messages import (
     Event,

@@ -80,7 +80,7 @@ def test_states_of_gsplats_files(tmp_path: Path) -> None:
         (6999, "complete", 3),
     ]
     assert entries[0].reason == "ckpt_29999_rank2.pt is cut off"
-    assert entries[1].reason == "of the ranks 0 to 2, 1 is missing"
+    assert entries[1].reason == "missing rank 1"
     assert entries[2].is_gsplat and len(entries[2].files) == 3
 
 

@@ -33,8 +33,8 @@ from splatstudio.checkpoints.checkpoint import (
     write_shard,
 )
 from splatstudio.checkpoints.manifest import step_of
-from splatstudio.files.leftovers import hold
 from splatstudio.gaussians.gaussians import Gaussians
+from splatstudio.operating_system import hold
 from splatstudio.optimization.optim import SplatAdam
 from splatstudio.strategy.population import Population
 

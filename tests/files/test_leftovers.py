@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 from blob_models import blobs
 
-from splatstudio.files.leftovers import clear_leftovers, hold, keep
+from splatstudio.files.leftovers import clear_leftovers, keep
 from splatstudio.formats import write_gaussians
+from splatstudio.operating_system import hold
 from splatstudio.runtime.messages import ViewJob
 from splatstudio.runtime.supervisor import WorkerClient
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from splatstudio.files.leftovers import hold
+from splatstudio.operating_system import hold
 held = [hold(Path(path)) for path in sys.argv[1:]]
 print("held", flush=True)
 time.sleep(600)

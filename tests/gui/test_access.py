@@ -22,12 +22,12 @@ URL = "http://127.0.0.1:8080/?token=secret"
 
 
 def test_nothing_is_said_of_a_page_that_only_this_machine_reaches() -> None:
-    assert list(advice("127.0.0.1", URL, 8080, {})) == []
-    assert list(advice("localhost", URL, 8080, {})) == []
+    assert list(advice(Listen("127.0.0.1"), URL, 8080, {})) == []
+    assert list(advice(Listen("localhost"), URL, 8080, {})) == []
 
 
 def test_under_ssh_the_ready_line_is_given() -> None:
-    (sentence,) = advice("127.0.0.1", URL, 8080, SSH)
+    (sentence,) = advice(Listen(), URL, 8080, SSH)
     assert sentence.endswith(": ssh -N -L 8080:localhost:8080 ada@192.0.2.7")
     other = SSH | {"SSH_CONNECTION": "2001:db8::9 52210 2001:db8::7 2222"}
     assert ssh_line("0.0.0.0", 8090, other) == "ssh -N -L 8090:localhost:8090 -p 2222 ada@2001:db8::7"
@@ -40,7 +40,7 @@ def test_a_page_for_the_whole_network_warns_and_keeps_its_token(monkeypatch: pyt
     monkeypatch.setattr(
         "splatstudio.gui.server.access._addresses", lambda host: ["192.0.2.7", "198.51.100.3"]
     )
-    addresses, warning = advice("0.0.0.0", "http://localhost:8080/?token=secret", 8080, {})
+    addresses, warning = advice(Listen("0.0.0.0"), "http://localhost:8080/?token=secret", 8080, {})
     assert addresses.count("token=secret") == 2 and "http://192.0.2.7:8080/" in addresses
     assert warning.startswith("Warning:") and "0.0.0.0" in warning and warning.count(".") == 4
 

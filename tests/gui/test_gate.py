@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import io
 import logging
 import socket
@@ -368,7 +370,7 @@ def test_a_visitor_becomes_a_client_of_viser(gated: GatedServer) -> None:
 
 
 def test_a_browser_that_knows_the_address_waits_until_the_gate_has_tried_itself() -> None:
-    access = make_access("127.0.0.1", TOKEN, (), ())
+    access = make_access(Listen(), TOKEN)
     gate = Gate(access, GateLimits())
     own = ("Host", "127.0.0.1:8080")
     login = gate.answer(Request(f"/?token={TOKEN}", Headers([own])))
@@ -379,3 +381,37 @@ def test_a_browser_that_knows_the_address_waits_until_the_gate_has_tried_itself(
     assert gate.answer(Request("/", Headers([own, ("Authorization", f"Bearer {TOKEN}")]))) is None
     gate.start_counting()
     assert gate.answer(visit) is None
+
+
+def test_of_a_crowd_that_waits_at_the_door_the_oldest_go_and_the_secret_is_let_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = open_server(Listen(port=0), token=TOKEN, limits=GateLimits(max_strangers=5))
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        crowd = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(20)
+        ]
+        wait(lambda: server.gate.refused["crowd"] == 15)
+        for stranger in crowd[:15]:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert get(server.port, "/", Authorization=f"Bearer {TOKEN}")[0] == 200
+        with websocket(server.port):
+            wait(lambda: server.gate.num_clients == 1)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_that_no_descriptor_is_left_is_told_once_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate(make_access(Listen(), TOKEN), GateLimits())
+    gate.start_counting()
+    loop = asyncio.new_event_loop()
+    for _ in range(3):
+        gate.hear_of(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    assert gate.refused["descriptors"] == 3
+    assert len(caplog.records) == 1 and "descriptors" in caplog.text and not caplog.records[0].exc_info
+    gate.hear_of(loop, {"message": "another fault", "exception": ValueError("x")})
+    loop.close()
+    assert "another fault" in caplog.text

@@ -99,7 +99,7 @@ def training_process(run: Path, process: StartedProgram, after: int = 0) -> int:
     log, found = run / "logs" / "worker.log", [0]
 
     def tells() -> bool:
-        told = re.findall(r"process (\d+) trains here", log.read_text()) if log.exists() else []
+        told = re.findall(r"worker started \(PID (\d+)\)", log.read_text()) if log.exists() else []
         found[0] = int(told[-1]) if told else 0
         return found[0] not in (0, after)
 
@@ -336,10 +336,10 @@ def test_the_second_ctrl_c_in_open_ends_at_once_and_tells_the_truth(start: Start
     worker = None
     try:
         log = tmp_path / "run" / "logs" / "worker.log"
-        wait_for(lambda: log.exists() and "trains here" in log.read_text(), process)
+        wait_for(lambda: log.exists() and "worker started" in log.read_text(), process)
         # The studio has heard of the first steps by then.
         wait_for(lambda: steps_done(tmp_path / "run") >= 50, process)
-        found = re.search(r"process (\d+) trains here", log.read_text())
+        found = re.search(r"worker started \(PID (\d+)\)", log.read_text())
         assert found is not None
         worker = int(found.group(1))
         time.sleep(0.5)

@@ -34,7 +34,7 @@ class Rank:
         process = SimpleNamespace(
             status=lambda: self.status,
             cpu_times=lambda: SimpleNamespace(user=self.cpu_seconds, system=0.0),
-            send_signal=self.woken.append,
+            resume=lambda: self.woken.append(signal.SIGCONT),
         )
         return cast(Any, process)
 
@@ -110,3 +110,20 @@ def test_the_system_tells_how_a_process_stands() -> None:
             started.kill()
     assert standing_of(process) is Standing.GONE
     assert standing_of(psutil.Process(), share=0.5) is Standing.WORKING
+
+
+def test_one_that_waits_for_the_disk_is_told_once_and_not_ended() -> None:
+    rank = Rank(psutil.STATUS_DISK_SLEEP)
+    patience = rank.patience()
+    assert not patience.on_disk(rank, 2, 29) and rank.told == []
+    assert patience.on_disk(rank, 2, 31) and patience.on_disk(rank, 2, 9000)
+    (told,) = rank.told
+    assert told.startswith("has waited for the disk for 31 s, as for one of a network that is gone")
+    assert not patience.on_disk(rank, 2, 0)  # it goes on
+    assert patience.on_disk(rank, 2, 40) and len(rank.told) == 2
+
+
+@pytest.mark.parametrize("status", [psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING, None])
+def test_one_that_hangs_otherwise_does_not_wait_for_the_disk(status: str | None) -> None:
+    rank = Rank(status)
+    assert not rank.patience().on_disk(rank, 1, 9000) and rank.told == []

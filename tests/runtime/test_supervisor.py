@@ -18,7 +18,7 @@ from started_programs import run_program
 from splatstudio.models.model import Model
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.mailbox import Mailbox
-from splatstudio.runtime.headless_controller import TOKEN_FILE, keep_token
+from splatstudio.runtime.headless_controller import keep_token, token_file
 from splatstudio.runtime.heartbeat import Heartbeats, Limits, Phase, SilenceWatch
 from splatstudio.runtime.messages import (
     Close,
@@ -181,11 +181,15 @@ def test_a_task_for_which_there_is_no_thread_fails_alone(monkeypatch: pytest.Mon
     jobs.close()
 
 
-def test_a_token_that_cannot_be_kept_leaves_no_file_with_it(tmp_path: Path) -> None:
-    (tmp_path / TOKEN_FILE).mkdir()
+def test_a_token_that_cannot_be_kept_leaves_no_file_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = token_file(tmp_path / "run")
+    file.mkdir(parents=True)
     with pytest.raises(OSError):
-        keep_token(tmp_path, "a" * 22)
-    assert [entry.name for entry in tmp_path.iterdir()] == [TOKEN_FILE]
+        keep_token(tmp_path / "run", "a" * 22)
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_restarts_are_counted_over_ten_minutes() -> None:

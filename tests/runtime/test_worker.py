@@ -56,7 +56,7 @@ def test_a_training_from_start_to_finish(launch: Launch, blob_folder: Path, tmp_
     worker.client.close()
     assert worker.client.state == "ended" and not worker.of(messages.Failed)
     log = (tmp_path / "run" / "logs" / "worker.log").read_text()
-    assert "trains here" in log and "Traceback" not in log
+    assert "worker started" in log and "Traceback" not in log
 
 
 def test_pause_stops_the_steps_and_resume_goes_on(launch: Launch, blob_folder: Path, tmp_path: Path) -> None:

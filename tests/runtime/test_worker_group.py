@@ -113,10 +113,14 @@ def told_to_leave(number: signal.Signals, *, launched: bool) -> bool:
     return bool(heard)
 
 
-@pytest.mark.parametrize("launched", [False, True])
-def test_ctrl_c_is_for_whoever_started_it_and_sigterm_is_an_order(launched: bool) -> None:
-    assert not told_to_leave(signal.SIGINT, launched=launched)
-    assert told_to_leave(signal.SIGTERM, launched=launched)
+def test_ctrl_c_is_for_the_studio_that_started_it_and_sigterm_is_an_order() -> None:
+    assert not told_to_leave(signal.SIGINT, launched=False)
+    assert told_to_leave(signal.SIGTERM, launched=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_of_a_launcher_hears_itself_what_its_launcher_sends_on(number: signal.Signals) -> None:
+    assert told_to_leave(number, launched=True)
 
 
 def test_a_rank_of_a_studio_outlives_the_terminal_and_sees_the_studio_go() -> None:

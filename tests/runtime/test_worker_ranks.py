@@ -153,4 +153,4 @@ def test_a_rank_without_memory_is_survived_and_one_that_diverges_ends_the_traini
         assert failed.sentence.startswith(words) and "(rank 1)" in failed.sentence and failed.expected
         assert failed.log_path is not None, "what each rank has to say of it is where the user is pointed to"
         log = failed.log_path.read_text()
-        assert log.count("trains here") == 2 and log.count("Traceback") >= 2
+        assert log.count("worker started") == 2 and log.count("Traceback") >= 2

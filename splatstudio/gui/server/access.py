@@ -18,7 +18,7 @@ import re
 import secrets
 import socket
 import webbrowser
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Literal
@@ -27,6 +27,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import psutil
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
+
+from splatstudio.operating_system import take_port_again
+from splatstudio.runtime.channel.tls import TlsFiles
 
 _OPEN_THE_URL = "Please open the URL printed in the terminal where splatstudio was started."
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
@@ -53,6 +56,7 @@ class Access:
     hosts: frozenset[str]
     origins: frozenset[str]
     any_address: bool  # IP addresses are let through: the server listens on all of them
+    encrypted: bool = False
 
     def answer(self, request: Request) -> Response | None:
         """Answer a request that ends at the door, as the first visit with the token; None: it is let in.
@@ -139,6 +143,7 @@ class Access:
         rest = urlencode([pair for pair in parameters if pair[0] != "token"])
         location += f"?{rest}" if rest else ""
         cookie = f"{_cookie_name(port)}={self._cookie_value()}; HttpOnly; SameSite=Strict; Path=/"
+        cookie += "; Secure" if self.encrypted else ""
         if request.headers.get_all("Sec-Fetch-Site") == ["cross-site"]:
             # A link followed from a web terminal or a chat. Browsers withhold a SameSite=Strict cookie along
             # the redirects of such a visit, but not when our own page moves on.
@@ -158,15 +163,16 @@ class Access:
         return " ".join(["frame-ancestors 'self'", *sorted(self.origins)])
 
 
-def make_access(host: str, token: str, allow_hosts: Iterable[str], allow_origins: Iterable[str]) -> Access:
-    """Return the rules for a server that listens on `host` and is also known under the allowed names.
+def make_access(listen: Listen, token: str) -> Access:
+    """Return the rules for a server that listens there, and is also known under the allowed names.
 
     Raises ValueError: an allowed host is not a bare name, or an allowed origin is not scheme://name.
     """
     names = {"localhost", "127.0.0.1", "[::1]"}
+    host = listen.host
     if not is_wildcard(host):
         names.add(f"[{host.lower()}]" if ":" in host else host.lower())
-    for name in allow_hosts:
+    for name in listen.allow_host:
         match = _HOST.fullmatch(name.lower())
         if match is None or match["port"] is not None:
             raise ValueError(
@@ -174,13 +180,14 @@ def make_access(host: str, token: str, allow_hosts: Iterable[str], allow_origins
             )
         names.add(match["name"].rstrip("."))
     origins: set[str] = set()
-    for origin in allow_origins:
+    for origin in listen.allow_origin:
         parts = urlsplit(origin.lower())
         match = _HOST.fullmatch(parts.netloc)
         if parts.scheme not in {"http", "https"} or match is None or parts.path.strip("/") or parts.query:
             raise ValueError(f"An allowed origin looks like https://studio.example.org, not {origin!r}.")
         origins.add(f"{parts.scheme}://{parts.netloc}")
-    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host))
+    encrypted = listen.tls_cert is not None
+    return Access(token, frozenset(names), frozenset(origins), is_wildcard(host), encrypted)
 
 
 def is_wildcard(host: str) -> bool:
@@ -242,7 +249,7 @@ def _equal(given: str, secret: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Listen:
+class Listen(TlsFiles):
     """Where the studio's page can be reached.
 
     Args:
@@ -250,6 +257,9 @@ class Listen:
         port: Port to listen on; "auto" takes the first free one from 8080 on.
         allow_host: Further names of this machine, such as that of a reverse proxy.
         allow_origin: Further pages that may connect, such as https://studio.example.org.
+        tls_cert: Serve the page encrypted, as https, with the certificate in this PEM file (with those that
+            lead to its authority, where browsers need them).
+        tls_key: PEM file with the certificate's private key, where it is not in the same file.
     """
 
     host: str = "127.0.0.1"
@@ -260,6 +270,15 @@ class Listen:
     def new_token(self) -> str:
         """Return the secret for the page's address."""
         return secrets.token_urlsafe(24)
+
+    def at_port(self, port: int) -> Listen:
+        """Return the same place with this port, to be listened on anew."""
+        return Listen(**{**{name: getattr(self, name) for name in Listen.__dataclass_fields__}, "port": port})
+
+    def taken_over(self, token: str, take: Callable[[], socket.socket]) -> TakenOver:
+        """Return this place for who takes over its secret, and the socket that `take` returns."""
+        own = {name: getattr(self, name) for name in Listen.__dataclass_fields__}
+        return TakenOver(**own, token=token, take=take)
 
     def take_port(self) -> socket.socket:
         """Return a socket that listens here; port 0 takes any.
@@ -280,34 +299,84 @@ class Listen:
         raise ValueError(f"All ports from {first} to {last} are in use: name a free one with --port.")
 
 
+@dataclass(frozen=True)
+class TakenOver(Listen):
+    """The address of a page that is there: whoever listens takes over its socket and secret, and it ends."""
+
+    token: str = field(repr=False, kw_only=True)
+    take: Callable[[], socket.socket] = field(repr=False, kw_only=True)
+
+    def new_token(self) -> str:
+        """Return the secret that the browser has already."""
+        return self.token
+
+    def take_port(self) -> socket.socket:
+        """Return the socket on which the page listened."""
+        return self.take()
+
+
+class PassedOn:
+    """A page whose address another one can take over: the socket listens on, and the secret stays."""
+
+    listen: Listen
+    port: int
+    token: str
+    handed_over = False
+    _listener: socket.socket
+
+    @property
+    def address(self) -> TakenOver:
+        """Return where one listens who takes over the address of this page."""
+        return self.listen.at_port(self.port).taken_over(self.token, self.hand_over)
+
+    def hand_over(self) -> socket.socket:
+        """Stop serving and return the socket, which listens on."""
+        self._stop_serving()
+        self.handed_over = True
+        return self._listener
+
+    def close(self) -> None:
+        """Stop serving and leave the port."""
+        if not self.handed_over:
+            self._stop_serving()
+            self._listener.close()
+
+    def _stop_serving(self) -> None:
+        raise NotImplementedError
+
+
 THIS_MACHINE = Listen()
 
 
-def advice(host: str, url: str, port: int, environment: Mapping[str, str]) -> Iterator[str]:
+def advice(listen: Listen, url: str, port: int, environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the sentences to print below the page's address.
 
     Args:
-        host: the address that the server listens on.
+        listen: where the server listens.
         url: the page's address with its token, as seen on this machine.
         port: the port that the server has.
         environment: the variables of the shell; sshd sets SSH_CONNECTION.
     """
+    host = listen.host
     if not _is_loopback(host):
         others = [url.replace(f"localhost:{port}", f"{address}:{port}") for address in _addresses(host)]
         if others and others != [url]:
             yield f"From other machines: {' or '.join(others)}"
-        yield (
-            f"Warning: the studio listens on {host}, unencrypted, and who learns its address with the token "
-            "can steer it; where you do not trust the network, omit --host and use ssh -L."
-        )
+        if listen.tls_cert is None:
+            yield (
+                f"Warning: the studio listens on {host}, unencrypted, and who learns its address with the "
+                "token can steer it; where you do not trust the network, give --tls-cert, or omit --host and "
+                "use ssh -L."
+            )
     tunnel = ssh_line(host, port, environment)
     if tunnel is not None:
         yield f"To open it in the browser of the computer that you came from, run there first: {tunnel}"
 
 
-def url_of(host: str, port: int, token: str) -> str:
+def url_of(listen: Listen, port: int, token: str) -> str:
     """Return the address of the page with its secret, as it is seen on this machine."""
-    return f"http://{shown_host(host)}:{port}/?token={quote(token)}"
+    scheme = "http" if listen.tls_cert is None else "https"
+    return f"{scheme}://{shown_host(listen.host)}:{port}/?token={quote(token)}"
 
 
 def shown_host(host: str) -> str:
@@ -368,8 +437,7 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
 def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if os.name == "posix":  # elsewhere this would share the port with another program
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        take_port_again(listener)
         listener.bind((address, port))
         listener.listen(100)
     except OSError:

@@ -20,6 +20,7 @@ class GateLimits:
     """Bounds on what browsers may do, far above what the page itself needs."""
 
     max_clients: int = 32
+    max_strangers: int = 128  # connections that were not let in yet: the oldest goes when another comes
     max_message_bytes: int = 4 * 2**20
     messages_per_second: float = 500.0  # a browser that sends faster is read more slowly, nothing is lost
     silent_seconds: float = 10.0  # a browser that takes nothing for so long is dropped (Linux only)

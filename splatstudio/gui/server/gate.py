@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import inspect
 import io
 import logging
 import socket
+import ssl
 import threading
 import time
 from asyncio import get_running_loop
@@ -39,19 +41,21 @@ from splatstudio.gui.server.access import (
     is_wildcard,
     make_access,
     page_response,
-    shown_host,
     url_of,
 )
 from splatstudio.gui.server.allowed_browser_messages import GateLimits, MessageFilter, Unacceptable
+from splatstudio.gui.server.opening_page import is_page, opened, opening_page, viser_page
+from splatstudio.runtime.channel.tls import caller_context, encrypted
 
 _ANSWER_SECONDS = 60.0  # for an answer to a request, on a machine that is at work
 _PATIENCE_SECONDS = 60.0  # for a message to be looked at
+_TLS_SECONDS = 10.0  # for a browser to begin with TLS
 
 _log = logging.getLogger(__name__)
 STILL_HERE = "/still-here"  # where a page that was let in asks whether it still would be
 _ANY = "The gate of the studio's page refused something for the first time: %s."
 _NEWS = {
-    "token": "A page without the secret of this studio's address was not let in (%s). Open the address that "
+    "token": "Rejected a tab with an old token (%s). Open the address that "
     "is printed here; a tab of an earlier studio can be closed."
 }
 
@@ -62,9 +66,10 @@ _patching = threading.Lock()
 class Prober:
     """Opens WebSockets to a server with whatever headers are to be tried."""
 
-    def __init__(self, address: tuple[str, int], host: str, token: str):
+    def __init__(self, address: tuple[str, int], url: str, token: str):
+        """Try the server at `address`, whose page has that `url`."""
         self._address = address
-        self._host = host
+        self._scheme, _, self._host = url.partition("/?")[0].partition("://")
         self._token = token
 
     def check(self, num_refused: Callable[[], int]) -> None:
@@ -113,6 +118,12 @@ class Prober:
             connection.close()
         return status
 
+    def _line(self) -> socket.socket:
+        line = socket.create_connection(self._address, timeout=_ANSWER_SECONDS)
+        if self._scheme == "http":
+            return line
+        return encrypted(line, caller_context(), _ANSWER_SECONDS, lambda: _ANSWER_SECONDS)
+
     def _open(
         self, *, host: str | None = None, origin: str | None = None, token: str | None = ""
     ) -> tuple[ClientConnection | None, int]:
@@ -120,8 +131,8 @@ class Prober:
         try:
             connection = connect(
                 f"ws://{host or self._host}/",
-                sock=socket.create_connection(self._address, timeout=_ANSWER_SECONDS),
-                origin=Origin(origin or f"http://{self._host}"),
+                sock=self._line(),
+                origin=Origin(origin or f"{self._scheme}://{self._host}"),
                 subprotocols=[Subprotocol(f"viser-v{viser.__version__}")],
                 additional_headers={}
                 if token is None
@@ -139,9 +150,9 @@ class Prober:
 class Gate:
     """Stands between the browsers and one viser server, and counts what it refuses.
 
-    `refused` maps a reason to how often it was given: host, origin, token, clients, handshake (before a
-    browser is let in); message type, damaged, attribute, value, control, control off, camera, upload, large
-    (messages); fast (messages that had to wait).
+    `refused` maps a reason to how often it was given: host, origin, token, clients, crowd, descriptors (none
+    was left), handshake (before a browser is let in); message type, damaged, attribute, value, control,
+    control off, camera, upload, large (messages); fast (messages that had to wait).
     """
 
     def __init__(self, access: Access, limits: GateLimits):
@@ -152,12 +163,34 @@ class Gate:
         self._trying = True  # the self-test's refusals are no news
         self._access = access
         self._connections: set[ServerConnection] = set()
+        self._strangers: dict[ServerConnection, None] = {}  # in the order in which they came
         self._warned: set[str] = set()
 
     @property
     def num_clients(self) -> int:
         """How many browsers are connected."""
         return len(self._connections)
+
+    def meet(self, stranger: ServerConnection) -> None:
+        """Note who has come; the oldest of too many goes: who knows the secret is let in at once."""
+        self._strangers[stranger] = None
+        if len(self._strangers) > self.limits.max_strangers:
+            oldest = next(iter(self._strangers))
+            self.part_from(oldest)
+            self.refuse("crowd")
+            oldest.transport.abort()
+
+    def part_from(self, stranger: ServerConnection) -> None:
+        """Forget who was let in, or has gone."""
+        self._strangers.pop(stranger, None)
+
+    def hear_of(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what went wrong in the server's loop: that nobody could be accepted is no fault of ours."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self.refuse("descriptors")
+        else:
+            loop.default_exception_handler(context)
 
     def refuse(self, reason: str) -> None:
         """Count a refusal, and say so in the log the first time."""
@@ -181,7 +214,7 @@ class Gate:
                 return page_response(HTTPStatus.SERVICE_UNAVAILABLE, "The studio is opening.", reload_after=1)
             if request.path == STILL_HERE:
                 return page_response(HTTPStatus.OK, "This studio is still here.")
-            opens_page = is_websocket(request) or request.path.partition("?")[0] in {"/", "/index.html"}
+            opens_page = is_websocket(request) or is_page(request)
             if opens_page and self.num_clients >= self.limits.max_clients:
                 sentence = f"{self.num_clients} browsers are connected already, which is the limit. "
                 sentence += "Please close one; this page tries again by itself."
@@ -201,6 +234,8 @@ class Gate:
                     response = viser_answers(connection, request)
                     if inspect.isawaitable(response):
                         response = await response
+                    if response is not None and is_page(request):
+                        response = opened(response)
                 except (OSError, ValueError):  # no file can have that name, as one of 6,000 letters
                     response = page_response(HTTPStatus.NOT_FOUND, "There is no such page.")
             return None if response is None else self._access.harden(response)
@@ -213,6 +248,7 @@ class Gate:
         async def handle(connection: ServerConnection) -> None:
             # This begins in the same turn of the event loop in which `answer` let it in: the limit is exact.
             self._connections.add(connection)
+            self.part_from(connection)
             try:
                 await handler(connection)
             finally:
@@ -250,6 +286,13 @@ class GatedConnection(ServerConnection):
             milliseconds = int(1000 * self._gate.limits.silent_seconds)
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, milliseconds)
         super().connection_made(transport)
+        self.loop.set_exception_handler(self._gate.hear_of)
+        self._gate.meet(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget one who has gone."""
+        self._gate.part_from(self)
+        super().connection_lost(exc)
 
     async def recv(self, decode: bool | None = None) -> Any:
         """Return the next message that is good."""
@@ -307,31 +350,35 @@ def open_server(
     token = listen.new_token() if token is None else token
     if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("A token needs at least 8 letters, digits or signs, without spaces.")
-    gate = Gate(make_access(listen.host, token, listen.allow_host, listen.allow_origin), limits)
+    gate = Gate(make_access(listen, token), limits)
+    context = listen.context()
     listener = listen.take_port()
     try:
-        return _open_behind(gate, listener, listen.host, token)
+        return _open_behind(gate, listener, listen, context, token)
     except RuntimeError:
         listener.close()
         raise
 
 
-def _open_behind(gate: Gate, listener: socket.socket, host: str, token: str) -> GatedServer:
+def _open_behind(
+    gate: Gate, listener: socket.socket, listen: Listen, context: ssl.SSLContext | None, token: str
+) -> GatedServer:
     """Start viser on a listening socket, and try the gate as one who is reached under the same address."""
     address, port = listener.getsockname()[:2]
-    server = _build(gate, listener, host, port)
-    gated = GatedServer(server, gate, port, url_of(host, port, token))
+    server, host = _build(gate, listener, listen.host, context), listen.host
+    gated = GatedServer(server, gate, port, url_of(listen, port, token))
     try:
         if not gate.installed:
             raise RuntimeError(f"viser {viser.__version__} does not serve its page as viser 1.1 does")
+        opening_page(viser_page())
         _close_tunnel(server)
         gate.server = server
         if is_wildcard(host):
             address = "::1" if ":" in host else "127.0.0.1"
-        prober = Prober((address, port), f"{shown_host(host)}:{port}", token)
+        prober = Prober((address, port), gated.url, token)
         prober.check(lambda: gate.refused["message type"] + gate.refused["control"])
         prober.wait(lambda: gate.num_clients == 0)
-    except (RuntimeError, OSError, AttributeError, AssertionError) as error:
+    except (RuntimeError, OSError, AttributeError, AssertionError, ValueError) as error:
         gated.stop()
         raise RuntimeError(
             f"The studio's page could not be locked, so it was not opened: {error}. "
@@ -374,17 +421,19 @@ def _let_any_thread_send() -> None:
     AsyncMessageBuffer.__init__ = make_shared  # type: ignore[method-assign]
 
 
-def _build(gate: Gate, listener: socket.socket, host: str, port: int) -> viser.ViserServer:
+def _build(
+    gate: Gate, listener: socket.socket, host: str, context: ssl.SSLContext | None
+) -> viser.ViserServer:
     """Construct the viser server in a thread of its own: its constructor waits for ever when it fails."""
     built: list[viser.ViserServer] = []
 
     def build() -> None:
-        built.append(viser.ViserServer(host=host, port=port, verbose=False))
+        built.append(viser.ViserServer(host=host, port=listener.getsockname()[1], verbose=False))
 
     _let_any_thread_send()
     builder = threading.Thread(target=build, daemon=True)
     # viser prints its address, which nobody can open without the token.
-    with _patching, contextlib.redirect_stdout(io.StringIO()), _gated_serve(gate, listener):
+    with _patching, contextlib.redirect_stdout(io.StringIO()), _gated_serve(gate, listener, context):
         builder.start()
         builder.join(_START_SECONDS)
         if not built:
@@ -393,7 +442,7 @@ def _build(gate: Gate, listener: socket.socket, host: str, port: int) -> viser.V
 
 
 @contextlib.contextmanager
-def _gated_serve(gate: Gate, listener: socket.socket) -> Iterator[None]:
+def _gated_serve(gate: Gate, listener: socket.socket, context: ssl.SSLContext | None) -> Iterator[None]:
     """Let viser, while it starts, serve on our socket and through the gate.
 
     When it fails to start in time this stays in force, lest it start late and without the gate.
@@ -405,6 +454,8 @@ def _gated_serve(gate: Gate, listener: socket.socket) -> Iterator[None]:
             # viser tries the next port when serving fails; there is only one.
             raise RuntimeError("The web server could not be started.")
         gate.installed = True
+        if context is not None:
+            settings |= {"ssl": context, "ssl_handshake_timeout": _TLS_SECONDS}
         settings |= {
             "process_request": gate.guard(settings.get("process_request")),
             "max_size": gate.limits.max_message_bytes,

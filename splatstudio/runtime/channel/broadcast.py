@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import FileStore
 from splatstudio.devices import accelerator
 from splatstudio.distributed.process_ranks import ProcessRanks, gpu_group
 from splatstudio.distributed.ranks import Ranks
+from splatstudio.operating_system import loopback
 from splatstudio.rendering.render import fastest_device
 from splatstudio.runtime.channel.codec import decode, encode
 from splatstudio.runtime.messages import Command
@@ -44,8 +45,8 @@ class Broadcast:
             # A file, not a port: the ranks of one attempt can never meet those of an earlier one.
             store = FileStore(str(folder / "store"), num_ranks)
             # Of this machine alone: neither a firewall nor a network that comes and goes is in their way.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback())
             dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(group, dist.ProcessGroup), "every rank is a member"

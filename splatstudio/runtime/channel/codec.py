@@ -17,6 +17,7 @@ from splatstudio.cameras.camera import Camera
 from splatstudio.cameras.camera_path import MAX_SIZE
 from splatstudio.runtime.messages import Command, Event, JobCommand, RankCommand
 
+LONGEST = 200  # letters of what is wrong with a message, which may repeat much of it
 MAX_MATRIX = 16  # numbers of an array: the matrix of a camera
 
 T = TypeVar("T")
@@ -34,8 +35,8 @@ def decode(data: bytes | memoryview, kind: type[T]) -> T:
     """
     try:
         return _decoder(kind).decode(data)
-    except (msgspec.MsgspecError, RecursionError, OverflowError, TypeError) as error:
-        raise ValueError(f"this is no {kind.__name__}: {error}") from error
+    except (msgspec.MsgspecError, RecursionError, OverflowError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"this is no {kind.__name__}: {str(error)[:LONGEST]}") from error
 
 
 def encode_order(command: Command, number: int = 0) -> bytes:

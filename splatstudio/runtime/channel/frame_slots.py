@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import multiprocessing
 import os
 import tempfile
 from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+
+from splatstudio.operating_system import WINDOWS, memory_folder, reserve
 
 MAX_FRAME_PIXELS = 2560 * 1440
 NUM_SLOTS = 3
@@ -21,14 +25,16 @@ class SlotsFile:
     """Where the frame slots lie, for the process that writes into them: a file that has no name.
 
     So nothing is left of it, however and whenever the processes end. It goes to another process while that is
-    started, and in no other way.
+    started, and in no other way. On Windows it is an array of multiprocessing, not a file.
     """
 
-    opened: BinaryIO
+    opened: Any
     num_slots: int
     slot_bytes: int
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if WINDOWS:
+            return SlotsFile, (self.opened, self.num_slots, self.slot_bytes)
         return _received, (reduction.DupFd(self.opened.fileno()), self.num_slots, self.slot_bytes)
 
 
@@ -37,9 +43,9 @@ def _received(descriptor: Any, num_slots: int, slot_bytes: int) -> SlotsFile:
 
 
 class FrameSlots:
-    """Images in a file that two processes map; who may touch a slot is agreed over the pipe (credits)."""
+    """Images in memory that two processes share; who may touch a slot is agreed over the pipe (credits)."""
 
-    def __init__(self, file: SlotsFile, memory: mmap.mmap):
+    def __init__(self, file: SlotsFile, memory: Any):
         self.file = file
         self._memory = memory
 
@@ -50,15 +56,18 @@ class FrameSlots:
         Raises OSError when neither has `num_slots` x `slot_bytes` bytes free.
         """
         size = num_slots * slot_bytes
-        memory_folder = Path("/dev/shm")
-        folders = [memory_folder] if os.access(memory_folder, os.W_OK) else []
-        folders.append(Path(tempfile.gettempdir()))
+        if WINDOWS:
+            array = multiprocessing.get_context("spawn").RawArray(ctypes.c_ubyte, size)
+            return cls(SlotsFile(array, num_slots, slot_bytes), array)
+        folders = [Path(tempfile.gettempdir())]
+        if (in_memory := memory_folder()) is not None and os.access(in_memory, os.W_OK):
+            folders.insert(0, in_memory)
         for folder in folders:
             opened = tempfile.TemporaryFile(  # noqa: SIM115 - open as long as the slots are
                 prefix="splatstudio-frames-", dir=folder, buffering=0
             )
             try:
-                _reserve(opened.fileno(), size)
+                reserve(opened.fileno(), size)
                 memory = mmap.mmap(opened.fileno(), size)
             except OSError:
                 opened.close()
@@ -71,6 +80,8 @@ class FrameSlots:
     @classmethod
     def attach(cls, file: SlotsFile) -> FrameSlots:
         """Return the slots that another process created."""
+        if WINDOWS:
+            return cls(file, file.opened)
         memory = mmap.mmap(file.opened.fileno(), file.num_slots * file.slot_bytes)
         return cls(file, memory)
 
@@ -83,14 +94,5 @@ class FrameSlots:
 
     def close(self) -> None:
         """Let go of the file, which was mapped; the memory goes when the last process has let go of that."""
-        self.file.opened.close()
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Make room for `size` bytes now: writing to a mapped file on a full disk would be a bus error later."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
-    block = bytes(1 << 20)
-    for start in range(0, size, len(block)):
-        os.write(descriptor, block[: size - start])
+        if not WINDOWS:
+            self.file.opened.close()

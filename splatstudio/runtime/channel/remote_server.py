@@ -12,8 +12,6 @@ import math
 import re
 import secrets
 import socket
-import struct
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -29,10 +27,12 @@ from websockets.sync.server import ServerConnection, serve
 
 from splatstudio.cameras.camera import Camera
 from splatstudio.formats import free_path
+from splatstudio.operating_system import limit_sending
 from splatstudio.runtime.channel.codec import check_camera, decode, encode
 from splatstudio.runtime.channel.frame_slots import MAX_FRAME_PIXELS
 from splatstudio.runtime.channel.hub import Hub, HubConnection
 from splatstudio.runtime.channel.mailbox import Outbox
+from splatstudio.runtime.channel.tls import NO_TLS, SCHEME, TlsFiles, encrypted
 from splatstudio.runtime.messages import (
     CancelJob,
     Command,
@@ -57,7 +57,7 @@ from splatstudio.runtime.messages import (
     UpdateSettings,
 )
 
-PROTOCOL = 4  # both sides must speak the same
+PROTOCOL = 5  # both sides must speak the same
 MAX_HELLO = 1 << 10  # bytes, of who may be anybody
 SEND_SECONDS = 5.0  # for the other end to read: who does not is let go
 GONE_SECONDS = 15  # for the other machine to confirm what was sent to it
@@ -129,8 +129,8 @@ def new_greeting() -> Greeting:
     return Greeting(PROTOCOL, secrets.token_hex(16))
 
 
-def checked(data: bytes, token: str, greeting: Greeting) -> tuple[Hello, Welcome]:
-    """Return what a caller wants, and what to answer.
+def checked(data: bytes, token: str, greeting: Greeting, certificate: str = "") -> tuple[Hello, Welcome]:
+    """Return what a caller wants, and what to answer; `certificate`: see `proof`.
 
     Raises ValueError, with the sentence to refuse with, where the caller does not know the token.
     """
@@ -139,9 +139,9 @@ def checked(data: bytes, token: str, greeting: Greeting) -> tuple[Hello, Welcome
         raise ValueError(f"the training speaks version {PROTOCOL}: use the same release on both sides")
     if not is_nonce(hello.nonce):
         raise ValueError("this is no greeting")
-    if not same(hello.proof, proof(token, "caller", greeting.nonce, hello.nonce)):
+    if not same(hello.proof, proof(token, "caller", greeting.nonce, hello.nonce, certificate)):
         raise ValueError(WRONG_TOKEN)
-    return hello, Welcome(proof(token, "training", greeting.nonce, hello.nonce))
+    return hello, Welcome(proof(token, "training", greeting.nonce, hello.nonce, certificate))
 
 
 def is_nonce(said: str) -> bool:
@@ -149,9 +149,13 @@ def is_nonce(said: str) -> bool:
     return NONCE.fullmatch(said) is not None
 
 
-def proof(token: str, role: str, training_nonce: str, caller_nonce: str) -> str:
-    """Return what only one who knows the token can say in that role, of "caller" and "training"."""
-    said = f"splatstudio {PROTOCOL} {role} {training_nonce} {caller_nonce}".encode()
+def proof(token: str, role: str, training_nonce: str, caller_nonce: str, certificate: str = "") -> str:
+    """Return what only one who knows the token can say in that role, of "caller" and "training".
+
+    `certificate` is the fingerprint of the one that the line is encrypted with, as this side sees it: what is
+    said through another line proves nothing here. "": the line is not encrypted.
+    """
+    said = f"splatstudio {PROTOCOL} {role} {training_nonce} {caller_nonce} {certificate}".encode()
     return hmac.new(token.encode(errors="surrogateescape"), said, "sha256").hexdigest()
 
 
@@ -162,15 +166,8 @@ def same(given: str, expected: str) -> bool:
 
 def limit_waiting(line: socket.socket) -> None:
     """Let sending fail with an OSError where the other end does not read, or its machine is gone."""
-    # Not a timeout of the socket's: that would hold for the thread that reads, too.
-    if sys.platform == "win32":
-        timeout = struct.pack("@L", int(SEND_SECONDS * 1000))
-    else:
-        timeout = struct.pack("@ll", int(SEND_SECONDS), 0)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+    limit_sending(line, SEND_SECONDS, GONE_SECONDS)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what was sent to it is sent again for a quarter of an hour
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECONDS)
 
 
 def shut(line: socket.socket) -> None:
@@ -241,11 +238,21 @@ def within_run(command: JobCommand, run_dir: Path) -> JobCommand:
 class RemoteServer:
     """Lets in who has the token, and makes a client of the hub of each."""
 
-    def __init__(self, host: str, port: int, hub: Hub, card: Callable[[], RunCard], token: str | None = None):
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        hub: Hub,
+        card: Callable[[], RunCard],
+        token: str | None = None,
+        tls: TlsFiles = NO_TLS,
+    ):
         """Listen; OSError when the address is not available. `port` 0: any free one; `token` None: a new one.
 
-        `card` says what is trained; it is called when somebody comes.
+        `card` says what is trained; it is called when somebody comes. ValueError for what `tls` names.
         """
+        self._tls, self._certificate = tls.context(), tls.fingerprint
+        self.scheme = SCHEME if self._tls else ""  # before the address that is given to others
         # Of hexadecimal digits: a word that begins with a dash would be taken for an option.
         self.token = token or secrets.token_hex(16)
         self._hub = hub
@@ -319,6 +326,8 @@ class RemoteServer:
         """Serve a connection until it ends."""
         try:
             limit_waiting(line)
+            if self._tls is not None:
+                line = encrypted(line, self._tls, HELLO_SECONDS, lambda: SEND_SECONDS)
             self._websockets.handler(line, address)
         except (OSError, RuntimeError) as error:  # the last: there are no more threads
             log.info("who came is let go: %s", error)
@@ -359,7 +368,7 @@ class RemoteServer:
         connection.send(encode(greeting))
         answer = connection.recv(timeout=HELLO_SECONDS, decode=False)
         try:
-            hello, welcome = checked(answer, self.token, greeting)
+            hello, welcome = checked(answer, self.token, greeting, self._certificate)
             if self.num_clients >= MAX_CLIENTS:
                 raise ValueError(f"{MAX_CLIENTS} watch this training already")
         except ValueError as error:

@@ -170,3 +170,12 @@ def test_frame_slots_fall_back_to_a_temporary_file(monkeypatch: pytest.MonkeyPat
     assert refused and folders == [Path("/dev/shm"), Path(tempfile.gettempdir())]
     slots.view(0, 2, 2)[:] = 3
     slots.close()
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"x" * 5000])
+def test_what_is_wrong_with_a_message_is_told_in_short(text: bytes) -> None:
+    head = b"\x82\xa4type\xa4Step\xa5count" + b"\xda" + len(text).to_bytes(2, "big")
+    with pytest.raises(ValueError) as caught:
+        decode(head + text, messages.Command)
+    assert type(caught.value) is ValueError and str(caught.value).startswith("this is no Command: ")
+    assert len(str(caught.value)) < 300

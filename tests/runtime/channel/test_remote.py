@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from splatstudio.rendering.modes import Legend
 from splatstudio.runtime import messages
 from splatstudio.runtime.channel.hub import MAX_VIEWS, Hub
 from splatstudio.runtime.channel.remote_server import RemoteServer, RunCard
-from splatstudio.runtime.headless_controller import keep_token, kept_token
 from splatstudio.runtime.remote_run import RemoteLine, RemotePlan, dial
 from splatstudio.runtime.supervisor import WorkerClient
 
@@ -249,16 +247,6 @@ def test_a_training_that_does_not_read_keeps_no_page_waiting(
         stopped.set()
         server.close()
     assert not client.alive
-
-
-def test_a_restart_keeps_the_token_which_nobody_else_can_read(tmp_path: Path) -> None:
-    assert kept_token(tmp_path) is None
-    keep_token(tmp_path, "a secret of some length")
-    assert kept_token(tmp_path) == "a secret of some length"
-    (file,) = tmp_path.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    file.write_text('{"token": "short"}')
-    assert kept_token(tmp_path) is None
 
 
 class Client:

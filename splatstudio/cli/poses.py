@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -20,49 +20,73 @@ from splatstudio.poses.estimate import (
     note_on_changes,
     scene_of,
 )
+from splatstudio.poses.records import PoseReport
+from splatstudio.poses.store import PoseStore
 from splatstudio.poses.words import report_lines
+from splatstudio.scene.archives import is_archive, unpacked
 
 
-def estimate_and_print(
-    path: Path, frames: int | None = None, tell: Callable[[str], object] = lambda words: None
-) -> None:
+def estimate_and_print(path: Path, frames: int | None = None) -> None:
     """Estimate the poses of photographs or a video with a bar for each stage, and print the report.
 
-    `tell` gets how far it is, in words, as often as that changes. Raises ValueError with one sentence where
-    there is too little to go by.
+    Raises ValueError with one sentence where there is too little to go by.
     """
+    path = out_of_archive(path)
     try:
         with stage_progress() as show:
-
-            def follow(progress: PoseProgress) -> None:
-                show(progress)
-                tell(in_words(progress))
-
-            report = estimate_poses(path, frames=frames, on_progress=follow)
+            report = estimate_poses(path, frames=frames, on_progress=show)
     except KeyboardInterrupt:
-        console.print(f"What is finished is kept: splatstudio poses {quote(str(path))} goes on from there.")
+        say_what_is_kept(path)
         raise
+    print_pose_report(report)
+
+
+def say_what_is_kept(path: Path) -> None:
+    """Print how an estimation that is ended goes on."""
+    console.print(f"What is finished is kept: splatstudio poses {quote(str(path))} goes on from there.")
+
+
+def print_pose_report(report: PoseReport) -> None:
+    """Print what an estimation came to, and where all of it is told."""
     first, *lines = report_lines(report)
     console.print(first)
     for line in lines:
         console.print(line, style="yellow" if line.startswith("Note: ") else None, markup=False)
     console.print(f"The report is {Path(report.store) / 'report.txt'}", soft_wrap=True)
+    sheet = PoseStore(Path(report.source)).contact_sheet
+    if sheet.exists() and not report.so_far:
+        console.print(f"Small pictures of what was left out: {sheet}", soft_wrap=True)
 
 
-def with_poses(path: Path, tell: Callable[[str], object] = lambda words: None) -> Path:
+def with_poses(path: Path) -> Path:
     """Return what is opened of `path`, after estimating the poses of photographs that have none.
 
-    `tell` gets how far that is, in words. Raises ValueError with one sentence where they give no poses.
+    Raises ValueError with one sentence where they give no poses.
     """
     from splatstudio.runtime.launched import launched_rank  # here, as it needs torch
 
+    path = out_of_archive(path)
     # The ranks of a launcher would all do it: there the reader's message says what to run before.
     if launched_rank(os.environ) is None and lacks_poses(path):
-        console.print(f"{path} has no camera poses yet: they are estimated first", soft_wrap=True)
-        estimate_and_print(path, tell=tell)
+        console.print(poses_come_first(path), soft_wrap=True)
+        estimate_and_print(path)
     elif (note := note_on_changes(path)) is not None:
         console.print(note, style="yellow", markup=False)
     return scene_of(path)
+
+
+def poses_come_first(path: Path) -> str:
+    """Return the sentence that says so."""
+    return f"{path} has no camera poses yet: they are estimated first"
+
+
+def out_of_archive(path: Path) -> Path:
+    """Return the folder in which an archive of a scene is unpacked, and say so; any other path as it is."""
+    if not is_archive(path):
+        return path
+    folder = unpacked(path)
+    console.print(f"{path} is unpacked: {folder} is opened", soft_wrap=True, markup=False)
+    return folder
 
 
 @contextmanager

@@ -6,17 +6,20 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
 from splatstudio.files.durable import write_durably
 from splatstudio.files.kinds import kind_of_file
+from splatstudio.operating_system import new_group, was_killed
+from splatstudio.poses.contact_sheet import write_contact_sheet
 from splatstudio.poses.input import changes, find_sources
+from splatstudio.poses.install import refuse_without_colmap
 from splatstudio.poses.records import PoseReport, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore, fingerprint
 from splatstudio.poses.words import report_text
@@ -34,6 +37,39 @@ Line = StageStep | Refused | StageEnd
 
 class StageDied(OSError):
     """A stage that ended without a word; its text is a sentence for the user. Finished stages are kept."""
+
+
+class EstimationEnded(Exception):
+    """An estimation that was asked to end."""
+
+
+class EndRequest:
+    """Ends an estimation from another thread."""
+
+    def __init__(self) -> None:
+        """Nobody has asked yet."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        self._lock = threading.Lock()
+
+    def ask(self) -> None:
+        """Let the estimation raise EstimationEnded soon; the stage that works is ended."""
+        with self._lock:
+            self._asked = True
+            if self._process is not None:
+                self._process.kill()
+
+    def watch(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Take note of the process that works now, None: none does; it is ended where that was asked."""
+        with self._lock:
+            self._process = process
+            if process is not None and self._asked:
+                process.kill()
+
+    def check(self) -> None:
+        """Raise EstimationEnded where that was asked."""
+        if self._asked:
+            raise EstimationEnded
 
 
 @dataclass(frozen=True)
@@ -66,6 +102,13 @@ def estimate_poses(
     as its motion needs. Raises ValueError with one sentence where there is too little to go by, StageDied
     (an OSError) where COLMAP ends unexpectedly.
     """
+    return estimate_until(EndRequest(), path, frames, on_progress)
+
+
+def estimate_until(
+    stop: EndRequest, path: str | Path, frames: int | None = None, on_progress: OnProgress | None = None
+) -> PoseReport:
+    """Do what `estimate_poses` does; raises EstimationEnded, too, where another thread asks `stop` for it."""
     source = typed_path(path).absolute()
     refuse_without_colmap()
     if frames is not None and not frames >= 3:
@@ -82,21 +125,16 @@ def estimate_poses(
             began = time.monotonic()
             if stage == "poses" and (report := _finished(store, frames)) is not None:
                 return report
-            peak = max(peak, _run(stage, store, frames, on_progress))
+            stop.check()
+            peak = max(peak, _run(stage, store, frames, on_progress, stop))
             seconds[stage] = time.monotonic() - began
         report = store.report()
         assert report is not None, "the last stage has written it"
         report = msgspec.structs.replace(report, seconds=seconds, peak_bytes=peak)
         write_record(store.report_file, report)
         write_durably(store.path / "report.txt", (report_text(report) + "\n").encode())
+        write_contact_sheet(store, report)
         return report
-
-
-def refuse_without_colmap() -> None:
-    """Raise ValueError, with the line that installs it, where pycolmap is not there."""
-    if find_spec("pycolmap") is None:
-        install = f'{shlex.quote(sys.executable)} -m pip install "splatstudio[photos]"'
-        raise ValueError(f"camera poses are estimated by pycolmap, which is not installed: run {install}")
 
 
 def lacks_poses(path: Path) -> bool:
@@ -118,13 +156,17 @@ def scene_of(path: Path) -> Path:
 
 def note_on_changes(path: Path) -> str | None:
     """Return a sentence where photographs came, changed or went since their poses were estimated."""
-    store = PoseStore(path)
-    if not store.has_poses or (told := changes(store)) is None:
+    store, again = PoseStore(path), f"`splatstudio poses {shlex.quote(str(path))}`"
+    if not store.has_poses:
         return None
-    return (
-        f"Since the poses were estimated, the photos have changed ({told}): `splatstudio poses"
-        f" {shlex.quote(str(path))}` estimates them anew"
-    )
+    if (told := changes(store)) is not None:
+        return (
+            f"Since the poses were estimated, the photos have changed ({told}): {again} estimates them anew"
+        )
+    if (report := store.report()) is not None and report.so_far:
+        num = report.num_photos - len(report.posed)
+        return f"{num} photos have no pose yet, as their estimation was ended: {again} goes on with it"
+    return None
 
 
 def _refuse_no_source(source: Path) -> None:
@@ -138,21 +180,28 @@ def _refuse_no_source(source: Path) -> None:
 def _finished(store: PoseStore, frames: int | None) -> PoseReport | None:
     """Return the report where all is done and nothing has changed since."""
     report, manifest = store.report(), store.manifest()
-    if report is None or manifest is None or report.fingerprint != fingerprint(manifest):
+    if report is None or manifest is None or report.so_far or report.fingerprint != fingerprint(manifest):
         return None
     same = frames is None or manifest.frames == frames
     return report if same and changes(store) is None else None
 
 
-def _run(stage: str, store: PoseStore, frames: int | None, on_progress: OnProgress | None) -> int:
+def _run(
+    stage: str, store: PoseStore, frames: int | None, on_progress: OnProgress | None, stop: EndRequest
+) -> int:
     """Run one stage and return the most memory that it took, in bytes."""
     call = f"run_stage({stage!r}, {str(store.source)!r}, {frames!r})"
     command = [sys.executable, "-c", f"from splatstudio.poses.worker import run_stage; {call}"]
     # In a session of its own: Ctrl-C is for this process, which ends the stage.
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        creationflags=new_group(),
     )
     try:
+        stop.watch(process)
         last = _follow(stage, process, on_progress)
         code = process.wait()
     except BaseException:  # Ctrl-C: what is in the database by now stays
@@ -160,8 +209,10 @@ def _run(stage: str, store: PoseStore, frames: int | None, on_progress: OnProgre
         process.wait()
         raise
     finally:
+        stop.watch(None)
         if process.stdout is not None:
             process.stdout.close()
+    stop.check()
     if isinstance(last, Refused):
         raise ValueError(last.sentence)
     if not isinstance(last, StageEnd) or code != 0:
@@ -198,7 +249,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[Line]:
 
 def _died(stage: str, code: int, store: PoseStore) -> StageDied:
     why = f"with the exit code {code}"
-    if code == -signal.SIGKILL:
+    if was_killed(code):
         why = "by the system, most likely for want of memory: close other programs"
     elif code < 0:
         why = f"by the signal {signal.Signals(-code).name}"

@@ -5,7 +5,6 @@ Both go on where they were ended: what the database holds is not made again.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -16,6 +15,7 @@ import numpy as np
 import pycolmap
 
 from splatstudio.files.free_memory import free_memory
+from splatstudio.operating_system import num_processors
 from splatstudio.poses.pairs import in_blocks, pairs_of_frames, pairs_of_photos
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.store import PoseStore
@@ -29,8 +29,7 @@ FIRST_MODEL = "SIMPLE_RADIAL"  # of a lens; the mapping tries one with more para
 
 def num_threads() -> int:
     """Return how many threads work: one a processor, fewer where the memory is short."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(processors, free_memory() // THREAD_BYTES))
+    return max(1, min(num_processors(), free_memory() // THREAD_BYTES))
 
 
 def find_features(store: PoseStore, manifest: Manifest, announce: Announce) -> None:

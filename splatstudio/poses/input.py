@@ -11,7 +11,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from PIL import Image
 from splatstudio.error_text import first_line
 from splatstudio.files.inputs import read_input
 from splatstudio.poses.gravity import gravity_in
+from splatstudio.poses.raw import RAW_SUFFIXES, develop, reads_raw
 from splatstudio.poses.records import Announce, InputPhoto, Manifest
 from splatstudio.poses.sharpness import sharpness_of
 from splatstudio.poses.store import PoseStore
@@ -31,8 +32,8 @@ from splatstudio.scene.capture import IMAGE_SUFFIXES, ImageFolder, find_mask
 from splatstudio.scene.layout import PICTURES, VIDEO_SUFFIXES, is_video
 from splatstudio.scene.photo import is_cut_off, picture_header
 
-HEIF_SUFFIXES = (".heic", ".heif", ".avif")
-RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".rw2", ".orf")
+HEIF_SUFFIXES = (".heic", ".heif")
+CONVERTED_SUFFIXES = (*HEIF_SUFFIXES, ".avif", ".jp2", ".j2k", *RAW_SUFFIXES)
 SMALLEST_SIDE = 320  # pixels of the longer side: icons and thumbnails have fewer
 FEWEST_PHOTOS = 3
 MEASURED_SIDE = 640  # pixels, at which sharpness is measured
@@ -74,9 +75,12 @@ def find_sources(source: Path) -> Sources:
         raise ValueError(f"the folder {error.filename} cannot be read: {error.strerror}") from error
     masks = next((each / name for each in (source, root) for name in MASKS if (each / name).is_dir()), None)
     readable = (*IMAGE_SUFFIXES, *(HEIF_SUFFIXES if find_spec("pillow_heif") else ()))
-    photos = tuple(path for path in files if path.suffix.lower() in readable)
+    pictures = {path.with_suffix("") for path in files if path.suffix.lower() in readable}
+    if reads_raw():
+        readable += RAW_SUFFIXES
+    photos = tuple(path for path in files if _is_read(path, readable, pictures))
     videos = tuple(path for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
-    not_read = [(path, reason) for path in files if (reason := _unreadable(path, readable)) is not None]
+    not_read = [(path, reason) for path in files if (reason := _unreadable(path, readable, pictures))]
     return Sources(root, photos, videos, masks, tuple(not_read))
 
 
@@ -97,10 +101,17 @@ def _walk(root: Path) -> Iterable[Path]:
             yield from _walk(path)
 
 
-def _unreadable(path: Path, readable: tuple[str, ...]) -> str | None:
+def _is_read(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) -> bool:
+    return path.suffix.lower() in readable and _unreadable(path, readable, pictures) is None
+
+
+def _unreadable(path: Path, readable: tuple[str, ...], pictures: Collection[Path]) -> str | None:
+    """Return why a file with a photograph is not read, None where it is, or is no photograph."""
     suffix = path.suffix.lower()
-    if suffix in RAW_SUFFIXES:
-        return "a raw file: export it as JPEG or TIFF"
+    if suffix in RAW_SUFFIXES and path.with_suffix("") in pictures:
+        return "a raw file: the picture of the same name beside it is used"
+    if suffix in RAW_SUFFIXES and suffix not in readable:
+        return 'a raw file: pip install "splatstudio[raw]", or export it as JPEG or TIFF'
     if suffix in HEIF_SUFFIXES and suffix not in readable:
         return 'HEIC needs pillow-heif: pip install "splatstudio[photos]"'
     return None
@@ -180,7 +191,7 @@ def _photo(
     path: Path, root: Path, store: PoseStore, masks: ImageFolder | None, known: Mapping[str, InputPhoto]
 ) -> InputPhoto:
     """Return what is known of a photograph, and bring its picture and mask into the store."""
-    converted = path.suffix.lower() in HEIF_SUFFIXES
+    converted = path.suffix.lower() in CONVERTED_SUFFIXES
     name = _store_name(_relative(path, root)) + (".jpg" if converted else "")
     mask = find_mask(masks, _relative(path, root))
     if mask is not None:
@@ -249,7 +260,10 @@ def _text(value: object) -> str:
 
 
 def _convert(path: Path, target: Path) -> None:
-    """Write a HEIC as JPEG, upright, with its EXIF; ValueError where it cannot be decoded."""
+    """Write a HEIC or raw file as JPEG, upright, with its EXIF; ValueError where it cannot be decoded."""
+    if path.suffix.lower() in RAW_SUFFIXES:
+        develop(path, target)
+        return
     from pillow_heif import register_heif_opener
 
     register_heif_opener()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pycolmap
 
-from splatstudio.files.durable import sync_folder, write_durably
+from splatstudio.files.durable import sync_file, write_durably
+from splatstudio.operating_system import put_in_place, sync_folder
+from splatstudio.poses.earlier import earlier_poses, joined_frame
 from splatstudio.poses.features import features_in, image_ids, num_threads, places_by_gps
+from splatstudio.poses.growing import GrowthWriter
 from splatstudio.poses.records import Announce, Manifest, PoseReport, write_record
-from splatstudio.poses.review import review, why_nothing
+from splatstudio.poses.review import review, so_far_only, why_nothing
 from splatstudio.poses.store import PoseStore
-from splatstudio.poses.upright import make_upright
+from splatstudio.poses.upright import Upright, make_upright
 from splatstudio.poses.words import report_text
+from splatstudio.scene.kept_frame import KeptFrame, write_kept_frame
 
 SMALLEST_MODEL, FEWEST_POINTS = 3, 8  # photographs, and points of each
 RUNAWAY = 1.15  # times the focal length that EXIF tells, or its inverse: beyond it the estimate is doubted
@@ -32,23 +36,69 @@ def estimate(store: PoseStore, manifest: Manifest, announce: Announce) -> None:
     Raises ValueError, which says what was seen, where no two photographs can be joined.
     """
     ids = image_ids(store.database)
-    models = _mapped(store, len(manifest.used), announce)
+    store.wanted_file.unlink(missing_ok=True)
+    store.growing_file.unlink(missing_ok=True)
+    told = _told_focals(store.database)
+    keeper = _Keeper(store, manifest, ids, told)
+    models = _mapped(keeper, announce)
     if not models:
         raise ValueError(why_nothing(store, manifest, features_in(store.database)))
-    told = _told_focals(store.database)
-    models, notes = _with_told_focal_lengths(store, manifest, models, told, announce)
+    models, notes = _with_told_focal_lengths(keeper, models, announce)
     announce(0, 0, "lens and upward direction")
     models = [_with_lens_by_evidence(models[0], told), *models[1:]]
-    database = pycolmap.Database.open(store.database)
-    try:
-        places = places_by_gps(database, manifest.used, ids)
-        upright = make_upright(
-            models[0], {photo.name: photo for photo in manifest.used}, _by_name(manifest, places)
-        )
-        report = review(store, manifest, models, database, told, upright, notes)
-    finally:
-        database.close()
-    _keep(store, models, report)
+    keeper.keep(models, notes)
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """Makes of models what is kept: upright, in the frame of those before, with a report."""
+
+    store: PoseStore
+    manifest: Manifest
+    ids: Mapping[str, int]
+    told: Mapping[int, float]  # focal lengths by EXIF, see `_told_focals`
+
+    def keep_so_far(self, model: pycolmap.Reconstruction) -> bool:
+        """Keep what a mapping has found by now, where that was asked for and is a model; return whether."""
+        if not self.store.wanted_file.exists() or not _is_model(model):
+            return False
+        self.keep([pycolmap.Reconstruction(model)], (), so_far=True)
+        self.store.wanted_file.unlink()
+        return True
+
+    def keep(
+        self, models: list[pycolmap.Reconstruction], notes: Sequence[str], *, so_far: bool = False
+    ) -> None:
+        """Put models in the place of those of before, the first upright, and write the report on them."""
+        store, manifest = self.store, self.manifest
+        database = pycolmap.Database.open(store.database)
+        try:
+            places = places_by_gps(database, manifest.used, self.ids)
+            photos = {photo.name: photo for photo in manifest.used}
+            upright = make_upright(models[0], photos, _by_name(manifest, places))
+            upright, frame = _in_frame_of_before(store, models[0], upright)
+            report = review(store, manifest, models, database, self.told, upright, notes)
+        finally:
+            database.close()
+        _keep(store, models, so_far_only(report, manifest) if so_far else report, frame)
+
+
+def _in_frame_of_before(
+    store: PoseStore, model: pycolmap.Reconstruction, upright: Upright
+) -> tuple[Upright, KeptFrame | None]:
+    """Bring the model to where the poses of before are; return what is told of it, and that frame."""
+    earlier, report = earlier_poses(store), store.report()
+    if earlier is None or report is None:
+        return upright, None
+    frame = joined_frame(model, earlier, so_far=report.so_far)
+    if frame is None:
+        note = "these poses differ from those of before: what was trained on those cannot go on with these"
+        return Upright(upright.up, upright.meters, "; ".join(filter(None, [upright.note, note]))), None
+    num = len(frame.names) - len(earlier.frame.names)
+    note = "the coordinates of the poses of before are kept, so that their runs can go on"
+    if num:
+        note = f"{num} photos have joined; {note}"
+    return Upright(report.up, report.meters, note), frame
 
 
 def _by_name(manifest: Manifest, places: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -59,9 +109,10 @@ def _by_name(manifest: Manifest, places: np.ndarray | None) -> dict[str, np.ndar
 
 
 def _mapped(
-    store: PoseStore, num_photos: int, announce: Announce, constant: frozenset[int] = frozenset()
+    keeper: _Keeper, announce: Announce, constant: frozenset[int] = frozenset()
 ) -> list[pycolmap.Reconstruction]:
     """Return the models that COLMAP makes, largest first; cameras in `constant` keep their intrinsics."""
+    store, num_photos = keeper.store, len(keeper.manifest.used)
     options = pycolmap.IncrementalPipelineOptions()
     options.num_threads = num_threads()
     options.random_seed = 0
@@ -72,13 +123,16 @@ def _mapped(
     try:
         manager = pycolmap.ReconstructionManager()
         pipeline = pycolmap.IncrementalPipeline(options, database, manager)
+        snapshots = GrowthWriter(store.growing_file, num_photos)
 
         def tell() -> None:
-            posed = set[str]()
-            for number in range(manager.size()):
-                model = manager.get(number)
-                posed |= {model.image(image).name for image in model.reg_image_ids()}
+            growing = [manager.get(number) for number in range(manager.size())]
+            posed = {model.image(image).name for model in growing for image in model.reg_image_ids()}
             announce(len(posed), num_photos, "photos with a pose")
+            if growing:
+                largest = max(growing, key=lambda model: model.num_reg_images())
+                keeper.keep_so_far(largest)
+                snapshots.write(largest, len(posed))
 
         for callback in pycolmap.IncrementalPipelineCallback.__members__.values():
             pipeline.add_callback(callback.value, tell)
@@ -88,13 +142,13 @@ def _mapped(
     finally:
         database.close()
     # Of photographs from one place COLMAP makes poses without points, which are worth nothing.
-    models = [
-        model
-        for model in models
-        if model.num_reg_images() >= SMALLEST_MODEL
-        and model.num_points3D() >= FEWEST_POINTS * model.num_reg_images()
-    ]
-    return sorted(models, key=lambda model: -model.num_reg_images())
+    return sorted(filter(_is_model, models), key=lambda model: -model.num_reg_images())
+
+
+def _is_model(model: pycolmap.Reconstruction) -> bool:
+    """Return whether there are enough photographs and points for a scene."""
+    num = model.num_reg_images()
+    return num >= SMALLEST_MODEL and model.num_points3D() >= FEWEST_POINTS * num
 
 
 def _told_focals(path: Path) -> dict[int, float]:
@@ -108,16 +162,13 @@ def _told_focals(path: Path) -> dict[int, float]:
 
 
 def _with_told_focal_lengths(
-    store: PoseStore,
-    manifest: Manifest,
-    models: list[pycolmap.Reconstruction],
-    told: Mapping[int, float],
-    announce: Announce,
+    keeper: _Keeper, models: list[pycolmap.Reconstruction], announce: Announce
 ) -> tuple[list[pycolmap.Reconstruction], list[str]]:
     """Return models whose focal lengths did not run away, where such a one explains the matches as well.
 
     Cameras that all look the same way from one height do not tell their focal length: many fit.
     """
+    told = keeper.told
     astray = frozenset(
         number
         for number, camera in models[0].cameras.items()
@@ -128,7 +179,7 @@ def _with_told_focal_lengths(
     found = ", ".join(
         f"{models[0].camera(n).mean_focal_length():.0f} instead of {told[n]:.0f} px" for n in sorted(astray)
     )
-    held = _mapped(store, len(manifest.used), announce, astray)
+    held = _mapped(keeper, announce, astray)
     as_many = bool(held) and held[0].num_reg_images() >= models[0].num_reg_images()
     if as_many and _error(held[0]) <= AS_GOOD * _error(models[0]):
         note = "the matches do not tell the focal length, so that of the photos' EXIF is kept"
@@ -172,16 +223,25 @@ def _with_lens_by_evidence(
     return other if square and _error(other) < BETTER_LENS * _error(model) else model
 
 
-def _keep(store: PoseStore, models: list[pycolmap.Reconstruction], report: PoseReport) -> None:
+def _keep(
+    store: PoseStore, models: list[pycolmap.Reconstruction], report: PoseReport, frame: KeptFrame | None
+) -> None:
     """Put models and report in the place of those of before."""
     shutil.rmtree(store.mapping, ignore_errors=True)
     for number, model in enumerate(models):
         folder = store.mapping / str(number)
         folder.mkdir(parents=True)
         model.write(folder)
+        if frame is not None and number == 0:
+            write_kept_frame(folder, frame)
+        for file in folder.iterdir():
+            sync_file(file)
+        sync_folder(folder)
+    sync_folder(store.mapping)
     # A crash between these lines leaves no poses rather than those of one and the report of another.
     shutil.rmtree(store.sparse, ignore_errors=True)
-    os.replace(store.mapping, store.sparse)
+    put_in_place(store.mapping, store.sparse)
     write_record(store.report_file, report)
     write_durably(store.path / "report.txt", (report_text(report) + "\n").encode())
+    store.growing_file.unlink(missing_ok=True)
     sync_folder(store.path)

@@ -158,6 +158,7 @@ class PoseReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    so_far: bool = False  # the mapping had not ended: others may get a pose
     version: int = FORMAT_VERSION
 
 

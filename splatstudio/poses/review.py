@@ -146,6 +146,16 @@ def review(
     return _advised(report, manifest)
 
 
+def so_far_only(report: PoseReport, manifest: Manifest) -> PoseReport:
+    """Return the report on a model that still grows: who has no pose yet is not left out."""
+    posed = {photo.name for photo in report.posed}
+    left = [photo for photo in report.left_out if photo.reason in {p.left_out for p in manifest.photos}]
+    waiting = [photo.name for photo in manifest.used if photo.name not in posed]
+    left += [LeftPhoto(name, "no pose yet") for name in waiting]
+    advice = ("train with these; the others can join when they have a pose",)
+    return msgspec.structs.replace(report, so_far=True, left_out=tuple(left), advice=advice)
+
+
 def _widest_angles(model: pycolmap.Reconstruction) -> float:
     """Return the median of the widest angle in degrees under which the photographs see each point."""
     centers = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -14,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from splatstudio.error_text import first_line
-from splatstudio.files.outputs import open_output
-from splatstudio.files.run import NO_LOCKS
+from splatstudio.files.outputs import make_folder, open_output
+from splatstudio.operating_system import NO_LOCKS, remove_locked, take_lock
 from splatstudio.poses.records import Manifest, PoseReport, read_record
-from splatstudio.scene.layout import estimated_poses
+from splatstudio.scene.layout import STORE, estimated_poses
 
 PAIR_FACTOR = 2**31 - 1  # COLMAP's number of a pair is the smaller image's times this, plus the larger's
 
@@ -38,8 +37,22 @@ class PoseStore:
         self.database = self.path / "database.db"
         self.sparse = self.path / "sparse"
         self.mapping = self.path / "mapping"  # models that are being made
+        self.growing_file = self.path / "growing.npz"  # the one that grows just now, see `growing`
+        self.wanted_file = self.path / "so-far.wanted"  # asks the mapping to keep what there is
         self.manifest_file = self.path / "manifest.json"
+        self.contact_sheet = self.path / "contact-sheet.jpg"  # of what is left out, where that is something
         self.report_file = self.path / "report.json"
+
+    @classmethod
+    def of_model(cls, model: Path | None) -> PoseStore | None:
+        """Return the store that holds a COLMAP model, None where it is in none."""
+        if model is None:
+            return None
+        store = model.parent.parent
+        if store.parent.name != STORE:
+            return None
+        folder = store.parent.parent
+        return cls(folder if store.name == "poses" else folder / store.name)
 
     def manifest(self) -> Manifest | None:
         """Return the inputs as they were last, None where there are none yet."""
@@ -106,12 +119,11 @@ class PoseStore:
                 self.remove()
             raise
         finally:
-            (self.path / "lock").unlink(missing_ok=True)
-            os.close(lock)
+            remove_locked(self.path / "lock", lock, at_its_place=True)
 
     def _locked(self) -> int:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             lock = open_output(self.path / "lock", os.O_RDWR)
         except OSError as error:
             raise ValueError(
@@ -119,7 +131,7 @@ class PoseStore:
                 " beside the photographs: copy these to a folder that may be written to, and name that"
             ) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(lock)
         except BlockingIOError:
             os.close(lock)
             raise ValueError(

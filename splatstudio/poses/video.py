@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import av
 import numpy as np
-from av.container import InputContainer
-from av.error import FFmpegError
 
 from splatstudio.error_text import first_line
 from splatstudio.poses.sharpness import sharpness_of
+
+if TYPE_CHECKING:
+    import av
+    from av.container import InputContainer
 
 # The picture moves by this share of its side from one stretch to the next: neighbors overlap by nine tenths.
 MOTION_OF_A_FRAME = 0.06
@@ -94,6 +96,9 @@ def choose(looks: list[Look], num_frames: int) -> list[Look]:
 
 def _look(video: Path, announce: Callable[[float], None]) -> tuple[list[Look], list[str]]:
     """Return what a pass over all frames sees, and notes on a file that ends before its time."""
+    import av  # here, not above: `splatstudio info` needs none of it
+    from av.error import FFmpegError
+
     looks, notes = list[Look](), list[str]()
     before: np.ndarray | None = None
     due, motion, last, length = 0.0, 0.0, 0.0, 0.0
@@ -167,6 +172,8 @@ def _shift(first: np.ndarray, second: np.ndarray) -> float:
 def _write(
     video: Path, folder: Path, chosen: list[Look], announce: Callable[[float], None]
 ) -> Iterator[WrittenFrame]:
+    import av
+
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {look.index: look for look in chosen}
     with av.open(str(video)) as container:

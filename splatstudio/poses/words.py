@@ -13,8 +13,9 @@ def headline(report: PoseReport) -> str:
     """Return what came out, in one sentence."""
     seconds = sum(report.seconds.values())
     took = f", in {seconds:.0f} s" if seconds else ""
+    have = "have a pose so far" if report.so_far else "have a pose"
     return (
-        f"{len(report.posed)} of {report.num_photos} photos have a pose: {report.num_points:,} points,"
+        f"{len(report.posed)} of {report.num_photos} photos {have}: {report.num_points:,} points,"
         f" {report.error:.2f} px reprojection error{took}"
     )
 

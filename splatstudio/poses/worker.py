@@ -6,10 +6,7 @@ process, which gives way to others, prints its progress as JSON lines, and ends 
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
-import signal
 import sys
 from pathlib import Path
 
@@ -17,11 +14,11 @@ import msgspec
 
 from splatstudio.error_text import in_words
 from splatstudio.files.outputs import open_output
+from splatstudio.operating_system import end_with_parent, give_way, peak_memory
 from splatstudio.poses.records import Announce, Manifest, Refused, StageEnd, StageStep, write_record
 from splatstudio.poses.store import PoseStore
 
 NICENESS = 10
-PR_SET_PDEATHSIG = 1
 
 
 def run_stage(stage: str, source: str, frames: int | None) -> None:
@@ -29,8 +26,8 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
 
     What the user can mend is printed as a sentence, with exit code 2.
     """
-    os.nice(NICENESS)
-    _end_with_parent()
+    give_way(NICENESS)
+    end_with_parent()
     store = PoseStore(Path(source))
     lines = _separate_output(store.path / "log.txt")
 
@@ -50,8 +47,7 @@ def run_stage(stage: str, source: str, frames: int | None) -> None:
     except (ValueError, OSError, MemoryError) as error:
         os.write(lines, msgspec.json.encode(Refused(in_words(error))) + b"\n")
         sys.exit(2)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    os.write(lines, msgspec.json.encode(StageEnd(peak)) + b"\n")
+    os.write(lines, msgspec.json.encode(StageEnd(peak_memory())) + b"\n")
 
 
 def _with_colmap(stage: str, store: PoseStore, manifest: Manifest, announce: Announce) -> None:
@@ -75,9 +71,3 @@ def _separate_output(log: Path) -> int:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     return lines
-
-
-def _end_with_parent() -> None:
-    """Let the kernel end this process when its parent dies, however that comes; on Linux alone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

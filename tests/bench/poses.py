@@ -1,15 +1,20 @@
 """Camera poses from photographs alone: how many are placed, how exactly, how long it takes, what it is worth.
 
-    python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000]
+    python tests/bench/poses.py SCENES [--only NAME ...] [--steps 2000] [--colmap 300]
 
 SCENES holds `fox/images/`, `fox-colmap/`, `raw-photos/banana/` and `raw-photos/drone/`; what is not
 there is passed over. The demo's cameras are known, so are those of the drawn rooms; photographs are copied.
+`large-` are drawn at 1600 x 1200. `made-up-` have no pictures: pycolmap's synthesize_dataset makes features
+and matches with 0.5 px of noise and a tenth of false ones, and the last stage alone is measured. `--colmap`
+gives the seconds that `colmap automatic_reconstructor` may take on the same photographs, where it is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,17 +22,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from pose_errors import pose_errors  # noqa: E402
-from textured_rooms import ring, table_with_boxes, write_photographs, write_video  # noqa: E402
+from textured_rooms import WIDTH, ring, table_with_boxes, write_photographs, write_video  # noqa: E402
 
 import splatstudio as ss  # noqa: E402
-from splatstudio.poses.records import PoseReport  # noqa: E402
+from splatstudio.poses.estimate import EndRequest, _run  # noqa: E402
+from splatstudio.poses.records import InputPhoto, Manifest, PoseReport, write_record  # noqa: E402
+from splatstudio.poses.store import PoseStore  # noqa: E402
 from splatstudio.scene.colmap import read_model  # noqa: E402
+from splatstudio.scene.colmap_model import num_registered  # noqa: E402
+
+LARGE = 1600  # pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,83 @@ def rooms(num: int) -> Callable[[Path, Path], Case]:
     return draw
 
 
+def large(num: int) -> Callable[[Path, Path], Case]:
+    """Return what draws `num` photographs of 1600 x 1200 of a room, from two heights."""
+
+    def draw(folder: Path, scenes: Path) -> Case:
+        low, high = num - num // 2, num // 2
+        cameras = np.concatenate([ring(low), ring(high, radius=3.8, height=3.0)])
+        scale = LARGE / WIDTH
+        files = write_photographs(folder / "large", table_with_boxes(), cameras, scale=scale)
+        return Case(folder / "large", {f.name: c for f, c in zip(files, cameras, strict=True)})
+
+    return draw
+
+
+def made_up(num: int, folder: Path) -> str:
+    """Return a line of the table on cameras and points that COLMAP makes up, without pictures."""
+    store = PoseStore(folder / "made up")
+    store.images.mkdir(parents=True)
+    known = subprocess.run(
+        [sys.executable, "-c", MADE_UP, str(store.database), str(num)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    cameras = {name: np.array(pose) for name, pose in json.loads(known.stdout).items()}
+    photos = tuple(
+        InputPhoto(name=name, source=name, num_bytes=0, mtime_ns=0, camera="one", sharpness=1.0)
+        for name in sorted(cameras)
+    )
+    write_record(store.manifest_file, Manifest(source=str(store.source), photos=photos))
+    began = time.monotonic()
+    peak = _run("poses", store, None, None, EndRequest())
+    report = store.report()
+    assert report is not None, "the stage has written it"
+    report = msgspec.structs.replace(
+        report,
+        seconds={"features": 0.0, "matches": 0.0, "poses": time.monotonic() - began},
+        peak_bytes=peak,
+    )
+    return row(f"made-up-{num}", report, Case(store.source, cameras))
+
+
+MADE_UP = """
+import json, sys
+import pycolmap
+pycolmap.set_random_seed(0)
+database = pycolmap.Database.open(sys.argv[1])
+options = pycolmap.SyntheticDatasetOptions()
+options.num_rigs, options.num_cameras_per_rig = 1, 1
+options.num_frames_per_rig, options.num_points3D = int(sys.argv[2]), 2000
+options.camera_model_id = pycolmap.CameraModelId.SIMPLE_RADIAL
+options.camera_params = [1280.0, 512.0, 384.0, 0.05]
+options.inlier_match_ratio = 0.9
+model = pycolmap.synthesize_dataset(options, database)
+noise = pycolmap.SyntheticNoiseOptions()
+noise.point2D_stddev = 0.5
+pycolmap.synthesize_noise(noise, model, database)
+poses = {i.name: [*i.cam_from_world().matrix().tolist(), [0, 0, 0, 1]] for i in model.images.values()}
+print(json.dumps(poses))
+"""
+
+
+def of_debian(source: Path, folder: Path, limit: int) -> str:
+    """Return how many photographs Debian's COLMAP places within `limit` seconds, and in how many."""
+    (folder / "colmap").mkdir()
+    command = ["colmap", "automatic_reconstructor", "--workspace_path", str(folder / "colmap")]
+    command += ["--image_path", str(source), "--dense", "0", "--use_gpu", "0", "--single_camera", "1"]
+    began = time.monotonic()
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"colmap automatic_reconstructor: not ready after {limit} s"
+    except subprocess.CalledProcessError as error:
+        return f"colmap automatic_reconstructor failed with the exit code {error.returncode}"
+    models = [num_registered(path) for path in (folder / "colmap" / "sparse").iterdir()]
+    return f"colmap automatic_reconstructor: {max(models)} placed in {time.monotonic() - began:.0f} s"
+
+
 def video(folder: Path, scenes: Path) -> Case:
     """Return a video of 12 seconds, drawn."""
     return Case(write_video(folder / "clip.mp4", table_with_boxes(), ring(180)))
@@ -76,11 +164,17 @@ CASES = {
     "rooms-40": rooms(40),
     "rooms-100": rooms(100),
     "rooms-300": rooms(300),
+    "large-50": large(50),
+    "large-100": large(100),
+    "large-300": large(300),
     "video": video,
     "banana": raw("banana"),
     "drone": raw("drone"),
     "fox": fox,
 }
+
+
+MADE_UP_SIZES = {"made-up-50": 50, "made-up-100": 100, "made-up-300": 300}
 
 
 def row(name: str, report: PoseReport, case: Case) -> str:
@@ -107,7 +201,8 @@ def main() -> None:
     """Print a table of all cases, and what is trained on the poses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenes", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--only", nargs="*", default=[*MADE_UP_SIZES, *CASES])
+    parser.add_argument("--colmap", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
     print("| photographs | placed | error px | rotation ° | center % | seconds (features + ...) | peak GB |")
@@ -115,6 +210,9 @@ def main() -> None:
     told: list[str] = []
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="poses-") as folder:
+            if name in MADE_UP_SIZES:
+                print(made_up(MADE_UP_SIZES[name], Path(folder)), flush=True)
+                continue
             try:
                 case = CASES[name](Path(folder), arguments.scenes)
             except FileNotFoundError:
@@ -127,6 +225,9 @@ def main() -> None:
             told.append(
                 f"{name}: {time.monotonic() - began:.0f} s; up by {report.up}; {'; '.join(report.notes)}"
             )
+            if arguments.colmap and shutil.which("colmap") and case.source.is_dir():
+                shutil.rmtree(case.source / ".splatstudio")
+                told.append(f"{name}: {of_debian(case.source, Path(folder), arguments.colmap)}")
             if case.other_poses is not None:
                 ours, theirs = psnr(case.source, arguments.steps), psnr(case.other_poses, arguments.steps)
                 told.append(

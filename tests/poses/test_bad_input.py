@@ -119,5 +119,30 @@ def test_two_scenes_a_copy_an_icon_and_blur_in_one_folder_are_told_apart(tmp_pat
     assert re.match("blurred: [0-9]% of the usual sharpness", reasons["blurred_000.jpg"])
     assert reasons["z copy.jpg"] == "the same file as a_000.jpg" and "too small" in reasons["logo.png"]
     assert any("that the 4 photos of" in advice for advice in report.advice)
+    sheet = np.asarray(Image.open(Path(report.store) / "contact-sheet.jpg"))
+    # Four of the other group, two blurred ones, the copy and the icon: each group and reason has its rows.
+    cells = 8 + 4 * (22 + 8) + (2 + 1 + 1 + 1) * (200 + 22 + 8)
+    assert sheet.shape == (cells, 8 + 3 * 208, 3)
+    assert sheet[38:200, 8:208].std() > 20, "the first of the other group"
     text = (Path(report.store) / "report.txt").read_text()
     assert "6 of 14 photos have a pose" in text and "logo.png: 48 x 48 pixels: too small" in text
+
+
+def test_three_of_ten_blurred_photographs_are_named_and_the_others_placed(tmp_path: Path) -> None:
+    files = write_photographs(tmp_path, table_with_boxes(), ring(40)[:10])
+    blurred = files[1::3]
+    for file in blurred:
+        cv2.imwrite(str(file), cv2.GaussianBlur(np.asarray(cv2.imread(str(file))), (0, 0), 12))
+    report = estimate_poses(tmp_path)
+    sharp = {file.name for file in files if file not in blurred}
+    assert {photo.name for photo in report.posed} == sharp and report.error < 0.6
+    reasons = {photo.name: photo.reason for photo in report.left_out}
+    assert set(reasons) == {file.name for file in blurred}
+    assert all(reason.startswith("blurred: ") for reason in reasons.values())
+
+
+def test_three_photographs_give_poses_and_the_advice_to_take_more(tmp_path: Path) -> None:
+    write_photographs(tmp_path, table_with_boxes(), ring(20)[:3])
+    report = estimate_poses(tmp_path)
+    assert len(report.posed) == 3
+    assert "3 photos make a rough model: 20 to 200, all around, are good" in report.advice

@@ -152,7 +152,7 @@ def test_a_stage_that_dies_is_told_with_its_signal_and_nothing_is_lost(
 def test_without_pycolmap_one_sentence_says_what_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splatstudio.poses.estimate.find_spec", lambda name: None)
+    monkeypatch.setattr("splatstudio.poses.install.has_colmap", lambda: False)
     with pytest.raises(ValueError, match=r'pip install "splatstudio\[photos\]"'):
         estimate_poses(tmp_path)
 

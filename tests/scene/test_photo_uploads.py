@@ -1,4 +1,4 @@
-"""Photographs stay in the machine's memory but for those of a step and of the next one."""
+"""Which photographs are on a device: those of a step and of the next one, and what fits of all."""
 
 from __future__ import annotations
 
@@ -75,6 +75,35 @@ def test_without_memory_ahead_a_photograph_is_copied_in_its_turn(monkeypatch: py
         patch.setattr(photo_uploads, "pixels_of", no_memory)
         uploads.send({1: photo(1)})
     assert int(uploads.take(1, photo(2)).rgb[0, 0, 0]) == 2
+
+
+def test_the_first_that_fit_are_kept_until_their_memory_is_needed(device: Device) -> None:
+    each = photo(0).num_bytes
+    uploads = PhotoUploads(CPU, ahead=True, keep_bytes=2 * each + 1)
+    for index in (1, 2, 3, 2, 1):
+        uploads.send({index: photo(index)})
+        assert int(uploads.take(index, photo(99)).rgb[0, 0, 0]) == index
+    assert device.num_copies == 3
+    uploads.send({3: photo(33)})
+    assert int(uploads.take(3, photo(99)).rgb[0, 0, 0]) == 33, "there was no room for a third"
+    uploads.keep_none()
+    gc.collect()
+    assert len(device.held) == 0
+    assert int(uploads.take(1, photo(11)).rgb[0, 0, 0]) == 11
+    gc.collect()
+    assert len(device.held) == 0, "none is kept from now on"
+
+
+def test_a_training_copies_each_photograph_once_where_all_fit(blob_scene: Scene, device: Device) -> None:
+    losses = []
+    for keep in (0, 1 << 30):
+        trainer = Trainer(blob_scene, STILL)
+        trainer.parts.views._uploads = PhotoUploads(CPU, ahead=True, keep_bytes=keep)
+        device.num_copies = 0
+        losses.append([trainer.train_step().loss for _ in range(30)])
+        trainer.close()
+    assert losses[0] == losses[1]
+    assert device.num_copies == len(blob_scene.train_indices)
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 1), (2, 1), (1, 3)])

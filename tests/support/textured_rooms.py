@@ -71,10 +71,14 @@ def ring(num: int, *, radius: float = 3.2, height: float = 2.2, share: float = 1
     return np.stack([look_at(place, np.array([0.0, 0.0, 0.4]), UP) for place in places])
 
 
-def photograph(walls: Sequence[Wall], viewmat: np.ndarray) -> np.ndarray:
-    """Return what a camera sees, [H, W, 3] uint8 RGB: walls are drawn from the farthest to the nearest."""
-    image = np.full((HEIGHT, WIDTH, 3), 200, np.uint8)
-    K = np.array([[FOCAL, 0, WIDTH / 2], [0, FOCAL, HEIGHT / 2], [0, 0, 1]])
+def photograph(walls: Sequence[Wall], viewmat: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """Return what a camera sees, [H, W, 3] uint8 RGB: walls are drawn from the farthest to the nearest.
+
+    The sides are `scale` times WIDTH and HEIGHT.
+    """
+    width, height, focal = round(scale * WIDTH), round(scale * HEIGHT), scale * FOCAL
+    image = np.full((height, width, 3), 200, np.uint8)
+    K = np.array([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
     seen = [(wall, wall.corners @ viewmat[:3, :3].T + viewmat[:3, 3]) for wall in walls]
     for wall, corners in sorted(seen, key=lambda item: -float(np.linalg.norm(item[1].mean(axis=0)))):
         normal = np.cross(corners[1] - corners[0], corners[3] - corners[0])
@@ -89,22 +93,22 @@ def photograph(walls: Sequence[Wall], viewmat: np.ndarray) -> np.ndarray:
         pattern = cv2.resize(texture(wall.seed), (size, size), interpolation=cv2.INTER_AREA)
         source = np.array([[0, size], [size, size], [size, 0], [0, 0]], np.float32) - 0.5
         homography = cv2.getPerspectiveTransform(source, place)
-        drawn = cv2.warpPerspective(pattern, homography, (WIDTH, HEIGHT), flags=cv2.INTER_LINEAR)
-        mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+        drawn = cv2.warpPerspective(pattern, homography, (width, height), flags=cv2.INTER_LINEAR)
+        mask = np.zeros((height, width), np.uint8)
         cv2.fillConvexPoly(mask, np.round(place).astype(np.int32), 255)
         image[mask > 0] = drawn[mask > 0]
     return image
 
 
 def write_photographs(
-    folder: Path, walls: Sequence[Wall], viewmats: np.ndarray, prefix: str = "room"
+    folder: Path, walls: Sequence[Wall], viewmats: np.ndarray, prefix: str = "room", scale: float = 1.0
 ) -> list[Path]:
     """Write what the cameras see as JPEG files and return them, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for number, viewmat in enumerate(viewmats):
         files.append(folder / f"{prefix}_{number:03d}.jpg")
-        pixels = cv2.cvtColor(photograph(walls, viewmat), cv2.COLOR_RGB2BGR)
+        pixels = cv2.cvtColor(photograph(walls, viewmat, scale), cv2.COLOR_RGB2BGR)
         assert cv2.imwrite(str(files[-1]), pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])
     return files
 

@@ -347,7 +347,7 @@ def error_map(model: np.ndarray, photo: np.ndarray) -> tuple[np.ndarray, Legend]
     difference = np.abs(model.astype(np.int16) - photo.astype(np.int16)).mean(axis=2)
     high = max(float(np.percentile(difference[::4, ::4], 98)), MIN_ERROR_RANGE)
     places = np.minimum(difference * (255.0 / high), 255.0).round().astype(np.uint8)
-    return color_table("turbo").numpy()[places], Legend(0.0, high, "difference of 255", "turbo")
+    return color_table("turbo").numpy()[places], Legend(0.0, high, "error (0-255)", "turbo")
 
 
 def compared(model: np.ndarray, photo: np.ndarray, comparison: Comparison) -> np.ndarray:
